@@ -25,12 +25,13 @@ import numpy as np
 
 from foredraft.bench.cell import Environment, describe_environment
 from foredraft.bench.metrics import speed_up
-from foredraft.bench.report import COLORS, check_matplotlib, markdown_table, picture
+from foredraft.bench.report import COLORS, check_matplotlib, picture
 from foredraft.bench.tasks import DEFAULT_TASKS, load_task
 from foredraft.model.loading import load_model, load_tokenizer
 from foredraft.model.target import TorchTarget
 from foredraft.request import encoded
 from peers.environments import LIBRARIES, NotInstalledError, failure_reason, python_of, settings_of, version_list
+from tables import markdown_table
 
 LOADING, WRITING = 1200, 300
 """Time limits of a worker in seconds: for loading, including conversions, and for an answer. Chosen."""

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 
 from foredraft.api import Generator, load
-from foredraft.bench.report import markdown_table
 from foredraft.bench.tasks import TaskPrompt, load_tasks
 from foredraft.contracts import Budget, TokenIds
 from foredraft.graph.tree import depths
@@ -28,6 +27,7 @@ from foredraft.model.gguf import SMOLLM2
 from foredraft.model.growth import Grown, GrowthRules, Rollout, grow
 from foredraft.model.target import TorchTarget
 from foredraft.pairing import pair_draft_model
+from tables import markdown_table
 
 TAUS = (1, 2, 3, 4)
 _MOST_LOANS = 32

@@ -16,8 +16,8 @@ from foredraft import StoreError, UsageError
 from foredraft.cli import chat
 from foredraft.corpus.words import tokenizer_hash
 from foredraft.index.trigram import open_table
-from foredraft.testing import OracleDrafter
 from support.llamas import WINDOW, tiny_llama
+from support.scripted import OracleDrafter
 from support.toys import TOY, build_trigram_table, text_documents
 
 TEXT = [

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
@@ -574,3 +575,12 @@ def test_long_work_is_told_on_a_pipe_and_short_work_is_not(capsys, monkeypatch):
         time.sleep(0.5)
         tell(0.9, "quick work")
     assert capsys.readouterr().err.splitlines() == ["loading a model ...", "compiling ..."]
+
+
+def test_a_phase_without_work_is_told_as_none_done(monkeypatch):
+    told = []
+    monkeypatch.setattr(screen, "working", lambda _subject: nullcontext(lambda *what: told.append(what)))
+    with screen.working_in_phases("reading") as tell:
+        tell("sorting", 0, 0)
+        tell("sorting", 3, 4)
+    assert told == [(0.0, "sorting"), (0.75, "sorting")]

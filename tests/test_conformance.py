@@ -10,16 +10,8 @@ from foredraft.control.worth import Worth
 from foredraft.drafters import Resources, auto, drafter_class, make_drafter, method_names
 from foredraft.engine.state import SequenceState
 from foredraft.graph.tree import chain_parents
-from foredraft.testing import (
-    CHECKS,
-    VOCABULARY,
-    AdversaryDrafter,
-    OracleDrafter,
-    RandomTreeDrafter,
-    ToyTarget,
-    check_drafter,
-    checks,
-)
+from foredraft.testing import CHECKS, VOCABULARY, ToyTarget, check_drafter, checks
+from support.scripted import AdversaryDrafter, OracleDrafter, RandomTreeDrafter
 from support.tiny_models import tiny_draft_model, tiny_heads, tiny_target
 
 ADAPTIX = [

@@ -36,16 +36,9 @@ from foredraft.errors import UsageError
 from foredraft.graph.tree import chain_parents, depths
 from foredraft.sampling import SamplingOptions
 from foredraft.speculation import parse_speculation
-from foredraft.testing import (
-    VOCABULARY,
-    AdversaryDrafter,
-    OracleDrafter,
-    RandomTreeDrafter,
-    ScriptedDrafting,
-    ToyTarget,
-    check_drafter,
-    checks,
-)
+from foredraft.testing import VOCABULARY, ToyTarget, check_drafter, checks
+from foredraft.testing.enumeration import ScriptedDrafting
+from support.scripted import AdversaryDrafter, OracleDrafter, RandomTreeDrafter
 
 
 def tree(parents, score=None):

@@ -18,9 +18,9 @@ from foredraft.model.head_files import CONFIG_FILE, WEIGHTS_FILE, card_for, read
 from foredraft.model.heads import load_exit_head, new_exit_head
 from foredraft.model.split import SplitTarget
 from foredraft.model.target import TorchTarget
-from foredraft.testing import AdversaryDrafter, OracleDrafter, RandomTreeDrafter, continuation_in
 from support.exits import LAYERS, plain, target_of, written
 from support.families import LONG, NEW_TOKENS, SETTINGS, VOCABULARY, configuration, each_of, prompt_of, tiny_model
+from support.scripted import AdversaryDrafter, OracleDrafter, RandomTreeDrafter, continuation_in
 from support.toys import TOY
 
 FAMILIES = ["llama", "qwen3", "gpt2", "gemma2", "gpt_neox", "mistral", "falcon"]

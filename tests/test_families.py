@@ -19,7 +19,6 @@ from foredraft.graph.tree import path_to
 from foredraft.model.growth import Rollout
 from foredraft.model.support import TESTED_FAMILIES, inspect
 from foredraft.model.target import TorchTarget
-from foredraft.testing import AdversaryDrafter, OracleDrafter, RandomTreeDrafter, continuation_in
 from support.families import (
     FAMILIES,
     LONG,
@@ -36,6 +35,7 @@ from support.families import (
     target_of,
     written,
 )
+from support.scripted import AdversaryDrafter, OracleDrafter, RandomTreeDrafter, continuation_in
 
 RUNS = [
     (name, setting) for name in ("oracle", "adversary", "random", "prompt_lookup", "adaptix") for setting in SETTINGS

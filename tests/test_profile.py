@@ -5,9 +5,6 @@ import json
 import pytest
 
 import draft_graph_loans
-from foredraft.api import load
-from foredraft.bench.method import parse_method
-from foredraft.bench.micro import step_cost
 from foredraft.cli import main
 from support.toys import TOY, TOY_DRAFT
 
@@ -70,12 +67,3 @@ def test_loans_are_counted_by_shape_and_compared_with_the_truth(prompts, capsys,
     for wider, narrower in zip(graphs[1:], graphs, strict=False):
         assert narrower["nodes"] <= wider["nodes"], "the shorter the phrase, the more is merged"
     assert graphs[0]["recomputed"] > 0
-
-
-def test_the_parts_of_a_step_and_what_lies_between_two_are_timed():
-    generator = load(TOY, method="none", dtype="float32")
-    cost = step_cost(generator, parse_method('prompt_lookup:{"num_speculative_tokens": 4}'), "One two. One two.", 12, 1)
-    assert cost.nodes == 4
-    assert min(cost.parts.values()) > 0
-    assert cost.between > 0
-    assert cost.overhead > cost.between

@@ -30,18 +30,10 @@ from foredraft.sampling.chooser import Sampler
 from foredraft.sampling.filters import distribution
 from foredraft.sampling.noise import gumbel_noise, philox
 from foredraft.sampling.rejection import SeededChance, as_drawn, choose_token, draw_siblings, one_hot, residual
-from foredraft.testing import (
-    VOCABULARY,
-    DrawingDrafter,
-    OracleDrafter,
-    RandomTreeDrafter,
-    ToyTarget,
-    check_drafter,
-    checks,
-    logits_of,
-)
-from foredraft.testing.enumeration import PROMPT, TableTarget, World, distance, drawn_tree, outcomes
+from foredraft.testing import VOCABULARY, ToyTarget, check_drafter, checks
+from foredraft.testing.enumeration import PROMPT, DrawingDrafter, TableTarget, World, distance, drawn_tree, outcomes
 from foredraft.verify import verify
+from support.scripted import OracleDrafter, RandomTreeDrafter, logits_of
 
 EXACT = 1e-9
 LEAST_P = 1e-4

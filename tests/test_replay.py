@@ -9,7 +9,7 @@ import pytest
 from foredraft.bench.replay import replay
 from foredraft.cli import main
 from foredraft.contracts import Draft, Needs
-from foredraft.testing import OracleDrafter, continuation_in
+from support.scripted import OracleDrafter, continuation_in
 
 
 @pytest.fixture

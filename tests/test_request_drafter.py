@@ -12,8 +12,9 @@ from foredraft.graph.tree import best_chain, chain_parents
 from foredraft.index.datastore import open_datastore
 from foredraft.index.datastore_writer import DatastoreWriter
 from foredraft.integrations.request_drafter import PATIENCE, RequestDrafter
-from foredraft.testing import VOCABULARY, OracleDrafter
+from foredraft.testing import VOCABULARY
 from support import tokenizers
+from support.scripted import OracleDrafter
 from support.toys import build_trigram_table, text_documents
 
 MOST, LONGEST, NODES = 6, 400, 16

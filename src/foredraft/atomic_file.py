@@ -6,24 +6,33 @@ Does not depend on what the files contain.
 import contextlib
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from foredraft.errors import StoreError
 
 TEMPORARY_SUFFIX = ".part"
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Replace the contents of `path` by `data`, synced to disk; OSError keeps the old file and leaves no other."""
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Yield a file that replaces `path`, synced to disk, when the block ends; an error keeps the old file only."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
     try:
         with temporary.open("wb") as file:
-            file.write(data)
+            yield file
         place_file(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Replace the contents of `path` by `data`, synced to disk; OSError keeps the old file and leaves no other."""
+    with replacing(path) as file:
+        file.write(data)
 
 
 def unwritable(path: Path, error: OSError) -> StoreError:

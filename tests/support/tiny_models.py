@@ -10,9 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from foredraft.model.head_files import card_for, save_head
 from foredraft.model.heads import MedusaHeads, new_exit_head
 from foredraft.model.target import TorchTarget
-from foredraft.testing import (
-    VOCABULARY,
-)
+from foredraft.testing import VOCABULARY
 
 
 @functools.cache

@@ -16,8 +16,7 @@ from foredraft.bench.writer import PeerWriter
 from foredraft.engine.statistics import Statistics
 from foredraft.generation import Generation, Stream
 
-ROUNDS = 3
-"""Repetitions of each text (chosen); the median is reported."""
+ROUNDS = 3  # repetitions of each text (chosen); the median is reported
 
 _WARM_UP_TOKENS = 16  # chosen
 _NOISE = 1.05  # smaller speed-ups are within the noise of one short text (chosen)
@@ -62,7 +61,6 @@ class Outcome:
     same: bool  # whether plain decoding emitted the same ids
 
     def sentence(self) -> str:
-        """Return the speed-up and its explanation, in one or two sentences."""
         own = self.milliseconds[self.method]
         by_transformers, by_plain = (self.milliseconds[name] / own for name in (PEER, "none"))
         text = "the same text" if self.same else "A DIFFERENT TEXT, which is a bug: please report it"

@@ -18,8 +18,7 @@ from foredraft.generation import Generation
 from foredraft.graph.tree import depths
 from foredraft.testing.recording import Recorder
 
-BINS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
-"""Bin edges of estimated acceptance (chosen; finer near 0, where most nodes are)."""
+BINS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)  # bin edges of estimated acceptance (chosen; most are near 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,6 @@ class DraftCounts:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> "DraftCounts":
-        """Restore counts from JSON of their `asdict`."""
         by_depth = {name: tuple(body[name]) for name in ("drafted_by_depth", "accepted_by_depth")}
         return cls(**{**body, **by_depth, "estimated": tuple(map(tuple, body["estimated"]))})
 
@@ -124,7 +122,6 @@ class Account:
 
     @property
     def sources(self) -> list[dict[str, Any]]:
-        """The name and the numbers of drafted, accepted and wasted nodes of each source."""
         drafted, accepted = Counter(self.counts.drafted_by_source), Counter(self.counts.accepted_by_source)
         wasted = drafted - accepted
         return [

@@ -10,12 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-LOOP_SHARE = 0.2
-"""Outputs with a larger share of repeated 8-grams count as looping, which favours n-gram drafters (chosen)."""
-
-LEAST_PAIRS = 4
-"""Minimum number of pairs for a confidence interval (chosen)."""
-
+LOOP_SHARE = 0.2  # outputs with a larger share of repeated 8-grams loop, which favours n-gram drafters (chosen)
+LEAST_PAIRS = 4  # minimum number of pairs for a confidence interval (chosen)
 _RESAMPLES = 2000  # bootstrap samples of an interval (chosen)
 
 FloatVector = npt.NDArray[np.float64]

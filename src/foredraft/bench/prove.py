@@ -30,12 +30,9 @@ from foredraft.sampling.noise import gumbel_noise
 from foredraft.testing.enumeration import PROMPT, TableTarget, World, distance, drawn_tree
 from foredraft.testing.recording import decoding
 
-NEAR_TIE_STEPS = 8.0
-"""Gaps up to this many machine epsilons, times the largest absolute logit, count as rounding (chosen)."""
-ROUNDING = 1e-9
-"""Maximum difference of a correct rule's distribution in float64 (chosen)."""
-LEAST_P = 1e-6
-"""Minimum p-value; a correct rule fails once in a million runs."""
+NEAR_TIE_STEPS = 8.0  # machine epsilons, times the largest absolute logit, that count as rounding (chosen)
+ROUNDING = 1e-9  # maximum difference of a correct rule's distribution in float64 (chosen)
+LEAST_P = 1e-6  # minimum p-value; a correct rule fails once in a million runs
 _VOCABULARY = 4
 _SHAPES = ((1, 1), (3,), (2, 1))  # widths of the levels of drawn trees
 _TEXTS, _LENGTH, _NODES = 3000, 2, 4  # chi-square test: texts, tokens per text, drafted nodes per step
@@ -69,7 +66,6 @@ class Proof:
 
     @property
     def identical(self) -> int:
-        """Number of texts with equal tokens."""
         return self.texts - len(self.differences)
 
     @property
@@ -182,7 +178,6 @@ class RuleProof:
 
     @property
     def holds(self) -> bool:
-        """Whether the test passed."""
         return self.figure < self.limit if self.test == "enumeration" else self.figure >= self.limit
 
 

@@ -21,8 +21,7 @@ from foredraft.contracts import CostCurve
 from foredraft.errors import UsageError
 from foredraft.model.rounding import EXACT
 
-CANDIDATES = ("auto", "adaptix", "rest", "prompt_lookup")
-"""The compared methods, which need nothing but the model."""
+CANDIDATES = ("auto", "adaptix", "rest", "prompt_lookup")  # the compared methods, which need nothing but the model
 _WANTED_PROMPTS = 12  # text length is chosen so that this many prompts fit into the time, at one token per pass
 _LEAST_TOKENS, _MOST_TOKENS = 16, 128  # limits of the text length (chosen)
 _ENOUGH_TEXTS = 8  # with this many texts without loops, looping texts are ignored (chosen)

@@ -7,7 +7,7 @@ measured.
 import base64
 import io
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,33 +17,15 @@ import numpy as np
 from foredraft.atomic_file import write_file
 from foredraft.bench.cell import COST_FILE, Cell, differences, read_cells
 from foredraft.bench.recommendation import advise
-from foredraft.bench.summary import ALL, PARTS, Rows, Summary, overall, shown, source_table, summarize_cells, table
+from foredraft.bench.summary import ALL, HEADINGS, Rows, Summary, overall, shown, source_table, summarize_cells, table
 from foredraft.contracts import CostCurve
 from foredraft.errors import UsageError
 from foredraft.model.cost import read_curve
 
 PAGE, MARKDOWN, PICTURES = "report.html", "report.md", "pictures"
 
-_COLUMNS = {
-    "method": "method", "task": "task", "texts": "texts", "speed_up": "speed-up [95%]",
-    "speed_up_without_loops": "without loops [95%]", "speed_up_macro": "mean over texts [95%]",
-    "tokens_per_step": "tokens / step", "tokens_per_step_macro": "its mean over texts",
-    "nodes_per_step": "nodes / step",
-    "acceptance": "accepted / drafted", "share": "accepted / emitted", "harmonic_mean": "HM",
-    "length": "acceptance length", "milliseconds": "ms / token", "prefill": "prefill, ms", "identical": "identical",
-    "repeated": "repeated 8-grams", "stalled": "stalled",
-}  # fmt: skip
-
-COLORS = (
-    "#0b66b0",
-    "#c8500a",
-    "#07825f",
-    "#a8437f",
-    "#8a6a00",
-    "#5a57c9",
-    "#6b7280",
-    "#b02a37",
-)  # of methods, in order
+_COLUMNS = [name for name in HEADINGS if name not in ("reached", "split")]
+COLORS = ("#0b66b0", "#c8500a", "#07825f", "#a8437f", "#8a6a00", "#5a57c9", "#6b7280", "#b02a37")  # of methods
 _MARKERS = "osD^vP*X"
 _INK, _FAINT = "#1f2328", "#d8dde3"
 _STYLE: Any = {  # matplotlib types the keys one by one
@@ -135,36 +117,20 @@ def _by_task(summaries: Sequence[Summary], methods: Sequence[str]) -> Rows:
     return ["method", *tasks], [row for row in rows if set(row[1:]) != {"-"}]
 
 
-def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table."""
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |\n" for line in lines)
-
-
-def _markdown(title: str, sections: Sequence[Section]) -> str:
-    parts = [f"# {title}\n"]
-    for section in sections:
-        parts.append(f"## {section.heading}\n")
-        parts += [f"{sentence}\n" for sentence in section.sentences]
-        parts += [f"![{each.alt}]({PICTURES}/{each.name}.png)\n" for each in section.pictures]
-        for name, (headings, rows) in section.tables.items():
-            parts += [f"### {name}\n"] if name else []
-            parts.append(markdown_table(headings, rows))
-    return "\n".join(parts)
-
-
 def _written(out: Path, title: str, sections: Sequence[Section]) -> list[Path]:
-    from jinja2 import Environment, FileSystemLoader
+    from jinja2 import Environment, FileSystemLoader, select_autoescape
 
-    templates: Any = Environment(loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True)
+    loader = FileSystemLoader(Path(__file__).parent / "templates")
+    templates: Any = Environment(loader=loader, autoescape=select_autoescape(["html.j2"]))
     templates.filters["base64"] = lambda data: base64.b64encode(data).decode()
-    page = templates.get_template("report.html.j2").render(title=title, sections=sections)
+    made = (templates.get_template(f"{name}.j2") for name in (PAGE, MARKDOWN))
+    page, text = (each.render(title=title, sections=sections) for each in made)
     folder = out / PICTURES
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for each in (drawn for section in sections for drawn in section.pictures):
             write_file(folder / f"{each.name}.png", each.png)
-        write_file(out / MARKDOWN, _markdown(title, sections).encode())
+        write_file(out / MARKDOWN, f"{text}\n".encode())
         write_file(out / PAGE, page.encode())
     except OSError as error:
         raise UsageError(
@@ -263,7 +229,7 @@ def _acceptance_by_depth(summaries: Sequence[Summary], methods: Sequence[str], n
 def _time_split(summaries: Sequence[Summary], name: str) -> Picture:
     def draw(axes: Any) -> None:
         left = np.zeros(len(summaries))
-        for part, color in zip(PARTS, (1, 0, 2, 4, 6), strict=True):
+        for part, color in zip(summaries[0].milliseconds, (1, 0, 2, 4, 6), strict=True):
             widths = np.array([each.milliseconds[part] for each in summaries])
             axes.barh(range(len(summaries)), widths, left=left, color=COLORS[color], label=part, height=0.6)
             left += widths
@@ -293,7 +259,6 @@ def _label_rows(axes: Any, labels: Sequence[str]) -> None:
 
 
 def _short(method: str) -> str:
-    """Shorten a method's label to fit a picture."""
     plain = method.replace('"', "").replace(":{", " ").replace("}", "").replace("num_speculative_tokens:", "nodes ")
     return plain if len(plain) <= _LONGEST_LABEL else f"{plain[: _LONGEST_LABEL - 3]}..."
 

@@ -97,11 +97,9 @@ class Run:
 
     @property
     def failures(self) -> list[Cell]:
-        """The cells whose method raised."""
         return [cell for cell in self.cells if cell.failure]
 
     def place(self, settings: Mapping[str, Any], prompt: TaskPrompt, method: Method, turn: int) -> Place:
-        """Return the identity of a cell of the plan."""
         name, dtype = files.settings_name(settings), self.environment["model"]["dtype"]
         return Place(self.plan.model, dtype, name, prompt.task, method.label, prompt.number, turn)
 

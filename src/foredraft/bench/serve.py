@@ -24,9 +24,7 @@ T = TypeVar("T")
 Body = Mapping[str, Any]
 
 PLAIN, DRAFTED = "plain", "drafted"
-WAYS: Mapping[str, Body] = {PLAIN: {"speculative": False}, DRAFTED: {}}
-"""The fields that a request adds for plain and for drafted decoding."""
-
+WAYS: Mapping[str, Body] = {PLAIN: {"speculative": False}, DRAFTED: {}}  # the fields that a request adds
 _WARM_UP = 4  # untimed requests per way (chosen)
 _EDITS = 5  # words replaced in an edited prediction (chosen)
 
@@ -100,7 +98,6 @@ def bodies_of(prompts: Sequence[TaskPrompt], model: str, tokens: int, temperatur
 
 
 async def _answer(client: httpx.AsyncClient, body: Body) -> Reply:
-    """Stream one answer."""
     start, first, texts, usage = time.perf_counter(), 0.0, list[str](), dict[str, Any]()
     streaming = {**body, "stream": True, "stream_options": {"include_usage": True}}
     async with client.stream("POST", "/v1/chat/completions", json=streaming) as response:

@@ -15,13 +15,19 @@ from foredraft.bench.drafts import DraftCounts, Reliability, add_counts
 from foredraft.bench.metrics import LOOP_SHARE, Ratio, finite, mean, mean_speed_up, repeated_share, speed_up
 from foredraft.engine.statistics import Statistics, add_up
 
-ALL = "all"
-"""Task name of the row over all tasks."""
-
+ALL = "all"  # task name of the row over all tasks
 PARTS = ("draft", "forward", "verify", "commit", "other")
+HEADINGS = {
+    "method": "method", "task": "task", "texts": "texts", "speed_up": "speed-up [95%]",
+    "speed_up_without_loops": "without loops [95%]", "speed_up_macro": "mean over texts [95%]",
+    "tokens_per_step": "tokens / step", "tokens_per_step_macro": "its mean over texts",
+    "nodes_per_step": "nodes / step", "acceptance": "accepted / drafted", "share": "accepted / emitted",
+    "harmonic_mean": "HM", "length": "acceptance length", "reached": "reached depth 1, 2, ...",
+    "split": "ms / token: draft + forward + other", "milliseconds": "ms / token", "prefill": "prefill, ms",
+    "identical": "identical", "repeated": "repeated 8-grams", "stalled": "stalled",
+}  # of the figures in `shown`  # fmt: skip
 
-Rows = tuple[list[str], list[list[str]]]
-"""Headings and rows of a table."""
+Rows = tuple[list[str], list[list[str]]]  # headings and rows of a table
 
 _DEPTHS = 8  # depths shown in a table
 
@@ -50,7 +56,6 @@ class Summary:
 
     @property
     def nodes_per_step(self) -> float:
-        """Drafted tokens per target step."""
         return self.statistics.drafted / max(self.statistics.steps, 1)
 
     @property
@@ -123,10 +128,10 @@ def _summary(settings: str, task: str, method: str, group: Sequence[Cell]) -> Su
 # --- tables
 
 
-def table(summaries: Iterable[Summary], columns: Mapping[str, str]) -> Rows:
-    """Return a row for each summary; `columns` maps names of figures in `shown` to headings."""
+def table(summaries: Iterable[Summary], names: Sequence[str], **headings: str) -> Rows:
+    """Return a row for each summary; `names` are of figures in `shown`; `headings` replace those of `HEADINGS`."""
     rows = [shown(each) for each in summaries]
-    return list(columns.values()), [[row[name] for name in columns] for row in rows]
+    return [(HEADINGS | headings)[name] for name in names], [[row[name] for name in names] for row in rows]
 
 
 def shown(each: Summary) -> dict[str, str]:

@@ -14,8 +14,7 @@ from foredraft.errors import UsageError
 from foredraft.options import check_known, nearest
 
 EMBEDDED = "embedded"
-EMBEDDED_FILE = Path(__file__).parent / "data" / "embedded.jsonl"
-"""60 prompts, ten of each kind: code, arithmetic, chat, summary, question (about a passage), rewriting."""
+EMBEDDED_FILE = Path(__file__).parent / "data" / "embedded.jsonl"  # 60 prompts, ten of each kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,6 @@ class TaskPrompt:
 
     @property
     def prompt(self) -> str | tuple[Mapping[str, str], ...]:
-        """The first turn, in the format of `Generator.generate`."""
         return self.after(())
 
     def after(self, answers: tuple[str, ...]) -> str | tuple[Mapping[str, str], ...]:
@@ -68,12 +66,8 @@ _TASKS: Mapping[str, _Source] = {
     "spec_bench": _Source("spec_bench.jsonl", "turns", category="category"),
 }  # fmt: skip
 
-_USUAL_FIELDS = ("prompt", "question", "turns", "text")
-"""The field of the text in a file given without a field: the first of these that it has."""
-
-DEFAULT_TASKS = ("humaneval", "gsm8k", "mt_bench")
-"""The default tasks if a folder of files is given; otherwise the default is the embedded set."""
-
+_USUAL_FIELDS = ("prompt", "question", "turns", "text")  # of a file given without a field: the first that it has
+DEFAULT_TASKS = ("humaneval", "gsm8k", "mt_bench")  # if a folder of files is given; else the embedded set
 _MT_BENCH = frozenset(("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"))
 """Categories in Spec-Bench's file that together are its category MT-Bench."""
 
@@ -89,16 +83,12 @@ def load_tasks(tasks: Sequence[str] | None, folder: Path | None, limit: int) -> 
 
 
 def load_task(task: str, folder: Path | None, limit: int) -> list[TaskPrompt]:
-    """Return `limit` prompts of a task, or of each of its categories, spread evenly over its file.
+    """Return `limit` (at least 1) prompts of a task, or of each of its categories, spread evenly over its file.
 
-    Args:
-        task: a known task; `TASK/CATEGORY` for one category; or `FILE` or `FILE:FIELD`, a file of JSON lines or Parquet
-            and the field with the text or the list of turns of a question.
-        folder: folder of the tasks' files; None for the package's embedded set and the hub.
-        limit: at least 1.
-
-    Raises:
-        UsageError: an unknown task, category or field, a missing or damaged file, or one without usable prompts.
+    `task` is a known one; `TASK/CATEGORY` for one category; or `FILE` or `FILE:FIELD`, a file of JSON lines or Parquet
+    and the field with the text or the list of turns of a question. `folder` has the tasks' files; None for the
+    package's embedded set and the hub. UsageError for an unknown task, category or field, and a file that is missing,
+    damaged, or without usable prompts.
     """
     if limit < 1:
         raise UsageError(f"The number of prompts is {limit}; it must be at least 1.")

@@ -37,14 +37,10 @@ _STALL = 5.0  # a pass that takes this many times its expected time is stalled (
 _PEER_OPTIONS = ("prompt_lookup_num_tokens", "max_matching_ngram_size", "assistant_model", "num_assistant_tokens")
 _PEER_SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 
-Earlier = Sequence[tuple[TokenIds, TokenIds]]
-"""Texts for a warm drafter to read: prompt ids and output ids, int64[n] each."""
-
+Earlier = Sequence[tuple[TokenIds, TokenIds]]  # texts for a warm drafter to read: prompt and output ids, int64[n]
 Written = tuple[Writing | None, DraftCounts | None, str]
 """A text's measurements, its draft counts (None for the peer and plain decoding), and the error of a failed one."""
-
-Text = Generator[None, None, Written]
-"""A text that is generated slice by slice while it is iterated over, and returns its measurements."""
+Text = Generator[None, None, Written]  # a text that is generated slice by slice while it is iterated over
 
 
 class MethodWriter:
@@ -73,7 +69,6 @@ class MethodWriter:
         return writing, None if recorded is None else count_drafts(recorded.verdicts, recorded.source_names), ""
 
     def forget(self) -> None:
-        """Discard what was learned from earlier texts."""
         self._costs = StepCosts()
         if isinstance(self._drafter, Learner):
             self._drafter.forget()
@@ -126,13 +121,11 @@ class PeerWriter:
             self._options["assistant_model"] = load_model(name, target.dtype, str(target.device))
 
     def write(self, prompt: Any, arguments: Mapping[str, Any], earlier: Earlier) -> Text:  # noqa: ARG002  # the peer does not learn
-        """Generate a text in one slice."""
         yield from ()
         return self.written(prompt, arguments), None, ""
 
     @torch.inference_mode()
     def written(self, prompt: Any, arguments: Mapping[str, Any]) -> Writing:
-        """Generate a text and return its measurements."""
         model = self._generator.target.model
         ids = torch.from_numpy(self._generator.encode(prompt))[None].to(self._generator.target.device)
         names = ("max_new_tokens", "repetition_penalty", *_PEER_SAMPLING)

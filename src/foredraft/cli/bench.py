@@ -6,7 +6,7 @@ Does not depend on how things are measured; that is in `foredraft.bench`.
 import shlex
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,25 +27,20 @@ if TYPE_CHECKING:  # torch is imported when a command runs, so that help is fast
 
 _RUN_METHODS = ("prompt_lookup", "adaptix", "rest", "auto", "transformers")
 _PROFILE_METHODS = ("prompt_lookup", "auto")
-_MICRO_METHODS = ("prompt_lookup", "adaptix")
-_MICRO_PROMPT = "Write a short story about a lighthouse keeper who finds a letter in a bottle, and what she does next."
 
-_RUN_COLUMNS = {
-    "task": "task", "method": "method", "identical": "identical", "tokens_per_step": "tokens / step",
-    "nodes_per_step": "nodes / step", "milliseconds": "ms / token", "speed_up": "speed-up [95%]",
-    "speed_up_without_loops": "without loops [95%]", "repeated": "repeated 8-grams", "stalled": "stalled",
-}  # fmt: skip
-_PROFILE_COLUMNS = {
-    "method": "method", "tokens_per_step": "tokens / step", "nodes_per_step": "nodes / step",
-    "acceptance": "accepted / drafted", "share": "accepted / emitted", "harmonic_mean": "HM",
-    "reached": "reached depth 1, 2, ...", "split": "ms / token: draft + forward + other", "speed_up": "speed-up [95%]",
-}  # fmt: skip
+_RUN_COLUMNS = (
+    "task", "method", "identical", "tokens_per_step", "nodes_per_step", "milliseconds", "speed_up",
+    "speed_up_without_loops", "repeated", "stalled",
+)  # fmt: skip
+_PROFILE_COLUMNS = (
+    "method", "tokens_per_step", "nodes_per_step", "acceptance", "share", "harmonic_mean", "reached", "split",
+    "speed_up",
+)  # fmt: skip
 _RECOMMEND_PROMPTS = 60  # of a task, at most; chosen
-_RECOMMEND_COLUMNS = {
-    "method": "method", "speed_up": "speed-up [95%]", "speed_up_without_loops": "without loops [95%]",
-    "tokens_per_step": "tokens / pass", "nodes_per_step": "drafted / pass", "acceptance": "accepted",
-    "milliseconds": "ms / token",
-}  # fmt: skip
+_RECOMMEND_COLUMNS = (
+    "method", "speed_up", "speed_up_without_loops", "tokens_per_step", "nodes_per_step", "acceptance", "milliseconds",
+)  # fmt: skip
+_PASSES = {"tokens_per_step": "tokens / pass", "nodes_per_step": "drafted / pass", "acceptance": "accepted"}
 _LEGEND = (
     "speed-up: summed over all texts; without loops: texts whose plain output repeats at most a fifth of its 8-grams "
     "(number of texts); ms / token: decode time, for transformers total time; stalled: share of the time by which "
@@ -115,14 +110,14 @@ def run(
         typer.echo(f"{_LEGEND}\n{len(result.cells) - result.found} cells measured, {result.found} found.")
     for sentence in result.replaced:
         say(sentence, "yellow")
-    _print_failures(result.failures)
-    if result.failures:
-        raise typer.Exit(1)
+    _print_failures(result.failures, fail=True)
 
 
-def _print_failures(failures: "Sequence[Cell]") -> None:
+def _print_failures(failures: "Sequence[Cell]", *, fail: bool = False) -> None:
     for cell in failures:
         say(f"{cell.place.method} failed on {cell.place.task}[{cell.place.number}]: {cell.failure}.")
+    if failures and fail:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -162,44 +157,7 @@ def profile(
         for each in found:
             title = f"estimated and actual acceptance: {each.method}"
             show_table(*reliability_table(each.counts.reliability), title)
-    _print_failures(result.failures)
-    if result.failures:
-        raise typer.Exit(1)
-
-
-@app.command()
-def micro(
-    model: flags.ModelOption = SMOLLM2,
-    method: flags.MethodsOption = None,
-    nodes: flags.BudgetsOption = None,
-    dtype: flags.DtypeOption = "auto",
-    eager: flags.EagerOption = False,
-    as_json: flags.JsonOption = False,
-) -> None:
-    """Measure the cost of verification, drafting, and the rest of a step here; `replay` times drafting alone."""
-    from foredraft.bench.method import BASE, Method, parse_method
-    from foredraft.bench.micro import VERIFIED_ROWS, prefill_rate, step_cost
-    from foredraft.engine.step import PARTS
-    from foredraft.model.cost import measure_cost
-
-    methods = [parse_method(text) for text in (method or _MICRO_METHODS)]
-    variants = [replace(each, amount={**each.amount, "nodes": n}) for each in methods for n in nodes or [16, 64]]
-    with working("measuring") as tell:
-        generator = load_plain(model, dtype, eager, tell)
-        curve = measure_cost(generator.target, VERIFIED_ROWS)
-        prefilled, rate = prefill_rate(generator.target)
-        steps = [step_cost(generator, each, _MICRO_PROMPT) for each in [Method(BASE, label=BASE), *variants]]
-    if as_json:
-        prefill = {"tokens": prefilled, "tokens_per_second": rate}
-        show_json({"verification": asdict(curve), "prefill": prefill, "steps": [asdict(step) for step in steps]})
-        return
-    show_cost(cost_rows(curve))
-    typer.echo(f"prefill: {rate:.0f} tokens per second, {prefilled} at a time")
-    rows = [
-        (each.method, str(each.nodes), *(f"{part:.0f}" for part in (*each.parts.values(), each.between, each.overhead)))
-        for each in steps
-    ]
-    show_table(("method", "nodes", *PARTS, "between steps", "overhead"), rows, "Median microseconds of a step")
+    _print_failures(result.failures, fail=True)
 
 
 @app.command()
@@ -292,7 +250,7 @@ def recommend(
         return
     show_cost(cost_rows(generator.cost))
     title = f"Compared with plain decoding (prompts: {found.prompts}, tokens at most: {found.tokens})"
-    show_table(*table(found.ranked, _RECOMMEND_COLUMNS), title)
+    show_table(*table(found.ranked, _RECOMMEND_COLUMNS, **_PASSES), title)
     for sentence in found.sentences:
         typer.echo(sentence)
     if generator.target.compiled is None and not eager:
@@ -340,7 +298,6 @@ def _show_loads(loads: "Sequence[Load]") -> None:
 
 
 def _show_predictions(found: "Sequence[Predicted]") -> None:
-    """Print the gain of a prediction, and the cost of a wrong one."""
     rows = []
     for name in found[0].seconds:
         times = [(each.seconds[name], each.seconds["plain"], each.seconds["drafted"]) for each in found]

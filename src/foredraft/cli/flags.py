@@ -27,10 +27,7 @@ _MODEL = "smollm2, a GGUF file, a hub id, or a folder"
 
 ModelArgument = Annotated[str, typer.Argument(help=_MODEL)]
 ModelOption = Annotated[str, in_model(help=_MODEL)]
-DtypeOption = Annotated[
-    str,
-    in_model(help="auto: the checkpoint's; float32 compares exactly; q8_0, q4_0 round"),
-]
+DtypeOption = Annotated[str, in_model(help="auto: the checkpoint's; float32 compares exactly; q8_0, q4_0 round")]
 DeviceOption = Annotated[str | None, in_model(help="cpu, cuda, auto (spread); default: the first GPU, or the CPU")]
 EagerOption = Annotated[bool, in_model("--eager", help="Run the uncompiled model")]
 

@@ -192,8 +192,8 @@ def _repeated(
 ) -> "tuple[Generation, Generation, Difference | None]":
     """Generate the repetitions of both, and print the first drafted text to `ink`, if any.
 
-    Returns:
-        The drafted and the plain repetition of median time, and if `compared` the first difference of any two texts.
+    Return both repetitions of median time, the drafted one first, and if `compared` the first difference of any two
+    texts.
     """
     from foredraft.bench.demonstration import write_in_rounds
     from foredraft.bench.prove import difference_between

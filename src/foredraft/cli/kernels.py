@@ -20,9 +20,7 @@ _DRAFTING = "drafting"
 def compiled_beside(dtype: str, *, drafting: bool) -> Iterator[Callable[[], None]]:
     """Compile beside the block, unless numba's cache has kernels already; what is yielded waits until all is compiled.
 
-    Args:
-        dtype: of the logits; "auto" and those that round mean bfloat16.
-        drafting: whether `auto` drafts.
+    `dtype` is of the logits; "auto" and those that round mean bfloat16. `drafting` says whether `auto` drafts.
     """
     from foredraft.model.rounded import KINDS
 

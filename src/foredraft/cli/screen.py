@@ -23,13 +23,11 @@ from rich.text import Text
 if TYPE_CHECKING:
     from foredraft.generation import Piece
 
-PALETTE = ("green", "cyan", "magenta", "yellow", "blue", "red")
-"""Colours of a drafter's sources, in order; tokens that were not drafted keep the terminal's colour."""
+PALETTE = ("green", "cyan", "magenta", "yellow", "blue", "red")  # of a drafter's sources, in order
 
 _PICTURE_WIDTH = 90  # columns of a saved picture (chosen)
 _PIPE_WIDTH = 160  # columns of a table without a terminal (chosen)
 _PATIENCE = 2.0  # seconds before a phase is announced without a terminal (chosen)
-_UNITS = {"tokenising": "bytes", "merging": "tri-grams"}
 
 
 def say(sentence: str, style: str = "red") -> None:
@@ -74,8 +72,7 @@ def wants_color(asked: bool | None) -> bool:
 def working(subject: str) -> Iterator[Callable[[float, str], None]]:
     """Show progress on standard error: a bar, or without a terminal one line for each phase that takes long.
 
-    Yields:
-        A function to call with the share done, 0 to 1, and a description.
+    Yields a function to call with the share done, 0 to 1, and a description.
     """
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -105,28 +102,10 @@ def working(subject: str) -> Iterator[Callable[[float, str], None]]:
 
 
 @contextmanager
-def progress_bars() -> Iterator[Callable[..., None]]:
-    """Show a bar for each phase on standard error, until the block ends.
-
-    Yields:
-        A function to call with the phase, the work done, its total, and a count and its unit for the rate, by default
-        the work done.
-    """
-    from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    columns = (TaskProgressColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn())
-    phases: dict[str, TaskID] = {}
-    with Progress(TextColumn("{task.description}"), BarColumn(), *columns, console=Console(stderr=True)) as bar:
-
-        def tell(phase: str, done: int, total: int, count: int | None = None, unit: str | None = None) -> None:
-            if phase not in phases:
-                phases[phase] = bar.add_task(phase, total=total, rate="")
-            task = bar.tasks[phases[phase]]
-            count, unit = done if count is None else count, unit or _UNITS.get(phase, "tokens")
-            rate = f"{count / task.elapsed:,.0f} {unit}/s" if task.elapsed else ""
-            bar.update(task.id, completed=done, rate=rate)
-
-        yield tell
+def working_in_phases(subject: str) -> Iterator[Callable[[str, int, int], None]]:
+    """As `working`; what is yielded takes a phase, the work done, and its total."""
+    with working(subject) as tell:
+        yield lambda phase, done, total: tell(done / max(total, 1), phase)
 
 
 def counting(tell: Callable[[float, str], None], total: int, subject: str) -> Callable[[], None]:
@@ -154,7 +133,6 @@ class Ink:
                 sys.stdout.flush()
 
     def write(self, piece: "Piece") -> None:
-        """Print a piece and flush."""
         shown = piece.text
         if self._color or sys.stdout.isatty():  # a text must not send control sequences to the terminal
             shown = shown.replace("\x1b", "\N{SYMBOL FOR ESCAPE}")

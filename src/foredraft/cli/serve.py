@@ -72,7 +72,6 @@ def serve(
 
 
 def _keys(given: list[str] | None) -> tuple[str, ...]:
-    """Return the API keys; UsageError for a short one."""
     keys = tuple(given or filter(None, os.environ.get(KEYS_VARIABLE, "").split(",")))
     for key in keys:
         if len(key) < _LEAST_KEY:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foredraft.cli import flags
-from foredraft.cli.screen import progress_bars, say, show_facts, show_json, show_table
+from foredraft.cli.screen import say, show_facts, show_json, show_table, working_in_phases
 from foredraft.errors import UsageError
 
 if TYPE_CHECKING:  # reading, tokenising and sorting are imported when a verb runs, so that help stays quick
@@ -65,7 +65,7 @@ class Building:
             new["vocabulary"] = words.vocabulary
         with (
             DatastoreWriter(store, tokenizer_hash=words.tokenizer_hash, **new) as writer,
-            progress_bars() as tell,
+            working_in_phases("tokenising") as tell,
             _resumable_shards(writer.folder) as folder,
         ):
             finished = list(tokenize_shards(shards, words, folder, spread=spread, progress=tell))
@@ -112,7 +112,7 @@ def merge_segments(store: StoreArgument, segment_tokens: SegmentOption = SEGMENT
     """Sort neighbouring segments into fewer, so that looking up is quicker."""
     from foredraft.index.datastore_writer import DatastoreWriter
 
-    with DatastoreWriter(store) as writer, progress_bars() as tell:
+    with DatastoreWriter(store) as writer, working_in_phases("merging") as tell:
         fewer = writer.merge(segment_tokens, tell)
         writer.commit()
     typer.echo(f"{store} has {len(writer.manifest.segments):,} segments now, {fewer:,} fewer.")
@@ -183,7 +183,7 @@ def build_table(
     words = words_of(model, tokenizer)
     shards = plan_shards(find_inputs(inputs), strict=strict)
     reports: list[ReadReport] = []
-    with progress_bars() as tell, _resumable_shards(out) as folder:
+    with working_in_phases("tokenising") as tell, _resumable_shards(out) as folder:
 
         def finished() -> Iterator[Path]:
             for shard in tokenize_shards(shards, words, folder, progress=tell):

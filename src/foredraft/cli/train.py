@@ -15,7 +15,7 @@ from foredraft.cli import flags
 from foredraft.cli.flags import with_groups
 from foredraft.cli.job import load_plain
 from foredraft.cli.layer_skip import layer_skip
-from foredraft.cli.screen import progress_bars, say, working
+from foredraft.cli.screen import say, working, working_in_phases
 from foredraft.errors import UsageError
 from foredraft.options import options_from
 
@@ -59,7 +59,6 @@ class Training:
     dtype: flags.DtypeOption = "auto"
 
     def options(self) -> "LoopOptions":
-        """Return the hyperparameters; UsageError for an invalid one."""
         from foredraft.training.loop import LoopOptions
 
         if self.max_minutes is not None and not 0 < self.max_minutes < math.inf:
@@ -67,11 +66,7 @@ class Training:
         return _assigned(LoopOptions, self.settings, "the training")
 
     def prepared(self, model: str, data: list[Path], run: Path) -> tuple[Any, "Traces"]:
-        """Check the options, and load the model.
-
-        Returns:
-            The model, and the traces in `data`, or those made of the texts in it and kept in the folder `run`.
-        """
+        """Return the model, and its traces in `data`, or those made of the texts in it and kept in the folder `run`."""
         from foredraft.model.fingerprint import fingerprint
         from foredraft.training.traces import TraceOptions, is_traces, open_traces
 
@@ -101,7 +96,7 @@ class Training:
         most = math.inf if self.max_minutes is None else self.max_minutes
         texts = identity.get("texts", "all")
         whole = {"kind": card.kind, "model": card.fingerprint, **identity}
-        with progress_bars() as tell:
+        with working_in_phases("training") as tell:
             outcome = train(task, run, opened, texts, self.options(), whole, tell, max_minutes=most)
         if not draw_curve(outcome.history, run / "curve.png"):
             say("No curve was drawn, as matplotlib is not installed: pip install 'foredraft[report]'.", "yellow")
@@ -249,7 +244,6 @@ def _run_of(out: Path) -> Path:
 
 
 def _save(out: Path, card: "HeadCard", weights: Mapping[str, Any], outcome: "Run") -> None:
-    """Write what was trained, and say how well it went."""
     from foredraft.model.head_files import save_head
 
     save_head(out, card, weights)
@@ -274,7 +268,6 @@ def _scored(opened: "Traces", count: int, transformer: Any) -> Any:
 
 
 def _make_traces(generator: "Generator", data: list[Path], out: Path, options: "TraceOptions") -> None:
-    """Write traces of the generator's model."""
     from foredraft.corpus.documents import ReadReport
     from foredraft.engine.batch import write_all
     from foredraft.generator import TEXTS_AT_ONCE
@@ -295,7 +288,7 @@ def _make_traces(generator: "Generator", data: list[Path], out: Path, options: "
         lanes = write_all(generator.batch(), [prepare(text, most) for text in texts], TEXTS_AT_ONCE)
         return [list(generator.result(lane).token_ids) for lane in lanes]
 
-    with progress_bars() as tell:
+    with working_in_phases("writing") as tell:
         write_texts(out, sources, write, options, identity, tell)
         label_texts(out, generator.target.model, options, identity, tell)
     if report.left_out:

@@ -33,15 +33,12 @@ def map_on_ray(
     """Yield `function(item)` for each item, in order; each call is a task on one processor core.
 
     The function and the items must be picklable; items are consumed a little ahead of the results. An item whose worker
-    dies is retried up to three times, so the function must give the same result if called again, and must not leave
-    partial output that looks complete. An exception of the function is raised here at once.
+    dies is retried up to three times, then ForedraftError; so the function must give the same result if called again,
+    and must not leave partial output that looks complete. An exception of the function is raised here at once.
 
     `address` is that of the cluster, as `ray.init` takes it; None starts a local one and stops it at the end. A cluster
-    that this process is already connected to is used, and left running.
-
-    Raises:
-        UsageError: Ray is not installed, or no cluster answers at the address.
-        ForedraftError: an item's workers died at every attempt.
+    that this process is already connected to is used, and left running. UsageError if Ray is not installed, or no
+    cluster answers at the address.
     """
     with _cluster(address) as ray:
         task = ray.remote(num_cpus=1, max_retries=RETRIES)(lambda function, item: function(item))

@@ -23,8 +23,7 @@ from typing import IO, Any, NamedTuple
 from foredraft.errors import ForedraftWarning, UsageError
 from foredraft.index.suffix_array import grouped
 
-Render = Callable[[list[dict[str, str]]], str]
-"""Renders a chat, a list of {"role", "content"}, as text; raises ValueError for one that it cannot render."""
+Render = Callable[[list[dict[str, str]]], str]  # ValueError for a chat that it cannot render
 SUFFIXES = (".txt", ".md", ".py", ".jsonl", ".parquet")
 _BLOCK_BYTES = 4 << 20  # of a file read at once; also the size of a document's pieces
 _PARQUET_ROWS = 256  # rows read at once
@@ -76,7 +75,6 @@ class ReadReport:
 
     @property
     def left_out(self) -> dict[str, int]:
-        """The nonzero counts of skipped files, lines, rows and documents, by kind."""
         names = ("broken_lines", "unusable_rows", "empty_documents", "binary_files")
         return {name: getattr(self, name) for name in names if getattr(self, name)}
 
@@ -90,10 +88,8 @@ def find_inputs(inputs: Sequence[str | os.PathLike[str]]) -> list[Path]:
     """Return the files to read: those given, and those of supported kinds in the folders given, at any depth.
 
     A folder's files come in sorted order, without hidden files and folders, and with a warning about files of other
-    kinds. A file that occurs twice is read once.
-
-    Raises:
-        UsageError: an input is missing, of an unsupported kind, or a folder without a supported file.
+    kinds. A file that occurs twice is read once. UsageError for an input that is missing, of an unsupported kind, or a
+    folder without a supported file.
     """
     found: dict[Path, Path] = {}
     for given in map(Path, inputs):
@@ -170,7 +166,6 @@ def parts_of(path: Path, most_bytes: int) -> Iterator[Part]:
 
 @contextlib.contextmanager
 def _refused(path: Path) -> Iterator[None]:
-    """Turn errors in reading a file into a UsageError."""
     try:
         yield
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -187,10 +182,8 @@ def read_documents(
     A .txt, .md or .py file is one document, in pieces of a few MiB; it is skipped if the first piece contains a zero
     byte or many control characters. Each line of .jsonl and row of .parquet is a document, from its field `text` (a
     string) or `messages` (a list of {"role", "content"}), rendered by `render`. A line belongs to the range of a .jsonl
-    file in which it begins. `report` counts what is read and skipped, a file with its first part.
-
-    Raises:
-        UsageError: a file cannot be read or has changed, or `strict`, and something would be skipped.
+    file in which it begins. `report` counts what is read and skipped, a file with its first part. UsageError if a file
+    cannot be read or has changed, or `strict`, and something would be skipped.
     """
     before = 0
     for part in (each if isinstance(each, Part) else _whole(each) for each in inputs):
@@ -313,7 +306,6 @@ def _line_start(file: IO[bytes], start: int, stop: float) -> int:
 
 @contextlib.contextmanager
 def _parquet_file(path: Path) -> Iterator[Any]:
-    """Open a Parquet file, and turn the library's errors into UsageErrors."""
     import pyarrow as pa  # slow to import, and few inputs need it
     import pyarrow.parquet as pq
 
@@ -325,12 +317,8 @@ def _parquet_file(path: Path) -> Iterator[Any]:
 
 
 def _is_chat(messages: Any) -> bool:
-    return (
-        isinstance(messages, list)
-        and all(isinstance(each, dict) for each in messages)
-        and all(isinstance(each.get(name), str) for each in messages for name in ("role", "content"))
-        and len(messages) > 0
-    )
+    listed = isinstance(messages, list) and bool(messages) and all(isinstance(each, dict) for each in messages)
+    return listed and all(isinstance(each.get(name), str) for each in messages for name in ("role", "content"))
 
 
 def cut_at_line_end(text: str, limit: int) -> int:

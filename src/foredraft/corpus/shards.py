@@ -48,7 +48,6 @@ class Shard:
 
     @property
     def bytes(self) -> int:
-        """The number of input bytes, as stored on disk, in the shard."""
         return sum(part.bytes for part in self.parts)
 
     def identity(self, words: Words) -> str:
@@ -71,8 +70,7 @@ def plan_shards(
 ) -> list[Shard]:
     """Cut the files into shards of about `shard_bytes` by `parts_of`, in order; small files share a shard.
 
-    Raises:
-        UsageError: a file cannot be read, or a size or share is out of range.
+    UsageError if a file cannot be read, or a size or share is out of range.
     """
     if shard_bytes < 1:
         raise UsageError(f"shard_bytes is {shard_bytes}; give the size of a shard in bytes, at least 1.")
@@ -91,10 +89,8 @@ def tokenize_shards(
     A file that is damaged, or made from other inputs or with another tokenizer, is not reused. `folder` is created if
     its parent exists; it and the inputs must have the same paths wherever `spread` runs, such as `map_on_ray`; None
     works in this process, on all cores. `progress` is called with the input bytes processed, and may raise to stop.
-
-    Raises:
-        UsageError: an input cannot be read, or a strict shard rejects something.
-        StoreError: the folder cannot be written, or another process works in it.
+    UsageError if an input cannot be read, or a strict shard rejects something; StoreError if the folder cannot be
+    written, or another process works in it.
     """
     folder = folder.absolute()
     try:
@@ -208,11 +204,8 @@ def build_segment(
 def plan_segments(shards: Sequence[Path], separator: int, most: int = SEGMENT_TOKENS) -> Iterator[list[Stretch]]:
     """Yield the documents of each segment, in order: as many as fit into `most` symbols (tokens and separators).
 
-    A longer document has a segment of its own. Shards without documents are skipped.
-
-    Raises:
-        UsageError: `most` is below 1.
-        StoreError: a shard is missing or damaged.
+    A longer document has a segment of its own. Shards without documents are skipped. UsageError if `most` is below 1,
+    StoreError if a shard is missing or damaged.
     """
     if most < 1:
         raise UsageError(f"The maximum size of a segment is {most} tokens; give at least 1.")

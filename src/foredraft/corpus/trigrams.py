@@ -36,25 +36,15 @@ def count_trigrams(
 ) -> None:  # fmt: skip
     """Count the documents' tri-grams and write them as a table; none spans two documents.
 
-    The file depends on the documents, `keep` and `least` only, not on the block boundaries. On failure, an old file
-    stays and temporary files are removed.
+    `blocks` are from `tokenize` or `shard_symbols`; `vocabulary` is their separator, and all ids are below it. Of a
+    bigram, at most `keep` successors are stored, 1 to 255, and only if a token followed it at least `least` times. The
+    file `out`, with `<out>.lock` and, during the build, `<out>.building` next to it, depends on the documents, `keep`
+    and `least` only, not on the block boundaries; `eos_token_id` and `metadata`, JSON values, are recorded in it.
 
-    Args:
-        blocks: from `tokenize` or `shard_symbols`.
-        tokenizer_hash: of the ids' tokenizer.
-        vocabulary: the separator; all ids are below it.
-        out: the file to write, with `<out>.lock` and, during the build, `<out>.building` next to it.
-        keep: maximum successors stored for a bigram, 1 to 255.
-        least: a bigram is stored only if a token followed it at least this often.
-        eos_token_id: recorded in the file, as are the values of `metadata`.
-        overwrite: replace an existing file.
-        metadata: JSON values.
-        progress: called with the number of tri-grams merged; may raise to stop.
-        at_once: tokens counted, and distinct tri-grams merged, in memory; about 60 bytes each.
-
-    Raises:
-        UsageError: an argument out of range, or documents without any token.
-        StoreError: `out` exists, is being written by another process, or cannot be written.
+    `progress` is called with the number of tri-grams merged, and may raise to stop. `at_once` tokens are counted, and
+    as many distinct tri-grams merged, in memory, at about 60 bytes each. On failure, an old file stays and temporary
+    files are removed. UsageError for an argument out of range, or documents without any token; StoreError if `out`
+    exists, unless `overwrite`, is being written by another process, or cannot be written.
     """
     _check_arguments(vocabulary, keep, least, eos_token_id)
     bits = vocabulary.bit_length()
@@ -139,7 +129,6 @@ def _length(run: Path) -> int:
 
 
 def _read_run(run: Path, start: int, stop: int) -> tuple[U64, npt.NDArray[np.uint32]]:
-    """Return the records from number `start` up to `stop`."""
     # read, not mapped: mapped pages would count as this process's memory until the system reclaims them
     keys = np.fromfile(run, np.uint64, stop - start, offset=start * 8)
     return keys, np.fromfile(run, np.uint32, stop - start, offset=_length(run) * 8 + start * 4)

@@ -57,12 +57,10 @@ class Words:
 
     @cached_property
     def tokenizer_hash(self) -> str:
-        """Identifies the vocabulary that the ids belong to."""
         return tokenizer_hash(self.tokenizer())
 
     @cached_property
     def vocabulary(self) -> int:
-        """A number above every id."""
         return vocabulary_size(self.tokenizer())
 
     @cached_property
@@ -153,18 +151,12 @@ def tokenize(
 ) -> Iterator[Symbols]:  # fmt: skip
     """Yield the documents' ids in order, each document followed by the separator V; documents without ids are dropped.
 
+    A batch of ids is uint16[n] if V, `vocabulary`, is at most 65,535, else uint32[n]; UsageError for an id that is not
+    below V. `eos_token_id` is appended to every document that does not end in it. `report` counts documents and tokens.
+
     A text is cut at line ends into pieces of at most `piece_characters` before tokenisation, so a token never spans
     such a cut. The `tokenizers` library distributes each batch, of pieces of about `batch_characters` together, over
     the processor's cores. Padding, truncation and special tokens of the tokenizer are ignored.
-
-    `vocabulary`, V, is above every id. `eos_token_id` is appended to every document that does not end in it. `report`
-    counts documents and tokens.
-
-    Yields:
-        uint16[n] if V is at most 65,535, else uint32[n]: the ids of a batch.
-
-    Raises:
-        UsageError: an id that is not below the vocabulary.
     """
     if tokenizer.padding is not None or tokenizer.truncation is not None:
         tokenizer = Words(tokenizer.to_str()).tokenizer()

@@ -13,9 +13,8 @@ from foredraft.model.loading import load_tokenizer
 def tokenizer_for(name: str, given: Any, options: Mapping[str, Any]) -> Any | None:
     """Return the tokenizer `given`, an object or a name; else that of `name`, where the model was loaded from, or None.
 
-    Raises:
-        UsageError: the given one cannot be loaded, or there is none and one of the drafting method's `options` names a
-            file that is bound to a tokenizer.
+    UsageError if the given one cannot be loaded, or there is none and one of the drafting method's `options` names a
+    file that is bound to a tokenizer.
     """
     if given is not None:
         return load_tokenizer(given) if isinstance(given, str) else given

@@ -14,10 +14,8 @@ from foredraft.integrations.bound_tokenizer import tokenizer_for
 from foredraft.model.target import TorchTarget
 from foredraft.speculation import parse_speculation
 
-ATTRIBUTE = "_foredraft"
-"""The attribute's name."""
-MOST_GENERATORS = 4
-"""Generators stored for a model; the least recently used one is dropped. Chosen."""
+ATTRIBUTE = "_foredraft"  # the attribute's name
+MOST_GENERATORS = 4  # stored for a model; the least recently used one is dropped (chosen)
 
 
 class GeneratorCache:
@@ -36,12 +34,9 @@ class GeneratorCache:
         """Return the generator for a configuration, an existing or a new one.
 
         `config` is `speculative_config` as `foredraft.load` takes it, plus `tokenizer`, an object or a name; without
-        it, the tokenizer is loaded from where the model was loaded.
-
-        Raises:
-            UsageError: an unknown name, option or value, or a file bound to a tokenizer and no tokenizer is found.
-            UnsupportedModelError: the model cannot be verified as a tree.
-            StoreError: a table or store is damaged or belongs to another tokenizer.
+        it, the tokenizer is loaded from where the model was loaded. UsageError for an unknown name, option or value, or
+        without a tokenizer for a file bound to one; UnsupportedModelError for a model that cannot be verified as a
+        tree; StoreError for a table or store that is damaged or belongs to another tokenizer.
         """
         weight = model.get_input_embeddings().weight
         # a model that was moved, cast or resized, or runs another kernel, gets a new generator

@@ -18,8 +18,7 @@ from foredraft.contracts import TokenIds
 from foredraft.errors import UsageError
 from foredraft.sampling import LEAST_TEMPERATURE, LogitsProcessor
 
-NO_LIMIT = 1 << 40
-"""Maximum new tokens if nothing sets a limit; the model's window then does."""
+NO_LIMIT = 1 << 40  # maximum new tokens if nothing sets a limit; the model's window then does
 _FILTERS = (
     (logits_process.TemperatureLogitsWarper, "temperature", LEAST_TEMPERATURE),
     (logits_process.TopKLogitsWarper, "top_k", 1),

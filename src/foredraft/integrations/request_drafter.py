@@ -15,10 +15,8 @@ from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Drafte
 from foredraft.engine.guard import GuardedDrafter
 from foredraft.graph.tree import IntArray, best_chain, chain_parents
 
-PATIENCE = 64
-"""Steps for which an unseen request is kept: preempted ones return, finished ones do not. Chosen."""
-_SPARE = 2
-"""Requests kept for each row of a batch, so that preempted ones are included. Chosen."""
+PATIENCE = 64  # steps for which an unseen request is kept: preempted ones return, finished ones do not (chosen)
+_SPARE = 2  # requests kept for each row of a batch, so that preempted ones are included (chosen)
 
 
 @dataclass(slots=True, eq=False)
@@ -42,13 +40,10 @@ class RequestDrafter:
     A draft depends on the request's tokens, on the steps in which it was drafted for, and with `auto` on how often its
     sources were right for other requests; never on process state. So ranks that see the same batches draft the same.
 
-    Args:
-        drafter: opened for each request; if it raises, that request gets no more drafts, after a warning.
-        vocabulary: number of ids of the target.
-        most: maximum drafted tokens for a request and step.
-        rows: maximum requests in a batch.
-        longest: maximum tokens of a request.
-        tree_nodes: see `foredraft.integrations.vllm.ProposerOptions`, as for `least_probability`.
+    `drafter` is opened for each request; if it raises, that request gets no more drafts, after a warning. At most
+    `most` tokens are drafted for a request and step, for at most `rows` requests of at most `longest` tokens, whose ids
+    are below `vocabulary`; `tree_nodes` and `least_probability` are those of
+    `foredraft.integrations.vllm.ProposerOptions`.
     """
 
     def __init__(

@@ -16,7 +16,6 @@ from transformers import GenerationMixin
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from foredraft.contracts import TokenIds
 from foredraft.engine.statistics import Statistics
 from foredraft.errors import UsageError
 from foredraft.integrations.generator_cache import generators_of
@@ -26,8 +25,6 @@ from foredraft.sampling import SamplingOptions
 
 _ACCEPTED = ("attention_mask", "position_ids", "past_key_values", "logits_to_keep", "use_cache")
 """Model arguments that `generate` adds itself; any other one was passed by the caller."""
-_VERSION = "5"
-"""The supported major version of transformers."""
 _OWN_MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 
 
@@ -42,28 +39,16 @@ def generate(
     call that samples draws one seed a row from torch's default generator. With `assistant_model`,
     `prompt_lookup_num_tokens` or another option of assisted decoding, transformers itself generates.
 
-    Args:
-        model: a causal language model in evaluation mode.
-        input_ids: int64[B, L], padded on either side according to `attention_mask`.
-        logits_processor: transformers' list, called for each row at every emitted position.
-        stopping_criteria: transformers' list, called after every token of a row.
-        generation_config: as `generate` has prepared it.
-        speculative_config: as `foredraft.load` takes it; may also contain `tokenizer`, an object or a name.
-        streamer: receives each token as soon as it is known; for one row only.
-        assistant_model: transformers' own, see above.
-        synced_gpus: must be False.
-        **model_kwargs: the attention mask, and other arguments that `generate` adds itself.
+    The arguments are as `generate` has prepared them: `input_ids`, int64[B, L], are padded on either side according to
+    the attention mask; processors are called for each row at every emitted position, and criteria after every token of
+    a row; `streamer`, for one row only, receives each token as soon as it is known. `speculative_config` is as
+    `foredraft.load` takes it; it may also contain `tokenizer`, an object or a name.
 
-    Returns:
-        int64[B, L + new], shorter rows padded as transformers does; or with `return_dict_in_generate` a
-        `GenerateDecoderOnlyOutput` without a cache.
-
-    Raises:
-        UsageError: an argument is not supported.
-        UnsupportedModelError: the model cannot be verified as a tree.
-        StoreError: a table or store is damaged or belongs to another tokenizer.
+    Returns int64[B, L + new], shorter rows padded as transformers does; or with `return_dict_in_generate` a
+    `GenerateDecoderOnlyOutput` without a cache. UsageError for an argument that is not supported, UnsupportedModelError
+    for a model that cannot be verified as a tree, StoreError for a table or store that is damaged or belongs to another
+    tokenizer.
     """
-    _refuse_version()
     dropped = _dropped_arguments(inspect.currentframe())
     streamer = dropped.get("streamer") if streamer is None else streamer
     assistant = dropped.get("assistant_model") if assistant_model is None else assistant_model
@@ -88,7 +73,10 @@ def generate(
     keeps_scores = config.return_dict_in_generate and config.output_scores
     keeps_logits = config.return_dict_in_generate and config.output_logits
     left, filters = (logits_processor, {}) if keeps_scores or not config.do_sample else split_filters(logits_processor)
-    prompts = _prompts(input_ids, model_kwargs.get("attention_mask"), generator.target.vocabulary)
+    shown = model_kwargs.get("attention_mask")
+    shown = torch.ones_like(input_ids) if shown is None else shown
+    size, pairs = generator.target.vocabulary, zip(input_ids, shown, strict=True)
+    prompts = [checked_ids(row[kept != 0].tolist(), size) for row, kept in pairs]
     own = own_processors(left, len(prompts), model)
     rows = [
         Row(
@@ -118,12 +106,6 @@ def generate(
 def last_statistics(model: Any) -> tuple[Statistics, ...]:
     """Return the statistics of the last call of `generate` on `model`, one record for each row; empty before it."""
     return generators_of(model).last
-
-
-def _prompts(input_ids: torch.Tensor, mask: torch.Tensor | None, vocabulary: int) -> list[TokenIds]:
-    """Return each row's ids without padding, int64[n]."""
-    shown = torch.ones_like(input_ids) if mask is None else mask
-    return [checked_ids(row[kept != 0].tolist(), vocabulary) for row, kept in zip(input_ids, shown, strict=True)]
 
 
 def _output(input_ids: torch.Tensor, rows: Sequence[Row], config: Any) -> Any:
@@ -165,22 +147,10 @@ def _dropped_arguments(frame: FrameType | None) -> Mapping[str, Any]:
     return {}
 
 
-def _refuse_version() -> None:
-    import transformers  # not at the top: importing its parts may replace the module later
-
-    version = transformers.__version__
-    if version.partition(".")[0] != _VERSION:
-        raise UsageError(
-            f"This is transformers {version}, and foredraft.generate is written for transformers {_VERSION}; "
-            f"install transformers {_VERSION}, or a foredraft that supports this version."
-        )
-
-
 def _refuse(
     model: Any, input_ids: torch.Tensor, config: Any, mode: GenerationMode, streamer: Any, synced_gpus: bool,
     model_kwargs: Mapping[str, Any],
 ) -> None:  # fmt: skip
-    """Raise UsageError for unsupported arguments, with the remedy."""
     foreign = [name for name, value in model_kwargs.items() if value is not None and name not in _ACCEPTED]
     outputs = [name for name in ("output_attentions", "output_hidden_states") if getattr(config, name, None)]
     cache = config.cache_implementation

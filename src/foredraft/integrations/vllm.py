@@ -25,14 +25,10 @@ from foredraft.integrations.request_drafter import RequestDrafter
 from foredraft.options import nearest, options_from, shown, whole_number
 from foredraft.standard_library import resources_for
 
-SUPPORTED = ("0.32", "0.33")
-"""Versions of vLLM with the proposer interface below; others are rejected."""
-MOST_TOKENS = 128
-"""The limit of vLLM's rejection sampler (its `MAX_SPEC_LEN`)."""
-OPTIONS_VARIABLE = "FOREDRAFT_VLLM_OPTIONS"
-"""Environment variable that names a JSON file with the options, as an alternative to `additional_config`."""
-KEY = "foredraft"
-"""The options' key in `additional_config`."""
+SUPPORTED = ("0.32", "0.33")  # versions of vLLM with the proposer interface below; others are rejected
+MOST_TOKENS = 128  # the limit of vLLM's rejection sampler (its `MAX_SPEC_LEN`)
+OPTIONS_VARIABLE = "FOREDRAFT_VLLM_OPTIONS"  # names a JSON file with the options, instead of `additional_config`
+KEY = "foredraft"  # the options' key in `additional_config`
 
 
 @dataclass(frozen=True, slots=True)

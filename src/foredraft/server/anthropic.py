@@ -38,7 +38,6 @@ class CountRequest(bodies.Body):
     system: bodies.Content | None = None
 
     def conversation(self) -> list[dict[str, Any]]:
-        """Return the messages in the format of chat templates."""
         first = [] if self.system is None else [{"role": "system", "content": bodies.text_of(self.system)}]
         return [*first, *(message.for_template() for message in self.messages)]
 
@@ -53,21 +52,18 @@ class MessagesRequest(CountRequest, bodies.GenerationRequest):
     service_tier: Literal["auto", "standard_only"] | None = None
 
     def text_request(self) -> bodies.TextRequest:
-        """Translate the body."""
         options = self.options(self.max_tokens, top_k=self.top_k)
         return bodies.TextRequest(
             [self.conversation()], options, stops=self.stop_sequences, speculative=self.speculative
         )
 
     async def whole(self, answers: Answers) -> dict[str, Any]:
-        """Return the complete answer."""
         [delta] = await answers.whole()
         return self._message(answers, [{"type": "text", "text": delta.text}]) | {
             "metrics": drafting_of(answers.records)
         }
 
     async def events(self, answers: Answers) -> AsyncIterator[bytes]:
-        """Yield the answer as a stream of events."""
         yield _event("message_start", message=self._message(answers, []))
         yield _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
         async for _, delta in answers.deltas():
@@ -78,7 +74,6 @@ class MessagesRequest(CountRequest, bodies.GenerationRequest):
         yield _event("message_stop")
 
     def failed(self, failure: RequestError) -> bytes:
-        """Return the event that ends a failed stream."""
         return event(anthropic_error(failure), "error")
 
     def _message(self, answers: Answers, content: list[dict[str, str]]) -> dict[str, Any]:

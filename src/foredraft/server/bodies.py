@@ -23,8 +23,7 @@ Count = Annotated[int, Field(ge=1)]
 TopK = Annotated[int, Field(ge=0)]
 Stops = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
 
-Shape = str | dict[str, Any]
-"""What a text must match: a regular expression, or a JSON schema."""
+Shape = str | dict[str, Any]  # what a text must match: a regular expression, or a JSON schema
 
 
 class Body(BaseModel):
@@ -59,7 +58,6 @@ class Turn(Body):
     content: Content | None
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message in the format of chat templates."""
         return {"role": "system" if self.role == "developer" else self.role, "content": text_of(self.content)}
 
 
@@ -92,7 +90,6 @@ class Message(Turn):
         return self
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message in the format of chat templates, with its tool calls."""
         optional = self.model_dump(include={"tool_calls", "tool_call_id", "name"})
         return super().for_template() | {name: each for name, each in optional.items() if each}
 

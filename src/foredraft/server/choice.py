@@ -13,8 +13,7 @@ from foredraft.server.processors import Logprobs, TokenLogprobs
 from foredraft.server.writer import Event
 from foredraft.text import TextStream
 
-Piece = tuple[str, str | None]
-"""A text, and the name of the source that drafted it, or None."""
+Piece = tuple[str, str | None]  # a text, and the name of the source that drafted it, or None
 
 
 @dataclass(slots=True)
@@ -27,11 +26,9 @@ class Delta:
 
     @property
     def text(self) -> str:
-        """The text."""
         return "".join(text for text, _ in self.pieces)
 
     def extend(self, later: "Delta") -> None:
-        """Append the next increment."""
         self.pieces += later.pieces
         self.tokens += later.tokens
         self.finish = later.finish
@@ -63,25 +60,17 @@ class StopFilter:
 
     @property
     def held(self) -> str:
-        """The text held back."""
         return "".join(piece for piece, _ in self._held)
 
 
 class Choice:
-    """One answer of a request.
-
-    Attributes:
-        records: its steps so far.
-        finish: OpenAI's finish reason, or None.
-        stops: cuts its text at a stop string.
-        predicting: drafts for it from a prediction, if there is one.
-    """
+    """One answer of a request."""
 
     def __init__(self, tokenizer: Any, stops: Sequence[str], logprobs: Logprobs | None) -> None:
         self.stops = StopFilter(stops)
-        self.records: list[StepRecord] = []
-        self.finish: str | None = None
-        self.predicting: ChainDrafter | None = None
+        self.records: list[StepRecord] = []  # its steps so far
+        self.finish: str | None = None  # OpenAI's finish reason
+        self.predicting: ChainDrafter | None = None  # drafts from a prediction, if there is one
         self._stream, self._logprobs = TextStream(tokenizer), logprobs
 
     def take(self, event: Event) -> Delta:
@@ -103,7 +92,6 @@ class Choice:
 
 
 def _split(pieces: list[Piece], at: int) -> tuple[list[Piece], list[Piece]]:
-    """Split the pieces at a character offset."""
     before: list[Piece] = []
     after: list[Piece] = []
     for text, source in pieces:

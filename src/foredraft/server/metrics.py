@@ -48,11 +48,9 @@ class Metrics:
         self._memory.set_function(lambda: writer.batch.memory_use)
 
     def begun(self, jobs: Sequence[Job]) -> None:
-        """Count submitted texts."""
         self._prompts.inc(sum(len(job.prepared.prompt) for job in jobs))
 
     def advanced(self, job: Job, event: Event) -> None:
-        """Count an event of a text."""
         now, written = time.monotonic(), sum(len(record.emitted) for record in event.records)
         for record in event.records:
             if record.drafted:
@@ -78,7 +76,6 @@ class Metrics:
         self._finished.labels(self._model, finish or "abort").inc()
 
     def text(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def _family(self, kind: type[Kind], name: str, words: str, *labels: str, **options: Any) -> Kind:

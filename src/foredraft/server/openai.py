@@ -105,7 +105,6 @@ class _Request(bodies.GenerationRequest):
         return self
 
     def failed(self, failure: RequestError) -> bytes:
-        """Return the event that ends a failed stream."""
         return event(error_shape(failure))
 
     def _request(
@@ -167,7 +166,6 @@ class ChatRequest(_Request):
         return self
 
     def text_request(self) -> TextRequest:
-        """Translate the body."""
         tools = [tool.model_dump(exclude_none=True) for tool in self.tools or []] if self._has_tools else []
         has_calls = any(message.role == "tool" or message.tool_calls for message in self.messages)
         prompts = [[message.for_template() for message in self.messages]]
@@ -175,7 +173,6 @@ class ChatRequest(_Request):
         return self._request(prompts, most, logprobs if self.logprobs else None, tools if tools or has_calls else None)
 
     async def whole(self, answers: Answers) -> dict[str, Any]:
-        """Return the complete answers."""
         choices = []
         for number, delta in enumerate(await answers.whole()):
             content, finish = delta.text, delta.finish
@@ -187,7 +184,6 @@ class ChatRequest(_Request):
         return self._whole(choices, answers)
 
     async def events(self, answers: Answers) -> AsyncIterator[bytes]:
-        """Yield the answers as a stream of events."""
         for number in range(len(answers.choices)):
             yield self._chunk(self._choice(number, delta={"role": "assistant", "content": ""}))
         # a possible tool call is held back until the end
@@ -236,16 +232,13 @@ class CompletionRequest(_Request):
     id_prefix, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
 
     def text_request(self) -> TextRequest:
-        """Translate the body."""
         is_one = isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int)
         return self._request([self.prompt] if is_one else self.prompt, self.max_tokens, self.logprobs)
 
     async def whole(self, answers: Answers) -> dict[str, Any]:
-        """Return the complete answers."""
         return self._whole([self._choice(*each) for each in enumerate(await answers.whole())], answers)
 
     async def events(self, answers: Answers) -> AsyncIterator[bytes]:
-        """Yield the answers as a stream of events."""
         offsets = [0] * len(answers.choices)
         async for number, delta in answers.deltas():
             if delta.pieces or delta.tokens or delta.finish:

@@ -17,8 +17,7 @@ from foredraft.drafters.prediction import Chain
 from foredraft.errors import NumericsError, UsageError
 from foredraft.server.bodies import Shape
 
-GRAMMAR = "grammar"
-"""Source name of the tokens that a constraint forces."""
+GRAMMAR = "grammar"  # source name of the tokens that a constraint forces
 _FORCED_SCORE = 0.999  # acceptance estimate of each forced token (chosen)
 
 
@@ -120,14 +119,12 @@ class Constraint:
         return [Chain(forced, [_FORCED_SCORE] * len(forced))] if forced else []
 
     def _advance(self, tokens: list[int]) -> None:
-        """Advance the matcher by the new tokens."""
         self._matcher.consume_tokens(tokens)
         self._read += len(tokens)
         if why := self._problem():
             raise NumericsError(f"The response format cannot be followed any further: {why}. Use a simpler one.")
 
     def _problem(self) -> str | None:
-        """Return the first line of the matcher's error, if any."""
         if not self._matcher.is_error():
             return None
         return next(iter(self._matcher.get_error().strip().splitlines()), "unknown error").rstrip(".")

@@ -31,7 +31,6 @@ class RequestError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """The HTTP headers for the status."""
         if self.status in (429, 503):
             return {"Retry-After": str(_RETRY_SECONDS)}
         return {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}

@@ -48,7 +48,6 @@ class ResponsesRequest(GenerationRequest):
     user: str | None = None
 
     def text_request(self) -> TextRequest:
-        """Translate the body."""
         given = [ResponsesItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
         messages = [item.for_template() for item in given]
         if self.instructions is not None:
@@ -57,12 +56,10 @@ class ResponsesRequest(GenerationRequest):
         return TextRequest([messages], options, shape=shape, speculative=self.speculative)
 
     async def whole(self, answers: Answers) -> dict[str, Any]:
-        """Return the complete answer."""
         [delta] = await answers.whole()
         return self._finished(answers, delta.text)
 
     async def events(self, answers: Answers) -> AsyncIterator[bytes]:
-        """Yield the answer as a stream of events."""
         numbers = itertools.count()
 
         def numbered(kind: str, **fields: Any) -> bytes:
@@ -86,7 +83,6 @@ class ResponsesRequest(GenerationRequest):
         yield numbered(f"response.{finished['status']}", response=finished)
 
     def failed(self, failure: RequestError) -> bytes:
-        """Return the event that ends a failed stream."""
         told = {"type": "error", "code": failure.code, "message": failure.message, "param": failure.param}
         return event(told, "error")
 

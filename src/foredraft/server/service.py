@@ -27,8 +27,7 @@ from foredraft.server.metrics import Metrics
 from foredraft.server.processors import GRAMMAR, Constraint, Logprobs, Penalties
 from foredraft.server.writer import Event, Job, Writer
 
-TOOL_CALL = "<tool_call>"
-"""The beginning of a tool call in the supported format."""
+TOOL_CALL = "<tool_call>"  # the beginning of a tool call in the supported format
 Result = TypeVar("Result")
 _UNLIMITED = 1 << 20  # default maximum of new tokens for a model without a window (chosen)
 
@@ -45,7 +44,6 @@ class Answers:
 
     @property
     def records(self) -> list[StepRecord]:
-        """The steps of all answers so far."""
         return [record for choice in self.choices for record in choice.records]
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:

@@ -41,7 +41,6 @@ class Stores:
         return place
 
     def list(self, key: str) -> list[dict[str, Any]]:
-        """Return the description of every store."""
         if self._folder is None:
             return []
         names = [manifest.parent.name for manifest in sorted(self._place(key, "any").parent.glob(f"*/{MANIFEST}"))]

@@ -70,12 +70,10 @@ class Writer:
 
     @property
     def running(self) -> int:
-        """Texts in the batch."""
         return len(self._lanes)
 
     @property
     def waiting(self) -> int:
-        """Texts that wait to join the batch."""
         return len(self._waiting)
 
     def submit(self, jobs: Sequence[Job]) -> None:

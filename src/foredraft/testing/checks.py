@@ -5,22 +5,22 @@ target, or on the drafter's own. Does not depend on any particular drafter, on t
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from foredraft.contracts import NO_BUDGET, Budget, Draft, Drafter, SequenceView, TokenIds, Verdict, Verification
 from foredraft.control import FixedControl
+from foredraft.drafters.none import NoDrafter
 from foredraft.graph.layout import lay_out_text
 from foredraft.graph.tree import depths
 from foredraft.sampling import Probabilities, SamplingOptions
 from foredraft.sampling.filters import distribution
 from foredraft.sampling.rejection import as_drawn
 from foredraft.testing.recording import NEW_TOKENS, Recorder, Step, begun, decoding
-from foredraft.testing.scripted import OracleDrafter
 from foredraft.testing.toy import VOCABULARY, ToyTarget
 
-MakeDrafter = Callable[[], Drafter]
-"""Returns a new drafter for a target of `VOCABULARY` ids."""
+MakeDrafter = Callable[[], Drafter]  # returns a new drafter for a target of `VOCABULARY` ids
 
 _PROMPT: TokenIds = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 3, 1, 4, 1, 5], np.int64)
 _OTHER_PROMPT: TokenIds = np.array([2, 7, 1, 8, 2, 8, 1, 4, 1, 6, 5, 3, 1, 4], np.int64)
@@ -172,8 +172,7 @@ def drawn_text_has_the_targets_distribution(make: MakeDrafter) -> None:
     """A drafter that supplies q under rejection verification has drawn its nodes from q."""
     departure = _departure(make())
     _require(
-        departure < 1,
-        f"Drawn text must have the target's distribution; chi-square is {departure:.1f} times the limit.",
+        departure < 1, f"Drawn text must have the target's distribution; chi-square is {departure:.1f} times the limit."
     )
 
 
@@ -252,7 +251,7 @@ def _equals_plain(
     *_, seq = decoding(drafter, prompt, options, verification)
     if drafter.needs.target is None and not options.do_sample:
         return np.array_equal(seq.emitted, ToyTarget().greedy(prompt, NEW_TOKENS))  # without any of the engine
-    silent = OracleDrafter(lambda _ids: ())
+    silent: Any = NoDrafter()
     silent.needs = drafter.needs
     *_, plain = decoding(silent, prompt, options)
     return np.array_equal(seq.emitted, plain.emitted)

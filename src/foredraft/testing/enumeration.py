@@ -2,30 +2,31 @@
 
 Each outcome of a step has its exact probability; plain decoding continues after the emitted tokens. If the verification
 is correct, the first tokens have the target's distribution, up to rounding. Runs the engine's state and its verifier;
-target and draft model are tables of random logits on a few tokens.
+target and draft model are tables of random logits on a few tokens, and `DrawingDrafter` draws from the latter.
 """
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from itertools import count
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
 
-from foredraft.contracts import Budget, Draft, DraftContext, Scores, SequenceView, TokenIds
+from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, Scores, SequenceView, TokenIds, Verdict
 from foredraft.engine.state import SequenceState
 from foredraft.graph.tree import FloatArray, path_to
 from foredraft.sampling import LogitsProcessor, Probabilities, SamplingOptions
-from foredraft.sampling.filters import filter_row, penalize
-from foredraft.sampling.rejection import Chance
-from foredraft.testing.scripted import DrawingDrafter
+from foredraft.sampling.filters import distribution, filter_row, penalize
+from foredraft.sampling.rejection import VERIFIER_STREAM, Chance, SeededChance, draw_siblings
 from foredraft.testing.toy import ToyTarget
 from foredraft.verify import verify
 
 T = TypeVar("T")
 
 Text = tuple[int, ...]
+LogitsOf = Callable[[TokenIds], FloatArray]  # from the ids so far, int64[n], to the logits of the next one, float32[V]
 
 PROMPT: TokenIds = np.array([1, 0], np.int64)
 PROMPT.flags.writeable = False
@@ -41,11 +42,9 @@ class Script:
         self.others: list[list[int]] = []
 
     def accept(self, probability: float) -> bool:
-        """Choose whether to accept."""
         return self._choose([(True, probability), (False, 1.0 - probability)])
 
     def draw(self, distribution: Probabilities) -> int:
-        """Choose a token."""
         return self._choose(enumerate(distribution.tolist()))
 
     def _choose(self, given: Iterable[tuple[T, float]]) -> T:
@@ -66,6 +65,78 @@ def outcomes(run: Callable[[Script], T]) -> Iterator[tuple[T, float]]:
         script = Script(unexplored.pop())
         yield run(script), script.probability
         unexplored += script.others
+
+
+class ScriptedDrafting:
+    """Drafting that calls a function, unless the budget is empty, and learns nothing."""
+
+    def __init__(self, propose: Callable[[SequenceView, Budget], Draft]) -> None:
+        self._propose = propose
+
+    def propose(self, view: SequenceView, budget: Budget) -> Draft:
+        """Return the function's draft, or the empty draft without a budget."""
+        return self._propose(view, budget) if budget.nodes > 0 and budget.depth > 0 else EMPTY_DRAFT
+
+    def observe(self, verdict: Verdict) -> None:
+        """Learn nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class DrawingDrafter:
+    """Draws a tree with q for rejection verification, level by level, siblings without replacement.
+
+    `widths` are the numbers of children of the root, of each of its children, and so on; `chance` is the random source
+    of a sequence's n-th proposal, from 0 (None uses the sequence's seed).
+    """
+
+    name: ClassVar[str] = "scripted"
+    source_names: Sequence[str] = ("scripted",)
+    needs = Needs()
+
+    def __init__(
+        self, logits_of: LogitsOf, widths: Sequence[int] = (2, 1, 1), chance: Callable[[int], Chance] | None = None
+    ) -> None:
+        self._logits_of, self._widths, self._chance = logits_of, tuple(widths), chance
+
+    def open(self, context: DraftContext) -> ScriptedDrafting:
+        """Return a drafting that processes its logits with the target's sampling options."""
+        known = {field.name for field in dataclasses.fields(SamplingOptions)} & context.settings.keys()
+        options = SamplingOptions(**{name: context.settings[name] for name in known})
+        proposals = count()
+
+        def propose(view: SequenceView, budget: Budget) -> Draft:
+            number = next(proposals)
+            # a new stream for each proposal, because draws must be fresh
+            seeded = SeededChance(context.seed, len(view.ids), VERIFIER_STREAM + 1 + number)
+            return self._drawn(view.ids, budget, options, seeded if self._chance is None else self._chance(number))
+
+        return ScriptedDrafting(propose)
+
+    def distribution_after(self, ids: TokenIds, options: SamplingOptions) -> Probabilities:
+        """Return the distribution that a token after `ids`, int64[n], is drawn from, float64[V]."""
+        row = self._logits_of(ids).copy()
+        if options.repetition_penalty != 1.0:
+            penalize(row, ids, options.repetition_penalty)
+        return distribution(row, options)
+
+    def _drawn(self, ids: TokenIds, budget: Budget, options: SamplingOptions, chance: Chance) -> Draft:
+        nodes: list[tuple[int, int, FloatArray]] = []  # token, parent, q
+        level = [(-1, ids)]
+        for width in self._widths[: budget.depth]:
+            below = []
+            for parent, prefix in level:
+                room = min(width, budget.nodes - len(nodes))
+                siblings = draw_siblings(self.distribution_after(prefix, options), room, chance)
+                for token, row in zip(*siblings, strict=True):
+                    below.append((len(nodes), np.append(prefix, np.int64(token))))
+                    nodes.append((int(token), parent, row))
+            level = below
+        if not nodes:
+            return EMPTY_DRAFT
+        tokens, parents, rows = zip(*nodes, strict=True)
+        return Draft(np.array(tokens, np.int32), np.array(parents, np.int32), q=np.array(rows, np.float32))
 
 
 class World:

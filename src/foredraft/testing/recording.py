@@ -46,27 +46,22 @@ class Recorder:
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """The verdicts that the drafter was shown."""
         return [step.verdict for step in self.steps if step.verdict is not None]
 
     def open(self, context: DraftContext) -> "Recorder":
-        """Start another sequence."""
         self._drafting, self.steps = self.drafter.open(context), []
         return self
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        """Return the wrapped drafter's draft."""
         draft = self._drafting.propose(view, budget)
         self.steps.append(Step(view.ids, budget, draft))
         return draft
 
     def observe(self, verdict: Verdict) -> None:
-        """Pass the verdict on, and keep it."""
         self._drafting.observe(verdict)
         self.steps[-1].verdict = verdict if verdict.hidden is None else replace(verdict, hidden=None)
 
     def close(self) -> None:
-        """Close the wrapped drafter's sequence."""
         self._drafting.close()
 
 

@@ -12,8 +12,7 @@ import torch
 from foredraft.contracts import Scores, TokenIds
 from foredraft.graph.layout import Layout, lay_out_text
 
-VOCABULARY = 32
-"""Default number of ids of `ToyTarget`; `check_drafter` uses it."""
+VOCABULARY = 32  # default number of ids of `ToyTarget`; `check_drafter` uses it
 
 U64 = npt.NDArray[np.uint64]
 
@@ -56,11 +55,9 @@ class ToyTarget:
         self.vocabulary, self.window, self._seed, self.forwards = vocabulary, window, seed, 0
 
     def new_cache(self) -> ToyCache:
-        """Return an empty cache."""
         return ToyCache()
 
     def prefill(self, token_ids: TokenIds, cache: ToyCache) -> None:
-        """Write `token_ids`, int64[n], to the cache and commit them."""
         cache.write(token_ids)
         cache.commit(range(len(token_ids)))
 

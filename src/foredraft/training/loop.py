@@ -5,10 +5,8 @@ and resumed ends with the same weights as an uninterrupted one, unless a time li
 the clock. Does not depend on what a task computes from the windows.
 """
 
-import contextlib
 import io
 import math
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from foredraft.atomic_file import TEMPORARY_SUFFIX, place_file, store_file
+from foredraft.atomic_file import replacing, store_file
 from foredraft.errors import NumericsError, StoreError, UsageError
 from foredraft.training.traces import Numbers, Tell, Traces, check_numbers, chosen_windows
 
@@ -56,7 +54,6 @@ class LoopOptions:
     seed: int = 0  # of the order of windows
 
     def __post_init__(self) -> None:
-        """Raise UsageError for invalid values."""
         check_numbers(self, ("micro_batch", "accumulation"), ("epochs", "rate"), ("warmup", "floor"))
         if self.precision not in ("bfloat16", "float32"):
             raise UsageError(f"precision is {self.precision!r}; it may be bfloat16 or float32.")
@@ -76,28 +73,27 @@ def train(
 ) -> "Run":  # fmt: skip
     """Train the task's module, or resume the run in `folder`, and report progress to `tell`.
 
-    `texts` says which texts to train on, as for `chosen_windows`. `identity` names other settings that determine the
-    weights; a checkpoint with different ones is rejected. The minutes are of training, those before a resumption
-    included, and between checkpoints; these may change when a run is resumed. `now` returns seconds.
+    `texts` says which texts to train on, as for `chosen_windows`, which raises UsageError. `identity` names other
+    settings that determine the weights; UsageError for a checkpoint with different ones. The minutes are of training,
+    those before a resumption included, and between checkpoints; these may change when a run is resumed. `now` returns
+    seconds.
 
-    Raises:
-        UsageError: there is no window to learn from, or a checkpoint has other settings.
-        NumericsError: the loss is not finite; the last checkpoint stays.
-        StoreError: a checkpoint is damaged or cannot be written; the previous one stays.
+    The last checkpoint stays if the loss is not finite (NumericsError), or if the next one cannot be written
+    (StoreError, also for one that is damaged).
     """
     trained, held = chosen_windows(traces, texts)
     folder.mkdir(parents=True, exist_ok=True)
     run = Run(task, folder, options, {**identity, "options": asdict(options), "windows": len(trained)})
     each = options.micro_batch * options.accumulation
     total = max(1, round(options.epochs * len(trained) / each))
-    first, begun, before = run.step, now(), run.minutes
-    tell("training", first, total, 0, "tokens")
+    begun, before = now(), run.minutes
+    tell("training", run.step, total)
     try:
         while run.step < total and run.minutes < max_minutes:
             windows = _windows_at(trained, options.seed, run.step * each, each)
             run.advance(windows, options.rate_at(max((run.step + 1) / total, run.minutes / max_minutes)))
             run.minutes = before + (now() - begun) / 60
-            tell("training", run.step, total, (run.step - first) * each * traces.window, "tokens")
+            tell("training", run.step, total)
             is_last = run.step == total or run.minutes >= max_minutes
             if is_last or run.minutes - run.measured_at >= checkpoint_minutes:
                 run.measure(held, each * traces.window)
@@ -116,13 +112,7 @@ def _windows_at(windows: Numbers, seed: int, first: int, count: int) -> Numbers:
 
 
 class Run:
-    """The state of a run, loaded from its checkpoint if there is one.
-
-    Attributes:
-        step: optimiser steps done.
-        minutes: of training.
-        history: measurements of step, minutes, mean loss since the previous one, agreement and tokens per second.
-    """
+    """The state of a run, loaded from its checkpoint if there is one."""
 
     def __init__(self, task: Task, folder: Path, options: LoopOptions, identity: Mapping[str, Any]) -> None:
         self._task, self._folder, self._options, self._identity = task, folder, options, identity
@@ -130,7 +120,8 @@ class Run:
         self._optimizer = torch.optim.AdamW(
             self._weights, lr=options.rate, betas=(0.9, 0.95), weight_decay=options.weight_decay
         )
-        self.step, self.minutes, self.history = 0, 0.0, list[dict[str, float]]()
+        self.step, self.minutes = 0, 0.0  # optimiser steps done, and minutes of training
+        self.history: list[dict[str, float]] = []  # what `measure` appended
         state = _read_checkpoint(folder, identity)
         if state is not None:
             task.module.load_state_dict(state["module"])
@@ -162,7 +153,7 @@ class Run:
         self._losses.append(total)
 
     def measure(self, held: Numbers, step_tokens: int) -> None:
-        """Append a measurement to the history; a step uses `step_tokens` tokens."""
+        """Append step, minutes, mean loss since the last, agreement and tokens a second, given `step_tokens` a step."""
         chosen = held[:: max(1, len(held) // _EVALUATED)][:_EVALUATED]
         with torch.no_grad(), self._autocast():
             agreement = self._task.agreement(chosen) if len(chosen) else math.nan
@@ -176,19 +167,14 @@ class Run:
         self.measured_at, self._losses = self.minutes, []
 
     def save(self) -> None:
-        """Write the state as the run's only checkpoint, atomically."""
         state = {
             "identity": self._identity, "step": self.step, "minutes": self.minutes, "history": self.history,
             "module": self._task.module.state_dict(), "optimizer": self._optimizer.state_dict(),
         }  # fmt: skip
-        unfinished = self._folder / f"{CHECKPOINT}.{os.getpid()}{TEMPORARY_SUFFIX}"
         try:
-            with unfinished.open("wb") as file:
+            with replacing(self._folder / CHECKPOINT) as file:
                 torch.save(state, file)
-            place_file(unfinished, self._folder / CHECKPOINT)
         except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError on a full disk
-            with contextlib.suppress(OSError):
-                unfinished.unlink(missing_ok=True)
             why = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "")
             raise StoreError(
                 f"No checkpoint can be written to {self._folder} ({why}); the previous one stays. Check its free space."

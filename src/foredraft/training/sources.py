@@ -35,10 +35,8 @@ def read_sources(path: Path, tokenizer: Any, report: ReadReport) -> Iterator[Sou
     """Yield the texts of a file (.jsonl, .parquet, .py, .txt, .md; see `corpus.documents`) or of a folder of them.
 
     Each prompt occurs once. In a folder, the folders named in `LEFT_OUT` are skipped. Rows that are not text and chats
-    with roles other than user and assistant are skipped and counted in `report`.
-
-    Raises:
-        UsageError: the path is missing, damaged, or of an unknown kind.
+    with roles other than user and assistant are skipped and counted in `report`. UsageError for a path that is missing,
+    damaged, or of an unknown kind.
     """
     files = find_inputs([path])
     if path.is_dir():

@@ -37,7 +37,6 @@ class _Task:
         raise NotImplementedError
 
     def loss(self, windows: Numbers) -> torch.Tensor:
-        """Return the mean loss over the tokens of these windows."""
         return self._loss_of(self.logits(windows), windows)
 
     def agreement(self, windows: Numbers) -> float:
@@ -56,22 +55,15 @@ class _Task:
 
 
 class ExitTask(_Task):
-    """Trains an early-exit head on the frozen first layers (EESD, Liu et al. 2024, section 3.2).
+    """Trains an early-exit head on the frozen first `layers` (EESD, Liu et al. 2024, section 3.2).
 
-    Only the first layers and the head stay in memory once the caller releases the model.
+    Only the first layers and the head stay in memory once the caller releases the model. `loss` is "distribution"
+    (cross-entropy to the target's most probable tokens) or "tokens" (the next; the paper's). `states` names a file in
+    which the exit's states, once computed, are stored; None recomputes them each time. `ids`, int64[N], are the tokens
+    that the target's frozen LM head scores; None trains an LM head for all tokens.
 
-    Args:
-        model: the target.
-        layers: before the exit.
-        traces: the training data.
-        loss: "distribution" (cross-entropy to the target's most probable tokens) or "tokens" (the next; the paper's).
-        states: file in which the exit's states, once computed, are stored; None recomputes them each time.
-        ids: int64[N], the tokens that the target's frozen LM head scores; None trains an LM head for all tokens.
-
-    Raises:
-        UsageError: layers out of range, or an unknown loss.
-        UnsupportedModelError: the model's layers are not a plain list.
-        StoreError: the states' file cannot be written.
+    UsageError for layers out of range or an unknown loss, UnsupportedModelError if the model's layers are not a plain
+    list, StoreError if the states' file cannot be written.
     """
 
     module: heads.ExitHead  # float32
@@ -101,7 +93,6 @@ class ExitTask(_Task):
         self._file = None if states is None else _states_file(states, (len(traces.windows), traces.window, width))
 
     def loss(self, windows: Numbers) -> torch.Tensor:
-        """Return the mean loss over the tokens of these windows."""
         if self._loss == "distribution":
             return super().loss(windows)
         following = torch.from_numpy(self._traces.windows[windows, 1:].astype(np.int64)).to(self._device).flatten()
@@ -109,7 +100,6 @@ class ExitTask(_Task):
         return cross_entropy(self.logits(windows).flatten(0, 1).float(), labels, ignore_index=-1)
 
     def logits(self, windows: Numbers) -> torch.Tensor:
-        """Return the head's logits."""
         inputs = self._traces.inputs(windows, self._device)
         self._exit.states = self._states(windows, inputs)
         return self._after(**inputs).logits  # type: ignore[no-any-return]  # transformers' outputs are Any
@@ -154,7 +144,6 @@ class DraftTask(_Task):
         self._drafting = heads.draft_model(model.requires_grad_(requires_grad=False), self.module)
 
     def logits(self, windows: Numbers) -> torch.Tensor:
-        """Return the draft model's logits."""
         return self._drafting(**self._traces.inputs(windows, self._device)).logits  # type: ignore[no-any-return]  # transformers' outputs are Any
 
 
@@ -173,7 +162,6 @@ class MedusaTask(_Task):
         self.module = heads.MedusaHeads(self._lm_head.weight.shape[1], count).to(self._device)
 
     def loss(self, windows: Numbers) -> torch.Tensor:
-        """Return the heads' weighted loss over the tokens of these windows."""
         losses = [
             _LOSS_DECAY**head * self._loss_of(scores, windows, slice(head, None))
             for head, scores in enumerate(self._scores(windows), 1)

@@ -25,10 +25,8 @@ from foredraft.atomic_file import store_file
 from foredraft.errors import NumericsError, StoreError, UsageError
 from foredraft.training.sources import Source, is_held_out
 
-Numbers = npt.NDArray[np.int64]
-"""Window numbers, int64."""
-Tell = Callable[[str, int, int, int, str], None]
-"""Reports a phase's progress: its name, done, total, a count, and the count's unit."""
+Numbers = npt.NDArray[np.int64]  # window numbers, int64
+Tell = Callable[[str, int, int], None]  # reports a phase's progress: its name, the work done, and its total
 
 KINDS = ("greedy", "sampled", "open")
 MANIFEST, TEXTS = "manifest.json", "texts.jsonl"
@@ -46,8 +44,7 @@ class Asked(NamedTuple):
     seed: int
 
 
-Write = Callable[[Sequence[Asked], int], list[list[int]]]
-"""Writes texts of at most this many new tokens; returns each text's new ids."""
+Write = Callable[[Sequence[Asked], int], list[list[int]]]  # writes at most so many new ids of each text
 
 
 def check_numbers(options: Any, counts: Sequence[str], above_0: Sequence[str], shares: Sequence[str]) -> None:
@@ -75,7 +72,6 @@ class TraceOptions:
     seed: int = 0  # of the sampled texts
 
     def __post_init__(self) -> None:
-        """Raise UsageError for invalid values."""
         check_numbers(self, ("answer_tokens", "window", "top_k"), ("temperature",), ("greedy_share",))
         if self.written_tokens < 0 or self.open_tokens < 0 or self.written_tokens + self.open_tokens == 0:
             raise UsageError("Give written_tokens or open_tokens, or both; neither may be negative.")
@@ -96,7 +92,6 @@ class Traces:
 
     @property
     def window(self) -> int:
-        """Tokens of a window (T)."""
         return int(self.windows.shape[1]) - 1
 
     def learned(self, texts: str) -> npt.NDArray[np.bool_]:
@@ -136,8 +131,7 @@ def is_traces(folder: Path) -> bool:
 def chosen_windows(traces: Traces, texts: str) -> tuple[Numbers, Numbers]:
     """Return the numbers of the training windows of "written", "open" or "all" texts, and of all held-out windows.
 
-    Raises:
-        UsageError: another kind of texts, or there is no such window.
+    UsageError for another kind of texts, or if there is no such window.
     """
     known = ("all", "written", "open")
     if texts not in known:
@@ -153,9 +147,7 @@ def write_texts(
 ) -> None:
     """Let the target continue the sources' prompts until there are enough tokens, counting texts written before.
 
-    Raises:
-        UsageError: the folder holds texts of another model or with other options.
-        StoreError: it cannot be written.
+    UsageError if the folder holds texts of another model or with other options, StoreError if it cannot be written.
     """
     known = _known_texts(folder, _head(options, identity))
     done = 1 + max((int(text["source"]) for text in known), default=-1)
@@ -181,7 +173,7 @@ def write_texts(
                             file.write(json.dumps(text) + "\n")
                             tokens[of == "open"] += len(ids)
                 file.flush()
-                tell("writing", min(tokens[False], wanted[False]), wanted[False], tokens[False], "tokens")
+                tell("writing", min(tokens[False], wanted[False]), wanted[False])
     except OSError as error:
         raise StoreError(
             f"Texts cannot be written to {folder} ({error.strerror}); what was written stays. Check its free space."
@@ -196,10 +188,8 @@ def _is_sampled(number: int, options: TraceOptions) -> bool:
 def label_texts(folder: Path, model: Any, options: TraceOptions, identity: str, tell: Tell) -> Traces:
     """Pack the texts into windows, and store the target's most probable tokens at each position.
 
-    Raises:
-        UsageError: the texts do not fill a window.
-        NumericsError: the target's logits are not finite.
-        StoreError: the folder cannot be written.
+    UsageError if the texts do not fill a window, NumericsError if the target's logits are not finite, StoreError if the
+    folder cannot be written.
     """
     head = _head(options, identity)
     windows, kinds, held = _packed(_known_texts(folder, head), options.window)
@@ -217,10 +207,10 @@ def label_texts(folder: Path, model: Any, options: TraceOptions, identity: str, 
         probabilities = np.lib.format.open_memmap(folder / "top_probabilities.npy", "w+", np.float16, shape)
         batch = max(1, _LABELLED_TOKENS // options.window)
         for start in range(0, len(windows), batch):
-            tell("labelling", start, len(windows), start * options.window, "tokens")
+            tell("labelling", start, len(windows))
             found = _top_tokens(model, windows[start : start + batch, :-1], known)
             ids[start : start + batch], probabilities[start : start + batch] = found
-        tell("labelling", len(windows), len(windows), len(windows) * options.window, "tokens")
+        tell("labelling", len(windows), len(windows))
         ids.flush()
         probabilities.flush()
     except OSError as error:
