@@ -109,6 +109,26 @@ def test_texts_that_leave_do_not_disturb_the_others(compiled):
     assert [emitted(lane) for lane in left] == [alone(compiled, prompt, how, 40) for prompt, how, _ in kept]
 
 
+def test_a_text_whose_drafter_fails_to_start_leaves_no_memory_in_use(compiled, monkeypatch):
+    writer = generator(compiled, "prompt_lookup", nodes=3)
+    batch, (prompt, sampling, _) = writer.batch(), texts(1, seed=5)[0]
+    prepared = writer.prepare(prompt, sampling, max_new_tokens=8)
+
+    def fail(_self, _context):
+        raise RuntimeError("no drafting today")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(prepared.drafter), "open", fail)
+        with pytest.raises(RuntimeError, match="no drafting today"):
+            batch.join(prepared)
+    assert len(batch) == 0
+    assert batch.memory_use == 0
+    lane = batch.join(writer.prepare(prompt, sampling, max_new_tokens=8))
+    while len(batch):
+        batch.step()
+    assert emitted(lane) == alone(compiled, prompt, sampling, 8)
+
+
 def test_what_a_text_shares_with_an_earlier_one_is_not_computed_again(compiled):
     writer = generator(compiled, "none")
     prompt, sampling, _ = texts(1, seed=11)[0]

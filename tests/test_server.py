@@ -277,6 +277,7 @@ def test_what_cannot_be_honoured_is_refused_by_its_name(server, fields, words):
     assert answer.status_code == 400
     assert words in answer.json()["error"]["message"]
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    assert (answer.json()["error"]["code"] == "context_length_exceeded") == (words == "window")
 
 
 def test_bodies_that_are_no_requests(server):

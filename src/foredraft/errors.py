@@ -13,6 +13,10 @@ class UsageError(ForedraftError, ValueError):
     """An option, argument or prompt that is invalid or not supported."""
 
 
+class PromptTooLongError(UsageError):
+    """A prompt that leaves no room for a new token in the model's window."""
+
+
 class UnsupportedModelError(ForedraftError):
     """The model cannot verify a tree of drafts in one pass (recurrent state, ALiBi, encoder-decoder, ...)."""
 

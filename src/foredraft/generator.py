@@ -19,7 +19,7 @@ from foredraft.drafters.prediction import ChainDrafter, Prediction
 from foredraft.engine.batch import Batch, Lane, write_all
 from foredraft.engine.guard import GuardedDrafter
 from foredraft.engine.state import Prepared, SequenceState
-from foredraft.errors import UsageError
+from foredraft.errors import PromptTooLongError, UsageError
 from foredraft.generation import Generation, Run, Stream, generation
 from foredraft.model.batch_target import batch_target
 from foredraft.model.compiled.background import Compilation
@@ -238,14 +238,14 @@ class Generator:
         """Prepare a text for generation after a prompt, int64[n], n >= 1, without allocating its KV cache.
 
         `drafter` is this text's, if not the generator's; the other arguments are `max_new_tokens`, `eos`, `processors`
-        and `stop` of `SequenceState`. UsageError for a prompt that fills the model's window.
+        and `stop` of `SequenceState`. PromptTooLongError for a prompt that fills the model's window.
         """
         if self._compilation is not None and self._compilation.has_news():
             self.target.compiled = kept_forward(self.target.model)
             self._curve = None
         window = self.target.window
         if window is not None and len(ids) >= window:
-            raise UsageError(
+            raise PromptTooLongError(
                 f"The prompt has {len(ids)} tokens and the model's window is {window}; shorten the prompt to at most "
                 f"{window - 1}."
             )

@@ -89,8 +89,12 @@ class Batch:
                 "This method drafts with the target's own layers, which works for one text at a time; generate the "
                 "texts one after another, or choose another method."
             )
-        seq = prepared.begin(self._target.open(prepared.prompt, len(prepared.prompt) + _AHEAD))
-        drafting = drafter.open(replace(prepared.context, cache=seq.cache))
+        cache = self._target.open(prepared.prompt, len(prepared.prompt) + _AHEAD)
+        try:
+            seq, drafting = prepared.begin(cache), drafter.open(replace(prepared.context, cache=cache))
+        except BaseException:
+            self._target.close(cache)
+            raise
         control = None if prepared.shared else prepared.control
         lane = Lane(seq, drafter, drafting, control, prepared.context.seed)
         self._lanes.append(lane)

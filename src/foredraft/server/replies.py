@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from foredraft.errors import ForedraftError, OutOfMemoryError, UsageError
+from foredraft.errors import ForedraftError, OutOfMemoryError, PromptTooLongError, UsageError
 from foredraft.server.writer import BusyError, StoppingError
 
 _RETRY_SECONDS = 2  # value of the Retry-After header (chosen)
@@ -44,8 +44,10 @@ def failure_of(error: Exception) -> RequestError:
             failure = error
         case ValidationError():
             failure = _of_body(error)
+        case PromptTooLongError():
+            failure = RequestError(400, message, code="context_length_exceeded")
         case UsageError():
-            failure = RequestError(400, message, code="context_length_exceeded" if "window" in message else None)
+            failure = RequestError(400, message)
         case BusyError():
             status = 503 if isinstance(error, StoppingError) else 429
             failure = RequestError(status, message, "rate_limit_error", code="overloaded")
