@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from foredraft.api import load
-from foredraft.bench.cell import CELLS_FILE, VERSION, Cell, append_cell, read_cells
+from foredraft.bench.cell import CELLS_FILE, VERSION, Cell, append_cell, describe_environment, differences, read_cells
 from foredraft.bench.method import cold_and_warm, parse_method
 from foredraft.bench.metrics import Ratio, first_difference, mean_speed_up, speed_up
 from foredraft.bench.recommendation import advise
@@ -25,6 +25,8 @@ from foredraft.cli import main
 from foredraft.contracts import CostCurve, StepRecord
 from foredraft.drafters.prompt_lookup import PromptLookupDrafter
 from foredraft.errors import UsageError
+from foredraft.model.target import TorchTarget
+from support.llamas import llama
 from support.toys import TOY, TOY_DRAFT
 
 FIXED = 4
@@ -329,6 +331,15 @@ def test_unlike_environments_are_neither_added_to_nor_compared(copied, generator
         run_plan(generator, PLAN, copied)
     with pytest.raises(UsageError, match=f"different environments.*{name}"):
         checked_cells(copied)
+
+
+def test_weights_and_configuration_both_tell_models_apart():
+    def described(**options):
+        return describe_environment(TorchTarget(llama(**options)), "one name")
+
+    assert not differences(described(), described())
+    assert "hash" in differences(described(), described(seed=1))
+    assert "hash" in differences(described(), described(rope_parameters={"rope_type": "default", "rope_theta": 5e5}))
 
 
 def test_cells_of_another_version_are_refused(copied):

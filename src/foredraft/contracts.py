@@ -264,14 +264,22 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class Learner(Protocol):
-    """A drafter that learns from texts and keeps what it learned for later texts.
-
-    It may also have a property `saves`, whether its options name a path, and `save(path=None)`, which writes what was
-    learned to `path`, or to the path in its options; StoreError if it cannot.
-    """
+    """A drafter that learns from texts and keeps what it learned for later texts."""
 
     def forget(self) -> None:
         """Discard what was learned and not saved."""
+
+
+@runtime_checkable
+class Saver(Protocol):
+    """A drafter that can save what it learned from texts."""
+
+    @property
+    def saves(self) -> bool:
+        """Whether its options name a path for `save`."""
+
+    def save(self, path: str | None = None) -> None:
+        """Write what was learned to `path`, or to the path in its options; StoreError if it cannot."""
 
 
 class Control(Protocol):

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from foredraft.cache_folder import cache_folder, cache_path
-from foredraft.contracts import CostCurve, DraftContext, Drafter, Learner, TokenIds, Verification
+from foredraft.contracts import CostCurve, DraftContext, Drafter, Learner, Saver, TokenIds, Verification
 from foredraft.control import BatchControl, StepCosts, choose_control
 from foredraft.corpus.words import vocabulary_size
 from foredraft.drafters import make_drafter
@@ -139,9 +139,8 @@ class Generator:
 
     def save(self) -> None:
         """Save what the drafter learned, if its options say where; StoreError if the file cannot be written."""
-        drafter: Any = self.drafter
-        if getattr(drafter, "saves", False):
-            drafter.save()
+        if isinstance(self.drafter, Saver) and self.drafter.saves:
+            self.drafter.save()
 
     def forget(self) -> None:
         """Discard what the drafter and the control learned from earlier texts."""

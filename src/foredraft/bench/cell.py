@@ -4,6 +4,7 @@ A cell is identified by its place. A run skips cells that the file has, so a kil
 on how texts are generated.
 """
 
+import hashlib
 import json
 import os
 import platform
@@ -21,7 +22,7 @@ from foredraft.bench.drafts import DraftCounts
 from foredraft.engine.statistics import Statistics
 from foredraft.errors import StoreError, UsageError
 from foredraft.model.compiled.package import processor_lines
-from foredraft.model.fingerprint import fingerprint
+from foredraft.model.fingerprint import architecture, fingerprint
 from foredraft.model.rounding import dtype_name
 from foredraft.model.target import TorchTarget
 
@@ -168,7 +169,7 @@ def describe_environment(target: TorchTarget, model: str) -> Environment:
         },
         "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
         "model": {
-            "name": model, "dtype": dtype_name(target.model), "hash": fingerprint(target.model)[:16],
+            "name": model, "dtype": dtype_name(target.model), "hash": _model_hash(target.model),
             "forward": "recorded" if target.recordings is not None else forward,
         },
         "code": {"commit": _commit(root) if (root / ".git").exists() else ""},
@@ -185,6 +186,11 @@ def differences(one: Environment, other: Environment) -> str:
         if mine.get(name) != theirs.get(name)
     ]
     return "; ".join(found[:3])
+
+
+def _model_hash(model: Any) -> str:
+    """Return a hash, 16 hexadecimal digits, of a model's configuration and weights."""
+    return hashlib.sha256(f"{architecture(model.config)} {fingerprint(model)}".encode()).hexdigest()[:16]
 
 
 def _commit(root: Path) -> str:

@@ -291,7 +291,7 @@ class _Reader:
 
 
 def _unpacked(path: Path, raw: IO[bytes]) -> IO[bytes]:
-    return gzip.GzipFile(fileobj=raw) if _is_packed(path) else raw  # type: ignore[return-value]  # it is read only
+    return gzip.GzipFile(fileobj=raw) if _is_packed(path) else raw  # type: ignore[return-value]  # a GzipFile is not declared IO, but reads alike
 
 
 def _line_start(file: IO[bytes], start: int, stop: float) -> int:

@@ -155,11 +155,11 @@ def _parsed_once() -> Iterator[None]:
     with _SWAPPED:
         theirs = gguf.GGUFReader
         parsed = cache(theirs)
-        gguf.GGUFReader = lambda path, _mode="r": parsed(str(path))  # type: ignore[assignment,misc]  # for a class
+        gguf.GGUFReader = lambda path, _mode="r": parsed(str(path))  # type: ignore[assignment,misc]  # a function in the place of a class
         try:
             yield
         finally:
-            gguf.GGUFReader = theirs  # type: ignore[misc]  # as it was
+            gguf.GGUFReader = theirs  # type: ignore[misc]  # a type of another package is assigned
 
 
 @contextmanager

@@ -50,7 +50,7 @@ _LAYOUTS = {
     "Q4_0": _WORDS, "Q4_1": _WORDS, "Q4_K": _WORDS, "Q5_0": _BYTES, "Q8_0": _BYTES,
     "Q5_1": _OFFSET_BYTES, "Q5_K": _OFFSET_BYTES, "Q6_K": _SHORT,
 }  # fmt: skip
-_ROWS_AT_ONCE = 4096  # of a matrix that are taken apart, so that a large one needs little memory; whole strips
+_ROWS_AT_ONCE = 4096  # of a matrix in memory as float32, 32 MB at 2,048 columns; chosen, a multiple of `STRIP`
 _LEAST_Q4_0 = -8  # what Q4_0's integers are counted from
 
 
