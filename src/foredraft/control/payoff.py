@@ -94,17 +94,29 @@ def bin_of(score: float) -> int:
 @njit(cache=True)
 def corrections(evidence: Evidence) -> F64:
     """Return the factor that corrects the scores of each bin, float64[12]: accepted / promised, smoothed."""
-    overall = (evidence.accepted.sum() + _PRIOR_TOKENS) / (evidence.promised.sum() + _PRIOR_TOKENS)
-    prior = _PRIOR_NODES * 0.5 ** np.arange(_BINS)
-    factors: F64 = (evidence.accepted + prior * overall) / (evidence.promised + prior)
+    accepted = promised = _PRIOR_TOKENS
+    for number in range(_BINS):
+        accepted += evidence.accepted[number]
+        promised += evidence.promised[number]
+    factors, prior = np.empty(_BINS, np.float64), _PRIOR_NODES
+    for number in range(_BINS):
+        likely = evidence.accepted[number] + prior * accepted / promised
+        factors[number] = likely / (evidence.promised[number] + prior)
+        prior *= 0.5
     return factors
 
 
-@njit(cache=True)
 def expected_tokens(score: FloatArray, evidence: Evidence, most: int) -> F64:
     """Return how many of the best 0, 1, ... nodes are expected to be accepted, float64[min(N, most) + 1]."""
-    factors, order = corrections(evidence), np.sort(score)[::-1]
-    tokens = np.zeros(min(len(score), most) + 1, np.float64)
+    tokens: F64 = _expected_of(np.sort(score)[::-1], evidence, most)
+    return tokens
+
+
+@njit(cache=True)
+def _expected_of(order: FloatArray, evidence: Evidence, most: int) -> F64:
+    """Do the above for descending scores; sorting them in compiled code takes two seconds to compile."""
+    factors = corrections(evidence)
+    tokens = np.zeros(min(len(order), most) + 1, np.float64)
     for nodes in range(1, len(tokens)):
         each = order[nodes - 1]
         tokens[nodes] = tokens[nodes - 1] + min(factors[bin_of(each)] * each, 1.0)

@@ -17,7 +17,8 @@ from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs,
 from foredraft.drafters import Resources
 from foredraft.graph.tree import top_nodes
 from foredraft.index import learned
-from foredraft.index.learned import NO_TOKEN, LearnedArrays
+from foredraft.index.learned import LearnedArrays
+from foredraft.index.own_words import NO_TOKEN
 from foredraft.index.trigram import TrigramTable, open_named_table
 from foredraft.index.trigram_search import BLENDED, SearchSettings, TrigramModel, best_first, mcts
 from foredraft.options import check_range

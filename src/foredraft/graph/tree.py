@@ -75,7 +75,8 @@ def ancestor_mask(parents: IntArray) -> BoolArray:
     mask[0, 0] = True
     for node in range(len(parents)):
         row = node + 1
-        mask[row, :] = mask[parents[node] + 1, :]
+        for column in range(row):  # not as a slice: numba's check of its shape takes four seconds to compile
+            mask[row, column] = mask[parents[node] + 1, column]
         mask[row, row] = True
     return mask
 

@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 
 from foredraft.graph.tree import FloatArray, IntArray
-from foredraft.index.own_words import I64, U8, fill_context, learn_rows
+from foredraft.index.own_words import I64, U8, fill_context, int64, learn_rows
 from foredraft.index.recent_text import append
 from foredraft.index.sources import (
     ABSENT,
@@ -169,7 +169,8 @@ def blend(sources: Sources, rates: Rates, room: Candidates, ids: I64, size: tupl
     listed, context = empty_list(), np.empty(LONGEST, np.int64)
     chances, margins = np.empty(len(listed.tokens), np.float32), np.full(len(listed.tokens), -1, np.int32)
     expected, queue = np.empty(len(listed.tokens), np.float32), [(np.float32(0), 0) for _ in range(0)]
-    best, made, count, depth, above, cursors = -1, 0, 0, 0, np.float32(1), root_cursors(sources)
+    best, made, count, depth = int64(-1), 0, 0, int64(0)
+    above, cursors = np.float32(1), root_cursors(sources)
     while True:
         if depth < deepest:
             fill_context(context, room.tokens, room.parents, best, ids)
@@ -182,7 +183,11 @@ def blend(sources: Sources, rates: Rates, room: Candidates, ids: I64, size: tupl
                 if made == len(room.tokens) or not 0 <= listed.tokens[i] < vocabulary:
                     continue
                 room.tokens[made], room.parents[made], room.depths[made] = listed.tokens[i], best, depth + 1
-                room.cells[made], room.known[made], room.cursors[made] = listed.cells[i], known, listed.cursors[i]
+                for column in range(SOURCES):  # not as slices: numba's check of shapes takes seconds to compile
+                    room.cells[made, column] = listed.cells[i, column]
+                for column in range(CURSORS):
+                    room.cursors[made, column] = listed.cursors[i, column]
+                room.known[made] = known
                 room.score[made], room.expected[made], room.margin[made] = above * chances[i], expected[i], margins[i]
                 heapq.heappush(queue, (-room.score[made], made))
                 made += 1
@@ -206,7 +211,7 @@ def learn_choices(rates: Rates, room: Candidates, written: I64) -> None:
         chosen = room.tokens[i] == written[depth]
         if chosen:
             reached[i] = depth + 1
-        credit(rates, room.cells[i], room.known[i], chosen)
+        credit(rates, room.cells[i], int64(room.known[i]), chosen)
         if room.margin[i] >= 0:
             row, column = divmod(room.margin[i], _COLUMNS)
             keep = min(np.float32(1), _MOST_SEEN / (rates.margins[1, row, column] + 1))
@@ -255,7 +260,7 @@ def advance(
         learn_choices(rates, room, ids[at:])
         learn_rows(sources.words, top.tokens, top.parents, ids[:at], top.rows, top.best, top.chances)
         append(sources.own, ids[read:])
-    room.made[:] = 0
+    room.made[0] = room.made[1] = 0
     if size[0] > 0:
         blend(sources, rates, room, ids, size, noise)
     drafted = room.drafted[: room.made[1]]

@@ -10,14 +10,11 @@ from numba import njit
 
 from foredraft.contracts import TokenIds, Verdict
 from foredraft.graph.tree import FloatArray, IntArray
-from foredraft.index.own_words import I64, context_key, find, slot_for
+from foredraft.index.own_words import I64, NO_TOKEN, context_key, find, slot_for
 
 # chosen
 ROW_WIDTH = 12  # successors per context; a new one replaces the weakest
 MOST_SLOTS = 1 << 16  # contexts stored at most, about 8 MB; then those learned longest ago are replaced
-
-NO_TOKEN = -1
-"""The first token of a context of a single token."""
 
 
 class LearnedArrays(NamedTuple):
@@ -41,7 +38,7 @@ def empty_learned(slots: int = MOST_SLOTS) -> LearnedArrays:
 
 @njit(cache=True)
 def learned_row(arrays: LearnedArrays, a: int, b: int) -> int:
-    """Return the slot of the context (a, b), or -1 if it was not learned; `a` is -1 for `b` alone."""
+    """Return the slot of the context (a, b), or -1 if it was not learned; `a` is NO_TOKEN for `b` alone."""
     return find(arrays, context_key(NO_TOKEN, a, b))
 
 

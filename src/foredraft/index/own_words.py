@@ -25,6 +25,10 @@ MOST_SLOTS = 1 << 20  # contexts stored at most, at 52 bytes each; then those le
 _WAYS = 8  # slots of a context: one cache line of keys
 _BITS = 21  # bits of a token in a key
 _KIND = "own-words"
+int64: Any = np.int64
+"""In compiled code, types an argument: numba compiles a function again for constants and for other widths."""
+NO_TOKEN: Any = int64(-1)
+"""In a context, before its first token."""
 
 
 class OwnWords(NamedTuple):
@@ -130,11 +134,10 @@ def learn_rows(
     for i in range(len(rows)):
         fill_context(context, tokens, parents, rows[i] - 1, ids)
         a, b, c = context
-        _keep(words, context_key(-1, -1, c), top[i], chances[i])
-        if b >= 0:
-            _keep(words, context_key(-1, b, c), top[i], chances[i])
-            if a >= 0:
-                _keep(words, context_key(a, b, c), top[i], chances[i])
+        for first in range(2, -1, -1):
+            if context[first] >= 0:
+                key = context_key(a if first == 0 else NO_TOKEN, b if first < 2 else NO_TOKEN, c)
+                _keep(words, key, top[i], chances[i])
 
 
 def words_of_table(table: TableArrays) -> OwnWords:
@@ -151,9 +154,9 @@ def _take_table(words: OwnWords, table: TableArrays) -> None:
     pairs = table.offsets, table.totals, table.tokens, table.probabilities
     singles = table.unigram_offsets, table.unigram_totals, table.unigram_tokens, table.unigram_probabilities
     for token in range(len(table.unigram_offsets) - 1):
-        _take_row(words, context_key(-1, -1, token), singles, token)
+        _take_row(words, context_key(NO_TOKEN, NO_TOKEN, token), singles, int64(token))
         for row in range(table.first[token], table.first[token + 1]):
-            _take_row(words, context_key(-1, token, table.second[row]), pairs, row)
+            _take_row(words, context_key(NO_TOKEN, token, table.second[row]), pairs, int64(row))
 
 
 @njit(cache=True)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from numba import njit
 
 from foredraft.graph.tree import FloatArray, IntArray
-from foredraft.index.own_words import I64, TOP, U8, OwnWords, context_key, find
+from foredraft.index.own_words import I64, NO_TOKEN, TOP, U8, OwnWords, context_key, find, int64
 from foredraft.index.recent_text import RecentText, newest_place
 
 F64 = npt.NDArray[np.float64]
@@ -105,11 +105,13 @@ def _candidate(listed: Listed, token: int) -> int:
     if count == len(listed.tokens):
         return -1
     listed.tokens[count] = token
-    listed.cells[count, :] = ABSENT
-    listed.cursors[count, :] = 0
+    for column in range(SOURCES):
+        listed.cells[count, column] = ABSENT
+    for column in range(CURSORS):
+        listed.cursors[count, column] = 0
     listed.cursors[count, _PLACE] = listed.cursors[count, _PLACE + 2] = -1
     listed.cursors[count, _NODE] = -2
-    listed.tally[count, :] = 0
+    listed.tally[count, 0] = listed.tally[count, 1] = listed.tally[count, 2] = 0
     listed.made[0] += 1
     return int(count)
 
@@ -137,8 +139,8 @@ def _list_words(sources: Sources, key: int, source: int, listed: Listed) -> bool
 
 
 @njit(cache=True)
-def _tally(text: RecentText, place: int, length: int, newest: bool, column: int, listed: Listed) -> int:
-    """Count one occurrence that ends at `place`; return 1, or 0 if nothing follows it."""
+def _tally(text: RecentText, place: int, length: int, newest: int, column: int, listed: Listed) -> int:
+    """Count one occurrence that ends at `place`, 1 for the `newest`; return 1, or 0 if nothing follows it."""
     if place + 1 >= text.length[0] or text.symbols[place + 1] < 0:
         return 0
     at = _candidate(listed, text.symbols[place + 1])
@@ -157,19 +159,21 @@ def _list_places(text: RecentText, context: I64, cursors: IntArray, visits: int,
     """List what followed the context's last two tokens or more in a text, at the newest places and the parent's."""
     if context[LONGEST - 2] < 0 or not text.length[0]:
         return False
-    listed.tally[: listed.made[0], :] = 0
+    for at in range(listed.made[0]):
+        listed.tally[at, 0] = listed.tally[at, 1] = listed.tally[at, 2] = 0
     column, total = _PLACE if source == OWN else _PLACE + 2, 0
     place = newest_place(text, context[LONGEST - 2], context[LONGEST - 1])
     for _ in range(visits):
         if place < 0:
             break
-        length = 2  # tokens up to `place` that match the end of the context
+        length = int64(2)  # tokens up to `place` that match the end of the context
         while length < min(LONGEST, place + 1) and text.symbols[place - length] == context[LONGEST - 1 - length] >= 0:
             length += 1
-        total += _tally(text, place, length, total == 0, column, listed)
-        place = text.previous[place]
+        total += _tally(text, place, length, int64(total == 0), column, listed)
+        place = int64(text.previous[place])
     if cursors[column] >= 0:  # may be one of these places, and then counts twice
-        total += _tally(text, cursors[column], cursors[column + 1], False, column, listed)
+        at, length = int64(cursors[column]), int64(cursors[column + 1])
+        total += _tally(text, at, length, int64(0), column, listed)
     for at in range(listed.made[0]):
         count, newest, length = listed.tally[at]
         if count:
@@ -224,14 +228,15 @@ def list_all(sources: Sources, context: I64, cursors: IntArray, depth: int, list
     listed.made[0] = 0
     known = 0
     a, b, c = context[LONGEST - 3], context[LONGEST - 2], context[LONGEST - 1]
-    if a >= 0:
-        known |= _list_words(sources, context_key(a, b, c), WORDS_3, listed) << WORDS_3
-    if b >= 0:
-        known |= _list_words(sources, context_key(-1, b, c), WORDS_2, listed) << WORDS_2
-    known |= _list_words(sources, context_key(-1, -1, c), WORDS_1, listed) << WORDS_1
+    # loops, as numba compiles a function again for each constant that it is called with
+    for source in range(WORDS_3, WORDS_1 + 1):
+        if context[LONGEST - 3 + source] >= 0:
+            key = context_key(a if source == WORDS_3 else NO_TOKEN, b if source < WORDS_1 else NO_TOKEN, c)
+            known |= _list_words(sources, key, source, listed) << source
     visits = _PLACES if depth else _ROOT_PLACES
-    known |= _list_places(sources.own, context, cursors, visits, OWN, listed) << OWN
-    known |= _list_places(sources.shared, context, cursors, visits, SHARED, listed) << SHARED
+    for source in range(OWN, SHARED + 1):
+        text = sources.own if source == OWN else sources.shared
+        known |= _list_places(text, context, cursors, visits, source, listed) << source
     known |= _list_rows(sources.rows, cursors, depth, listed) << STORE
     if cursors[_NODE] >= -1:
         known |= _list_neural(sources.neural, cursors[_NODE], listed) << NEURAL

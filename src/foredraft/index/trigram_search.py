@@ -13,7 +13,8 @@ import numpy as np
 from numba import njit
 
 from foredraft.graph.tree import FloatArray, IntArray, child_with
-from foredraft.index.learned import NO_TOKEN, ROW_WIDTH, LearnedArrays, learned_row
+from foredraft.index.learned import ROW_WIDTH, LearnedArrays, learned_row
+from foredraft.index.own_words import NO_TOKEN
 from foredraft.index.trigram import FULL_PROBABILITY, TableArrays, bigram_row
 
 MOST_SUCCESSORS = 64

@@ -149,17 +149,18 @@ def _read(file: Path, dtype: str) -> tuple[Any, Any]:
 
 @contextmanager
 def _parsed_once() -> Iterator[None]:
-    """Parse a file's fields once in the block: each of four readers, three of them transformers', takes seconds."""
+    """Parse a file's fields, and list the names of tensors, once in the block: transformers does both many times."""
     import gguf  # an optional package
 
     with _SWAPPED:
-        theirs = gguf.GGUFReader
+        theirs, names = gguf.GGUFReader, gguf.get_tensor_name_map
         parsed = cache(theirs)
         gguf.GGUFReader = lambda path, _mode="r": parsed(str(path))  # type: ignore[assignment,misc]  # a function in the place of a class
+        gguf.get_tensor_name_map = cache(names)
         try:
             yield
         finally:
-            gguf.GGUFReader = theirs  # type: ignore[misc]  # a type of another package is assigned
+            gguf.GGUFReader, gguf.get_tensor_name_map = theirs, names  # type: ignore[misc]  # a type of another package is assigned
 
 
 @contextmanager

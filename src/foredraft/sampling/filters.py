@@ -53,13 +53,21 @@ def filter_row(row: FloatArray, temperature: float, top_k: int, top_p: float, mi
         return np.empty(0, np.float32)
     weights = exponentials(row, row[best], temperature)
     if 0 < top_k < len(row):
-        weights[row < _smallest_kept(row, np.ones(len(row), np.float32), top_k)] = 0.0
+        _drop_below(weights, row, _smallest_kept(row, np.ones(len(row), np.float32), float(top_k)))
     if top_p < 1.0:
         needed = top_p * weights.sum(dtype=np.float64)
-        weights[weights < _smallest_kept(weights, weights, needed)] = 0.0
+        _drop_below(weights, weights, _smallest_kept(weights, weights, needed))
     if min_p > 0.0:
-        weights[weights < min_p] = 0.0
+        _drop_below(weights, weights, min_p)
     return weights
+
+
+@njit(cache=True)
+def _drop_below(weights: FloatArray, values: FloatArray, least: float) -> None:
+    """Set the weights of tokens whose values, float32[V], are below `least` to 0."""
+    for token in range(len(weights)):
+        if values[token] < least:
+            weights[token] = 0.0
 
 
 def penalize(row: FloatArray, seen: TokenIds, penalty: float) -> None:
