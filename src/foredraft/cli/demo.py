@@ -12,6 +12,7 @@ import typer
 from foredraft.atomic_file import check_place, write_file
 from foredraft.cli import flags
 from foredraft.cli.job import measure_cost
+from foredraft.cli.kernels import compiled_beside
 from foredraft.cli.screen import Ink, say, show_table, wants_color, working
 from foredraft.errors import ForedraftError, UsageError
 from foredraft.model.gguf import SMOLLM2
@@ -53,7 +54,7 @@ def demo(
 
 def _prepared(model: str, method: str | None) -> "Generator":
     """Load the model, and compile it if it is not; if that fails, the model runs uncompiled."""
-    with working(f"loading {model}") as tell:
+    with working(f"loading {model}") as tell, compiled_beside("auto", drafting=method in {None, "auto"}) as wait:
         from foredraft.api import load
 
         generator = load(model, method=method, progress=tell)
@@ -65,5 +66,6 @@ def _prepared(model: str, method: str | None) -> "Generator":
                 generator.compile()
             except ForedraftError as error:
                 say(str(error), "yellow")
+        wait()
         measure_cost(generator, tell)
     return generator

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foredraft.cli import flags
+from foredraft.cli.kernels import compiled_beside
 from foredraft.cli.screen import show_facts, show_json, show_table, working
 from foredraft.errors import UsageError
 from foredraft.model.gguf import SMOLLM2
@@ -126,7 +127,7 @@ def compile_model(
     if background and hasattr(os, "nice"):
         with suppress(OSError):
             os.nice(10)
-    with working(f"loading {model}") as tell:
+    with working(f"loading {model}") as tell, compiled_beside(dtype, drafting=True) as wait:
         import torch
 
         from foredraft.cache_folder import cache_folder
@@ -137,6 +138,7 @@ def compile_model(
             torch.set_num_threads(threads)
         models = [(load_model(model, dtype, "cpu"), None)] if method is None else _models_of(method, model, dtype)
         made = [compile_forward(each, cache_folder(), passage, again=again, progress=tell) for each, passage in models]
+        wait()
     if as_json:
         facts = [_record_facts(folder, record) for folder, record in made]
         show_json(facts[0] | ({"drafting": facts[1:]} if method else {}))

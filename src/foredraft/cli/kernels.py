@@ -1,4 +1,4 @@
-"""Compiles the numba kernels of the first text in processes of their own, while the model is loaded.
+"""Compiles the numba kernels of the first text in processes of their own, while the model is loaded or compiled.
 
 One compiles layout, verification and control, the other those of the drafting method `auto`; they share numba's cache
 on disk. `python -m foredraft.cli.kernels NAME` is one of them. This only saves time: what was not compiled is compiled

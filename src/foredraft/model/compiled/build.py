@@ -240,6 +240,7 @@ def _compile(subject: Subject, package: PackageRecord, recipe: Recipe, path: Pat
     options = {
         "freezing": True, "max_autotune": True, "max_autotune_gemm_backends": backends,
         "cpp.min_chunk_size": _LEAST_SHARED,
+        "aot_inductor.precompile_headers": False,  # they serve two files, and take longer than those save
     }  # fmt: skip
     ranges = recipe.own and subject.takes_ranges
     token_ids = np.zeros(min(_TRACED_ROWS, package.most_rows), np.int64)
