@@ -10,7 +10,7 @@ import os
 import tempfile
 from typing import Any
 
-from foredraft.cache_folder import cache_path
+from foredraft.cache_folder import cache_folder
 from foredraft.errors import (
     ForedraftError,
     NumericsError,
@@ -40,13 +40,11 @@ def _let_numba_cache() -> None:
     """Set a numba cache folder for this version: numba can fail on another version's kernels or lack a writable one."""
     if "NUMBA_CACHE_DIR" in os.environ:
         return
-    folder = cache_path() / f"numba-{__version__}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        writable = os.access(folder, os.W_OK)
-    except OSError:
-        writable = False
-    os.environ["NUMBA_CACHE_DIR"] = str(folder) if writable else tempfile.mkdtemp(prefix="foredraft-numba-")
+        folder = str(cache_folder(f"numba-{__version__}"))
+    except StoreError:
+        folder = tempfile.mkdtemp(prefix="foredraft-numba-")
+    os.environ["NUMBA_CACHE_DIR"] = folder
 
 
 _let_numba_cache()

@@ -18,9 +18,9 @@ def cache_path() -> Path:
     return Path(os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("foredraft"))
 
 
-def cache_folder() -> Path:
-    """Return the cache folder, created if missing; StoreError if it cannot be created or written to."""
-    folder = cache_path()
+def cache_folder(name: str = "") -> Path:
+    """Return the cache folder, or the folder `name` in it, created if missing; StoreError if it cannot be written."""
+    folder = cache_path() / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

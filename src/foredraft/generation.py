@@ -72,13 +72,9 @@ class Run:
         """The sums over the steps so far."""
         return summarize(self.records, self.prefill_seconds)
 
-    def result(self, tokenizer: Any) -> Generation:
-        """Return the result so far; its finish reason is None while it is unfinished."""
-        return generation(self, tokenizer)
-
 
 def generation(text: Run | Lane, tokenizer: Any) -> Generation:
-    """Return the result of a text so far."""
+    """Return the result of a text so far; its finish reason is None while it is unfinished."""
     ids = tuple(token for record in text.records for token in record.emitted)  # `seq` may be ahead after an interrupt
     statistics = summarize(text.records, text.prefill_seconds)
     return Generation(
@@ -102,7 +98,7 @@ class Stream:
     @property
     def generation(self) -> Generation:
         """The result so far; complete once the pieces are exhausted."""
-        return self._run.result(self._tokenizer)
+        return generation(self._run, self._tokenizer)
 
 
 def pieces(records: Iterable[StepRecord], tokenizer: Any) -> Iterator[Piece]:

@@ -184,14 +184,14 @@ class Generator:
     def _completed(self, run: Run) -> Generation:
         for _ in run.steps():
             pass
-        return run.result(self.tokenizer)
+        return self.result(run)
 
     def stream(self, prompt: Prompt, *, chat: bool = False, **options: Unpack[GenerationArguments]) -> Stream:
         """Start a generation as `generate` does; iterate over the result, and read its `generation` afterwards."""
         return Stream(self.start(prompt, chat=chat, **options), self.tokenizer)
 
     def start(self, prompt: Prompt, *, chat: bool = False, **options: Unpack[GenerationArguments]) -> Run:
-        """Start a generation as `generate` does; iterate over its `steps()`, and call its `result()` at any time.
+        """Start a generation as `generate` does; iterate over its `steps()`, and pass it to `result` at any time.
 
         The run keeps its drafter, so several runs can be interleaved.
         """
@@ -265,13 +265,13 @@ class Generator:
         """Add a text to a batch, with the arguments of `generate`; OutOfMemoryError if its prompt finds no room."""
         return batch.join(self._prepared(prompt, options, chat=chat))
 
-    def result(self, lane: Lane) -> Generation:
-        """Return the result so far of a text in a batch."""
-        return generation(lane, self.tokenizer)
+    def result(self, text: Run | Lane) -> Generation:
+        """Return the result so far of a text; its finish reason is None while it is unfinished."""
+        return generation(text, self.tokenizer)
 
-    def encode(self, prompt: Prompt) -> TokenIds:
+    def encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> TokenIds:
         """Return the ids of a prompt; see `foredraft.request.encoded`."""
-        return encoded(prompt, self.tokenizer, self.target.vocabulary)
+        return encoded(prompt, self.tokenizer, self.target.vocabulary, tools)
 
     def eos_token_ids(self) -> tuple[int, ...]:
         """Return the default end ids: those of the model's generation configuration, else the tokenizer's."""

@@ -148,16 +148,16 @@ class GenerationOptions:
         )
 
 
-def encoded(prompt: Any, tokenizer: Any, vocabulary: int) -> TokenIds:
+def encoded(prompt: Any, tokenizer: Any, vocabulary: int, tools: Sequence[Mapping[str, Any]] = ()) -> TokenIds:
     """Return the ids, int64[n], of a text, a conversation (by the tokenizer's chat template), or ids.
 
-    UsageError for an empty prompt, another type, ids outside the vocabulary, or a conversation without a chat template
-    or rejected by it.
+    `tools` are a conversation's, in transformers' format. UsageError for an empty prompt, another type, ids outside the
+    vocabulary, or a conversation without a chat template or rejected by it.
     """
     if isinstance(prompt, str):
         ids = tokenizer(checked_text(prompt)).input_ids if prompt else []
     elif (messages := conversation(prompt)) is not None:
-        ids = tokenizer(checked_text(templated(messages, tokenizer)), add_special_tokens=False).input_ids
+        ids = tokenizer(checked_text(templated(messages, tokenizer, tools)), add_special_tokens=False).input_ids
     else:
         ids = prompt
     return checked_ids(ids, vocabulary)
@@ -192,17 +192,19 @@ def conversation(prompt: Any) -> list[dict[str, Any]] | None:
     return [dict(message) for message in prompt]
 
 
-def templated(messages: list[dict[str, Any]], tokenizer: Any, tools: Any = None) -> str:
+def templated(messages: list[dict[str, Any]], tokenizer: Any, tools: Sequence[Mapping[str, Any]] = ()) -> str:
     """Return the conversation formatted by the tokenizer's chat template, up to where the answer begins.
 
-    `tools` are definitions in transformers' format. UsageError if there is no template, or it rejects the messages.
+    UsageError if there is no template, or it rejects the messages.
     """
     import jinja2
 
     if not getattr(tokenizer, "chat_template", None):
         raise UsageError("This model's tokenizer has no chat template; give the prompt as a text.")
     try:
-        text: str = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
+        text: str = tokenizer.apply_chat_template(
+            messages, tools=tools or None, tokenize=False, add_generation_prompt=True
+        )
     except jinja2.TemplateError as error:
         raise UsageError(
             f"The model's chat template rejects the conversation ({error}); change the messages accordingly, or give a "

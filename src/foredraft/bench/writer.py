@@ -99,7 +99,7 @@ def _in_slices(generator: api.Generator, prompt: Any, arguments: Mapping[str, An
         if tokens >= size:
             yield
     with timed():
-        text = run.result(generator.tokenizer)
+        text = generator.result(run)
     nanoseconds = sum((Counter(step.nanoseconds) for step in text.steps), Counter())
     parts = {part: nanoseconds.pop(part, 0) / 1e9 for part in ("draft", "forward", "verify", "commit")}
     parts["other"] = nanoseconds.total() / 1e9

@@ -44,7 +44,6 @@ class Lane:
 
     @property
     def ended(self) -> bool:
-        """Whether it finished or failed."""
         return self.seq.finish is not None or self.failure is not None
 
 

@@ -23,26 +23,22 @@ class GuardedDrafter:
         self._drafter, self.needs, self.source_names = drafter, drafter.needs, drafter.source_names
 
     def open(self, context: DraftContext) -> "GuardedDrafting":
-        """Begin drafting for one sequence."""
         return GuardedDrafting(self._drafter.open(context), self._drafter.name)
 
 
 class GuardedDrafting:
-    """One sequence's drafting, until it raises."""
+    """One sequence's drafting, until it raises; afterwards every draft is empty."""
 
     def __init__(self, drafting: Drafting, name: str) -> None:
         self._drafting, self._name, self._failed = drafting, name, False
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        """Return the drafter's draft; an empty one after a failure."""
         return self._guarded(lambda: self._drafting.propose(view, budget), EMPTY_DRAFT)
 
     def observe(self, verdict: Verdict) -> None:
-        """Pass the verdict to the drafter, unless it failed."""
         self._guarded(lambda: self._drafting.observe(verdict), None)
 
     def close(self) -> None:
-        """Close the drafter's drafting."""
         self._drafting.close()
 
     def _guarded(self, call: Callable[[], T], otherwise: T) -> T:

@@ -89,13 +89,11 @@ class SequenceState:
         return SequenceView(ids, self.prompt_length)
 
     def chooser(self, scores: Scores, at: int, draft: Draft) -> Chooser:
-        """Return the chooser of tokens after the rows of one verification."""
         if self._verification == "matched":
             return self._sampler.chooser(scores, at)
         return rejection_chooser(draft, at, partial(self._sampler.distribution, scores.logits, at), self._chance)
 
     def ends(self, tokens: Sequence[int]) -> bool:
-        """Return whether the text ends with the last of `tokens`; called once per token, in order."""
         token = tokens[-1]
         stopped = self._stop is not None and self._stop(token)
         if token in self._eos:

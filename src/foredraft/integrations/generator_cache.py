@@ -33,10 +33,8 @@ class GeneratorCache:
     def generator(self, model: Any, config: Mapping[str, Any]) -> Generator:
         """Return the generator for a configuration, an existing or a new one.
 
-        `config` is `speculative_config` as `foredraft.load` takes it, plus `tokenizer`, an object or a name; without
-        it, the tokenizer is loaded from where the model was loaded. UsageError for an unknown name, option or value, or
-        without a tokenizer for a file bound to one; UnsupportedModelError for a model that cannot be verified as a
-        tree; StoreError for a table or store that is damaged or belongs to another tokenizer.
+        `config` and the errors are those of `foredraft.generate`. Without `tokenizer`, it is loaded from where the
+        model was loaded; UsageError if there is none for a file that is bound to one.
         """
         weight = model.get_input_embeddings().weight
         # a model that was moved, cast or resized, or runs another kernel, gets a new generator
@@ -46,7 +44,10 @@ class GeneratorCache:
                 if known == (state, config):
                     self._made.append(self._made.pop(number))
                     return generator
-            generator = _make_generator(model, config)
+            asked = parse_speculation(None, config)
+            given = asked.options.pop("tokenizer", None)
+            tokenizer = tokenizer_for(str(getattr(model, "name_or_path", None) or ""), given, asked.options)
+            generator = Generator(TorchTarget(model), tokenizer, **asked.drafting)
             # a copy, so that the caller's later changes do not matter; models in it are not copied
             copied = {name: dict(value) if isinstance(value, Mapping) else value for name, value in config.items()}
             self._made = [*self._made, ((state, copied), generator)][-MOST_GENERATORS:]
@@ -59,10 +60,3 @@ def generators_of(model: Any) -> GeneratorCache:
         setattr(model, ATTRIBUTE, GeneratorCache())
     cache: GeneratorCache = getattr(model, ATTRIBUTE)
     return cache
-
-
-def _make_generator(model: Any, config: Mapping[str, Any]) -> Generator:
-    asked = parse_speculation(None, config)
-    given = asked.options.pop("tokenizer", None)
-    tokenizer = tokenizer_for(str(getattr(model, "name_or_path", None) or ""), given, asked.options)
-    return Generator(TorchTarget(model), tokenizer, **asked.drafting)

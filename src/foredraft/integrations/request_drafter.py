@@ -21,8 +21,6 @@ _SPARE = 2  # requests kept for each row of a batch, so that preempted ones are 
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """A request in progress."""
-
     drafting: Drafting
     prompt_length: int  # its tokens when first seen
     ids: npt.NDArray[np.int64]  # int64[n], its text when last seen

@@ -24,10 +24,10 @@ class Chance(Protocol):
     """A source of randomness: a seed, or a test that enumerates all outcomes."""
 
     def accept(self, probability: float) -> bool:
-        """Return True with this probability."""
+        """Return True with this probability: always for 1, never for 0."""
 
     def draw(self, distribution: Probabilities) -> int:
-        """Return a token drawn from `distribution`, float64[V] with sum 1."""
+        """Return a token drawn from `distribution`, float64[V] with sum 1; never one of probability 0."""
 
 
 class SeededChance:
@@ -42,11 +42,9 @@ class SeededChance:
         self._counter = np.array([0, position, stream, 0], np.uint32)
 
     def accept(self, probability: float) -> bool:
-        """Return True with this probability; always for 1, never for 0."""
         return self._uniform() < probability
 
     def draw(self, distribution: Probabilities) -> int:
-        """Return a token drawn from `distribution`, float64[V]; never one of probability 0."""
         below = distribution.cumsum()
         token = int(below.searchsorted(self._uniform() * below[-1], side="right"))
         # the product may round up to the whole sum, beyond the last token with a probability

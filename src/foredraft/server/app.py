@@ -17,7 +17,6 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from foredraft.errors import ForedraftError
-from foredraft.request import encoded
 from foredraft.server import bodies
 from foredraft.server.anthropic import CountRequest, MessagesRequest, anthropic_error
 from foredraft.server.openai import ChatRequest, CompletionRequest, error_shape
@@ -99,19 +98,19 @@ class _AnswerStream(StreamingResponse):
 
 
 def _add_tokens(app: FastAPI, service: Service) -> None:
-    tokenizer, target = service.generator.tokenizer, service.generator.target
+    generator, target = service.generator, service.generator.target
 
     @app.post("/v1/messages/count_tokens")
     async def _count(request: Request) -> Response:
         _, body = await _read(request, CountRequest)
-        ids = await service.in_turn(encoded, body.conversation(), tokenizer, target.vocabulary)
+        ids = await service.in_turn(generator.encode, body.conversation())
         return JSONResponse({"input_tokens": len(ids)})
 
     @app.post("/tokenize")
     async def _tokenize(request: Request) -> Response:
         _, body = await _read(request, bodies.TokenizeRequest)
         prompt = body.prompt if body.messages is None else [each.for_template() for each in body.messages]
-        ids = await service.in_turn(encoded, prompt, tokenizer, target.vocabulary)
+        ids = await service.in_turn(generator.encode, prompt)
         return JSONResponse({"tokens": ids.tolist(), "count": len(ids), "max_model_len": target.window})
 
     @app.post("/detokenize")
@@ -120,7 +119,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         if any(not 0 <= token < target.vocabulary for token in body.tokens):
             most = target.vocabulary - 1
             raise RequestError(400, f"tokens has an id outside the vocabulary; use ids from 0 to {most}.")
-        return JSONResponse({"prompt": await service.in_turn(decode, tokenizer, body.tokens)})
+        return JSONResponse({"prompt": await service.in_turn(decode, generator.tokenizer, body.tokens)})
 
 
 def _add_stores(app: FastAPI, service: Service, stores: Stores) -> None:
@@ -221,7 +220,6 @@ def _key(request: Request) -> str:
 
 
 def _failed(request: Request, error: Exception) -> Response:
-    """Return the error response in the format of the request's protocol."""
     if isinstance(error, HTTPException):
         error = RequestError(error.status_code, f"{request.method} {request.url.path}: {error.detail}.")
     failure = failure_of(error)

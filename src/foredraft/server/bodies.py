@@ -112,7 +112,7 @@ class TextRequest:
 
     prompts: Sequence[Any]  # texts, conversations or ids
     options: Mapping[str, Any]  # generation arguments, None for missing ones
-    tools: Sequence[Mapping[str, Any]] | None = None  # for the chat template; None if no message involves tools
+    tools: Sequence[Mapping[str, Any]] = ()  # for the chat template
     n: int = 1  # answers per prompt
     stops: Sequence[str] = ()
     logprobs: int | None = None  # most probable tokens reported per position; None for no log-probabilities

@@ -109,7 +109,7 @@ class _Request(bodies.GenerationRequest):
 
     def _request(
         self, prompts: Sequence[Any], most: int | None, logprobs: int | None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> TextRequest:  # fmt: skip
         options = self.options(most, top_k=self.top_k, min_p=self.min_p)
         options["prediction"] = text_of(self.prediction.content) if self.prediction else None
@@ -167,10 +167,9 @@ class ChatRequest(_Request):
 
     def text_request(self) -> TextRequest:
         tools = [tool.model_dump(exclude_none=True) for tool in self.tools or []] if self._has_tools else []
-        has_calls = any(message.role == "tool" or message.tool_calls for message in self.messages)
         prompts = [[message.for_template() for message in self.messages]]
         most, logprobs = self.max_completion_tokens or self.max_tokens, self.top_logprobs or 0
-        return self._request(prompts, most, logprobs if self.logprobs else None, tools if tools or has_calls else None)
+        return self._request(prompts, most, logprobs if self.logprobs else None, tools)
 
     async def whole(self, answers: Answers) -> dict[str, Any]:
         choices = []

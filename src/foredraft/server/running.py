@@ -62,7 +62,7 @@ class Listening:
     def run(self) -> None:
         """Serve until `stop` or a signal; then finish the texts in progress."""
         self._server.run(sockets=[self._socket])
-        self._service.close(0.0)
+        self._service.close()
 
     def stop(self) -> None:
         """Reject new texts, finish those in progress within the grace period, and end `run`; from any thread."""

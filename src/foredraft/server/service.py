@@ -4,7 +4,7 @@ Does not depend on routes or on the format in which answers are sent.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,7 +18,6 @@ from foredraft.drafters.prediction import ChainDrafter
 from foredraft.engine.state import Prepared
 from foredraft.errors import UsageError
 from foredraft.generator import Generator
-from foredraft.request import templated
 from foredraft.sampling import SEED_LIMIT
 from foredraft.server.bodies import TextRequest
 from foredraft.server.choice import Choice, Delta
@@ -123,9 +122,9 @@ class Service:
         """Run `work` on the thread for tokenizing and stores."""
         return await asyncio.get_running_loop().run_in_executor(self._preparing, work, *arguments)
 
-    def close(self, seconds: float) -> None:
-        """Finish the texts in progress, or fail them after `seconds`, and save what was learned."""
-        self.writer.close(seconds)
+    def close(self) -> None:
+        """Fail the texts in progress, and save what was learned."""
+        self.writer.close(0.0)
         self._preparing.shutdown()
         self.generator.save()
 
@@ -144,10 +143,14 @@ class Service:
             )
         if request.ignore_eos and request.shape is not None:
             raise UsageError("ignore_eos and response_format exclude each other; leave one of them out.")
+        template = str(getattr(generator.tokenizer, "chat_template", None))
+        if request.tools and ("tools" not in template or TOOL_CALL not in template):
+            raise UsageError(
+                f"This model's chat template does not support tools in the format {TOOL_CALL}; leave tools out."
+            )
         made = []
         for prompt in request.prompts:
-            given = prompt if request.tools is None else _ids_with_tools(prompt, request.tools, generator.tokenizer)
-            ids = generator.encode(given)
+            ids = generator.encode(prompt, request.tools)
             made += [self._choice(generator, ids, request, number) for number in range(request.n)]
         return made
 
@@ -184,14 +187,3 @@ class Service:
         for job, event in events:
             self.metrics.advanced(job, event)
             job.send((job, event))
-
-
-def _ids_with_tools(messages: Any, tools: Sequence[Mapping[str, Any]], tokenizer: Any) -> list[int]:
-    """Return the ids of a conversation with tools; UsageError if the chat template does not support the call format."""
-    template = str(getattr(tokenizer, "chat_template", None))
-    if tools and ("tools" not in template or TOOL_CALL not in template):
-        raise UsageError(
-            f"This model's chat template does not support tools in the format {TOOL_CALL}; leave tools out."
-        )
-    ids: list[int] = tokenizer(templated(messages, tokenizer, tools or None), add_special_tokens=False).input_ids
-    return ids
