@@ -109,7 +109,7 @@ def _draft_along(
     rollout = Rollout(model, _ROOM)
     for end in ends:
         rollout = rollout if rollout.committed < end else Rollout(model, _ROOM)
-        budget = Budget(nodes=_MOST_ROWS, depth=rules.most_levels)
+        budget = Budget(nodes=_MOST_ROWS, depth=rules.levels)
         grown = grow(rollout, ids[:end], rules, budget, Imitation(vocabulary=model.vocabulary), _MOST_ROWS)
         graph, size = grown.graph, grown.graph.size
         levels = int(depths(graph.parents[:size]).max(initial=0))

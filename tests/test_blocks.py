@@ -3,15 +3,25 @@
 import numpy as np
 import pytest
 import torch
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, quants
 from torch import nn
 from torch._inductor import aoti_compile_and_package
 
 from foredraft.model.compiled import kernels
-from foredraft.model.compiled.blocks import BlockLinear, packed_blocks, read_blocks, unpacked_blocks
+from foredraft.model.compiled.blocks import (
+    _NIBBLES,
+    _TILE,
+    STRIP,
+    BlockLinear,
+    QuantisedRows,
+    _order,
+    layout_of,
+    packed_blocks,
+    read_blocks,
+)
 from foredraft.model.compiled.export import merge_products
 from foredraft.model.compiled.kernels import Way, own_kernels
-from foredraft.model.compiled.package import load_package
+from foredraft.model.compiled.library import CompiledLibrary
 
 KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 MANY = ("Q4_K", "Q5_K", "Q6_K")  # of which 256 numbers lie together
@@ -35,6 +45,26 @@ def quantised(kind, columns, depth):
     return read_blocks(kind, data), torch.from_numpy(quants.dequantize(data, which))
 
 
+def unpacked_blocks(blocks, *, widened):
+    """Return float32[N, K], the numbers of what `packed_blocks` made."""
+    strips, count, size = blocks.shape
+    layout = layout_of(size)
+    size = STRIP * layout.numbers * layout.bits // 8
+    packed = blocks[..., :size].contiguous().numpy()
+    if layout.bits == 8:
+        vectors = packed.view(np.int8).astype(np.float32)
+    else:
+        words = packed.view(np.uint32).reshape(strips, count, 2, -1, 1, _TILE)
+        vectors = (words >> (4 * np.arange(_NIBBLES, dtype=np.uint32)[:, None]) & 15).astype(np.float32)
+    tiles = np.empty((strips, count, 2, _TILE * layout.numbers), np.float32)
+    tiles[..., _order(layout, widened=widened).ravel()] = vectors.reshape(tiles.shape)
+    scales = blocks[..., size:].contiguous().numpy().view(np.float16).astype(np.float32).reshape(strips, count, -1, 32)
+    numbers = tiles.reshape(strips, count, STRIP, layout.numbers) * scales[:, :, 0, :, None]
+    if layout.minima:
+        numbers += scales[:, :, 1, :, None]
+    return torch.from_numpy(np.ascontiguousarray(numbers.transpose(0, 2, 1, 3)).reshape(strips * STRIP, -1))
+
+
 @pytest.mark.parametrize("widened", [False, True])
 @pytest.mark.parametrize("kind", KINDS + MANY)
 def test_blocks_hold_what_the_file_is_dequantised_to(kind, widened):
@@ -46,8 +76,15 @@ def test_blocks_hold_what_the_file_is_dequantised_to(kind, widened):
     assert exact if kind in KINDS else torch.allclose(unpacked, expected, atol=2**-11 * expected.abs().max(), rtol=0)
 
 
-def test_formats_that_the_kernel_does_not_read_are_left_alone():
-    assert read_blocks("Q2_K", np.zeros((2, 84), np.uint8)) is None
+def test_formats_that_the_kernel_does_not_read_are_left_alone(tmp_path):
+    writer = GGUFWriter(tmp_path / "a.gguf", "weights")
+    writer.add_tensor("zeros", np.zeros((STRIP, 84), np.uint8), raw_dtype=GGMLQuantizationType.Q2_K)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    rows = QuantisedRows(tmp_path / "a.gguf", torch.bfloat16)
+    assert rows.packed(torch.zeros(STRIP, 256, dtype=torch.bfloat16), widened=False) is None
 
 
 class Products(nn.Module):
@@ -93,7 +130,7 @@ def test_a_row_is_what_the_dequantised_weights_give_alone_and_among_others(kind,
         products = [node for node in program.graph.nodes if "multiply_blocks" in str(node.target)]
         aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
     assert len(products) == 2
-    package = load_package(path)
+    package = CompiledLibrary(path, ranges=False)
     whole = package.run([rows])
     for count in (1, 2, 5, 8, 15, 16, 17, 31, 32, 33, 100, 256):
         results = package.run([rows[:, :count].contiguous()])

@@ -27,12 +27,12 @@ from foredraft.model.compiled.kernels import PAIR_TRIALS, pairs_are_quicker
 from foredraft.model.compiled.package import (
     EAGER,
     MOST_ROWS,
+    RECORD,
     CompiledForward,
     compiled_folder,
     find_compiled,
     kept_forward,
     read_record,
-    record_path,
     write_record,
 )
 from foredraft.model.kv_cache import Span
@@ -330,8 +330,8 @@ def truncate(folder):
 
 
 def lengthen(folder):
-    record = json.loads(record_path(folder).read_text())
-    record_path(folder).write_text(json.dumps(record | {"rows": [1, *record["rows"]]}))
+    record = json.loads((folder / RECORD).read_text())
+    (folder / RECORD).write_text(json.dumps(record | {"rows": [1, *record["rows"]]}))
 
 
 @pytest.mark.parametrize(
@@ -339,8 +339,8 @@ def lengthen(folder):
     [
         truncate,
         lambda folder: (folder / "any.pt2").unlink(),
-        lambda folder: record_path(folder).write_text("{"),
-        lambda folder: record_path(folder).write_text("[]"),
+        lambda folder: (folder / RECORD).write_text("{"),
+        lambda folder: (folder / RECORD).write_text("[]"),
         lengthen,
     ],
     ids=["truncated", "gone", "no-json", "another-shape", "other-length"],
@@ -370,7 +370,7 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
     write_record(tmp_path, record)
     assert read_record(tmp_path) == record
     assert read_record(tmp_path / "elsewhere") is None
-    assert json.loads(record_path(tmp_path).read_text())["seconds"]["one"] == [1.0, None, None]
+    assert json.loads((tmp_path / RECORD).read_text())["seconds"]["one"] == [1.0, None, None]
 
 
 @pytest.mark.parametrize(

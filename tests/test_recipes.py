@@ -44,7 +44,7 @@ def only(monkeypatch, *working):
 
     def compile_by(subject, package, recipe, path):
         if recipe not in working:
-            raise RuntimeError(f"{recipe.name} are broken\nin a long trace")
+            raise RuntimeError(f"{recipe} are broken\nin a long trace")
         compiled_by(subject, package, recipe, path)
 
     monkeypatch.setattr(build, "_compile", compile_by)
@@ -71,7 +71,7 @@ def test_the_commands_show_which_recipe_won(cache, tmp_path, monkeypatch, capsys
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", range(1, len(RECIPES)), ids=[recipe.name for recipe in RECIPES[1:]])
+@pytest.mark.parametrize("place", range(1, len(RECIPES)), ids=RECIPES[1:])
 def test_a_recipe_that_worked_with_an_earlier_torch_is_missed_and_the_next_one_writes_the_same_texts(
     place, tmp_path, monkeypatch
 ):
@@ -79,7 +79,7 @@ def test_a_recipe_that_worked_with_an_earlier_torch_is_missed_and_the_next_one_w
     model, recipe = small_model(), RECIPES[place]
     elsewhere = tmp_path / "compiled" / "another-setting" / weights_hash(model)
     elsewhere.mkdir(parents=True)
-    earlier = record_of(eager=(2.0, 2.0, 2.0), any=(None, 1.0, 1.0), recipe=RECIPES[0].name)
+    earlier = record_of(eager=(2.0, 2.0, 2.0), any=(None, 1.0, 1.0), recipe=RECIPES[0])
     write_record(elsewhere, earlier)
     only(monkeypatch, recipe)
     with pytest.warns(ForedraftWarning, match="With torch 9.9 .* made of our kernels, which fails with") as said:
@@ -87,9 +87,9 @@ def test_a_recipe_that_worked_with_an_earlier_torch_is_missed_and_the_next_one_w
     assert read_record(folder) == record
     assert record.warning in [str(each.message) for each in said]  # torch's compiler warns of its own calls too
     for package in record.packages:
-        assert package.recipe == recipe.name
-        assert package.lost == {each.name: f"RuntimeError: {each.name} are broken" for each in RECIPES[:place]}
-        assert f"is made of {recipe.name} (" in package.told()
+        assert package.recipe == recipe
+        assert package.lost == {each: f"RuntimeError: {each} are broken" for each in RECIPES[:place]}
+        assert f"is made of {recipe} (" in package.told()
         assert "Our kernels failed: RuntimeError: our kernels are broken." in package.told()
     target = always_compiled(model, folder, record)
     for sampling in SAMPLINGS:
@@ -103,7 +103,7 @@ def test_every_failed_recipe_gives_its_reason(tmp_path, monkeypatch):
     with pytest.raises(ForedraftError) as refused:
         compile_forward(small_model(), tmp_path)
     for recipe in RECIPES:
-        assert f"by {recipe.name}: RuntimeError: {recipe.name} are broken" in str(refused.value)
+        assert f"by {recipe}: RuntimeError: {recipe} are broken" in str(refused.value)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 13, 17, 48, 255])

@@ -144,5 +144,4 @@ class Arena:
 def _common(one: TokenIds, other: TokenIds) -> int:
     """Return the length of the common prefix."""
     count = min(len(one), len(other))
-    differing = np.flatnonzero(one[:count] != other[:count])
-    return int(differing[0]) if len(differing) else count
+    return int(np.logical_and.accumulate(one[:count] == other[:count]).sum())

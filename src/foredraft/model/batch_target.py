@@ -41,7 +41,6 @@ class SequentialBatch:
     def forward(
         self, layouts: Sequence[Layout], caches: Sequence[Any], scored: Sequence[bool], *, hidden: bool = False
     ) -> list[Scores | None]:
-        """Run the layouts one after another."""
         found: list[Scores | None] = []
         for layout, cache, wanted in zip(layouts, caches, scored, strict=True):
             if wanted:
@@ -70,14 +69,12 @@ class JointBatch:
         return self._arena.used / self._arena.most_slots
 
     def reserve(self, cache: Lease, layout: Layout) -> None:
-        """Make room for the rows of a pass; may move the lease."""
         cache.reserve(layout.token_ids)
 
     @torch.inference_mode()
     def forward(
         self, layouts: Sequence[Layout], caches: Sequence[Lease], scored: Sequence[bool], *, hidden: bool = False
     ) -> list[Scores | None]:
-        """Run the rows of all layouts in one pass."""
         rows = [layout.rows for layout in layouts]
         which = np.flatnonzero(np.repeat(scored, rows)) if any(scored) else np.zeros(1, np.int64)
         starts, committed = np.array([(cache.start, cache.length) for cache in caches], np.int64).T

@@ -34,10 +34,8 @@ _MOST_TRIES = 3  # measurements on a busy machine
 _FORMAT = 3
 
 
-def measured_cost(target: TorchTarget, folder: Path | None) -> CostCurve:
-    """Return the target's cost curve: from `folder`, if there is one, or measured now, and stored there for later."""
-    if folder is None:
-        return measure_cost(target)
+def measured_cost(target: TorchTarget, folder: Path) -> CostCurve:
+    """Return the target's cost curve: from `folder`, or measured now, and stored there for later."""
     path = folder / f"cost-{_identity(target)}.json"
     if stored := read_curve(path):
         return stored

@@ -65,8 +65,7 @@ def gguf_folder(file: Path) -> Path:
 def filled_folder(place: Path, fill: Callable[[Path], None]) -> Path:
     """Return a folder of the cache that `fill` writes once, completely or not at all; other processes wait meanwhile.
 
-    Raises:
-        StoreError: the folder cannot be written, or there is no room.
+    Raises StoreError if the folder cannot be written, or there is no room.
     """
     if place.is_dir():
         return place

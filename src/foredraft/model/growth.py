@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Target, TokenIds, Verdict
-from foredraft.errors import UsageError
 from foredraft.graph.dag import DraftGraph, add_level, empty_graph, leaves
 from foredraft.graph.layout import Layout, lay_out_text
 from foredraft.graph.tree import FloatArray, IntArray, ancestor_mask, child_with, depths
 from foredraft.graph.unmerge import unmerge
 from foredraft.model.candidates import Candidates, Imitation, candidates
+from foredraft.options import check_range
 
 Calibrate = Callable[[Candidates, int], Candidates]
 """Corrects the probabilities of a level's candidates; the first level is 1."""
@@ -32,18 +32,15 @@ class GrowthRules:
     out_degree: int = 4  # maximum children of a node; k in the paper
     least_probability: float = 0.2  # a node below this probability is not expanded; theta_prob
     least_share: float = 0.3  # a node below this share of its best sibling's probability is not; theta_sib
-    most_levels: int = 10  # maximum depth
+    levels: int = 10  # maximum depth
     tau: int = 0  # length of the n-grams that are expanded once; 0 merges nothing
 
     def __post_init__(self) -> None:
-        """Raise UsageError for a value out of range, under the name of the drafters' option."""
-        limits = (
-            ("levels", self.most_levels, 1, 64), ("out_degree", self.out_degree, 1, 32), ("tau", self.tau, 0, 8),
-            ("least_probability", self.least_probability, 0, 1), ("least_share", self.least_share, 0, 1),
-        )  # fmt: skip
-        for name, given, least, most in limits:
-            if not least <= given <= most:
-                raise UsageError(f"{name} is {given}; it must be {least} to {most}.")
+        """Raise UsageError for a value out of range."""
+        check_range(self, "levels", least=1, most=64)
+        check_range(self, "out_degree", least=1, most=32)
+        check_range(self, "tau", least=0, most=8)
+        check_range(self, "least_probability", "least_share", least=0, most=1)
 
 
 class Rollout:
@@ -140,8 +137,8 @@ def grow(
 ) -> Grown:  # fmt: skip
     """Grow a graph after `ids`, int64[n].
 
-    It ends at the budget's depth or `most_levels`, when no node is left to expand, when `budget.more` returns False, or
-    after `most_rows` rows of the model; the most probable nodes of a level are expanded first. `calibrate` is called
+    It ends at the depth of the budget or the rules, when no node is left to expand, when `budget.more` returns False,
+    or after `most_rows` rows of the model; the most probable nodes of a level are expanded first. `calibrate` is called
     for chosen candidates, never for drawn ones. Raises NumericsError for logits without a token to choose.
     """
     k = min(rules.out_degree, budget.nodes)
@@ -150,7 +147,7 @@ def grow(
     frontier = np.full(1, -1, np.int32)
     logits = rollout.start(ids)
     used = 0
-    depth = min(budget.depth, rules.most_levels)
+    depth = min(budget.depth, rules.levels)
     if rules.out_degree == 1:
         depth = min(depth, budget.nodes)  # further levels of a chain would be cut
     for level in range(depth):
@@ -191,7 +188,6 @@ class RolloutDrafter:
         self.needs = Needs(every_step=False, control="cost_aware", models=(model,))
 
     def open(self, context: DraftContext) -> "RolloutDrafting":
-        """Begin drafting for one sequence."""
         imitation = Imitation.of(context.settings, context.seed, context.vocabulary, self._ids)
         # merging would make it depend on a drawn token whether it is kept, which changes the distribution
         rules = dataclasses.replace(self._rules, tau=0) if imitation.draws else self._rules
@@ -224,12 +220,10 @@ class RolloutDrafting:
         return self._grown.draft(budget.nodes)
 
     def observe(self, verdict: Verdict) -> None:
-        """Commit the cached rows of the accepted path."""
         if self._grown is not None:
             self._rollout.keep(self._grown.rows_along(verdict.tokens[:-1]))
         self._grown = None
 
     def close(self) -> None:
-        """Release the cache's memory."""
-        self._rollout = Rollout(self._model, 1)
+        self._rollout = Rollout(self._model, 1)  # releases the cache's memory
         self._grown = None

@@ -127,7 +127,7 @@ def load_medusa(location: str | Path, model: Any) -> tuple[HeadCard, MedusaHeads
     card, weights = read_head(location, "medusa", model)
     ids = weights.pop(IDS, None)
     heads = MedusaHeads(card.width, card.count)
-    fill(heads, {name: weight.float() for name, weight in weights.items()}, location)
+    fill(heads, weights, location)
     lm_head = model.get_output_embeddings() if ids is None else ranked_head(model, ids)
     return card, heads.to(lm_head.weight.device, lm_head.weight.dtype).requires_grad_(requires_grad=False), lm_head
 
@@ -215,5 +215,5 @@ def load_predictor(head: Path, model: Any) -> AgreementPredictor | None:
         return None
     card, weights = read_head(folder, "cali", model)
     predictor = AgreementPredictor(card.width)
-    fill(predictor, {name: weight.float() for name, weight in weights.items()}, folder)
+    fill(predictor, weights, folder)
     return predictor.to(model.get_input_embeddings().weight.device).requires_grad_(requires_grad=False)

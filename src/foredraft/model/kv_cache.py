@@ -49,7 +49,6 @@ class TreeLayer(CacheLayerMixin):
         self.span = span
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Allocate for the shapes of the first states, [1, heads, rows, head_dim]."""
         self.keys = allocated(key_states, self.span.capacity)
         self.values = allocated(value_states, self.span.capacity)
         self.is_initialized = True
@@ -57,7 +56,6 @@ class TreeLayer(CacheLayerMixin):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: object, **_kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the rows' states after the stored ones; return all states that these rows may attend to."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         start, stop = self.span.stored, self.span.stored + key_states.shape[-2]
@@ -73,16 +71,13 @@ class TreeLayer(CacheLayerMixin):
         self.keys, self.values = keys, values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the number of visible slots and the position of the first one."""
         return self.span.stored + query_length, self.span.base
 
     def get_seq_length(self) -> int:
-        """Return the number of tokens, including those that left a sliding window."""
-        return self.span.base + self.span.stored
+        return self.span.base + self.span.stored  # including those that left a sliding window
 
     def get_max_length(self) -> int:
-        """Return -1: the buffer grows."""
-        return -1
+        return -1  # the buffer grows
 
     get_max_cache_shape = get_max_length  # the name of the same method in transformers before 5.20
 

@@ -115,11 +115,8 @@ def shorter(
 def scored_states(model: Any) -> Iterator[list[torch.Tensor]]:
     """Collect the inputs of the model's LM head in the block: its last hidden states, float[B, R, D]."""
     found: list[torch.Tensor] = []
-    handle = model.get_output_embeddings().register_forward_pre_hook(lambda _module, inputs: found.append(inputs[0]))
-    try:
+    with model.get_output_embeddings().register_forward_pre_hook(lambda _module, inputs: found.append(inputs[0])):
         yield found
-    finally:
-        handle.remove()
 
 
 def with_forward(module: nn.Module, forward: Callable[..., Any]) -> nn.Module:

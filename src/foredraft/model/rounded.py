@@ -27,17 +27,11 @@ _FORMAT = 1  # part of a folder's name; raised when the content changes
 
 
 def rounded_folder(location: str, kind: str, options: Mapping[str, Any]) -> Path:
-    """Return the folder of a checkpoint's weights rounded to `kind`; it is written once, completely or not at all.
+    """Return the folder of a checkpoint's weights rounded to one of `KINDS`, as `filled_folder` writes it.
 
-    Args:
-        location: a transformers folder, or a hub id.
-        kind: one of `KINDS`.
-        options: further arguments of `from_pretrained`.
-
-    Raises:
-        UsageError: the package that rounds is missing, or the weights are quantised already, such as a GGUF file's.
-        StoreError: the cache folder cannot be written to, or there is no room.
-        Exception: of the many that transformers raises, if the checkpoint cannot be loaded.
+    The checkpoint is a transformers folder or a hub id, loaded with further options of `from_pretrained`, whose errors
+    are passed on. Raises UsageError if the package that rounds is missing, or the weights are quantised already, such
+    as a GGUF file's, and StoreError if the cache folder cannot be written to, or there is no room.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils.hub import cached_file

@@ -39,9 +39,7 @@ class SplitCache:
     def _forget(self) -> None:
         # of the root, which is row 0, and then of the held rows
         self._states: list[torch.Tensor] = []  # [r, D] each
-        self._tokens: list[int] = []
-        self._positions: list[int] = []
-        self._row_of: dict[tuple[int, ...], int] = {}  # by the tokens from the root to the row
+        self._row_of: dict[tuple[int, ...], int] = {}  # by the tokens from the root to the row, in the rows' order
         self._verified: npt.NDArray[np.int64] = np.empty(0, np.int64)  # the row of each row of the last verification
 
     @property
@@ -52,30 +50,27 @@ class SplitCache:
     def begin(self, layout: Layout, states: torch.Tensor) -> None:
         """Store the root's states, float[1, D]."""
         self._forget()
-        self._states, self._positions = [states], [layout.at]
-        self._tokens = layout.token_ids.tolist()
-        self._row_of[tuple(self._tokens)] = 0
+        self._states, self._row_of = [states], {tuple(layout.token_ids.tolist()): 0}
 
     def add(self, layout: Layout, states: torch.Tensor) -> None:
         """Store the states, float[R, D], of rows after the root that are now held."""
         self._states.append(states)
-        self._positions += layout.positions.tolist()
-        self._tokens += layout.token_ids.tolist()
-        after = np.array(self._tokens[1:])
+        root, *held = self._row_of
+        tokens = np.array([*(path[-1] for path in held), *layout.token_ids])
         for seen in seen_rows(layout):
-            self._row_of[self._tokens[0], *after[seen].tolist()] = len(self._row_of)
+            self._row_of[*root, *tokens[seen].tolist()] = len(self._row_of)
 
     def knows_root(self, layout: Layout) -> bool:
         """Return whether the root was run through the first layers already."""
         if self.first.length == layout.at:
             return False
         assert self.first.length == layout.at + 1, "the first layers hold what is before the root, or up to it"
-        assert self._tokens[:1] == layout.token_ids[:1].tolist(), "the draft had the same root"
+        assert tuple(layout.token_ids[:1]) in self._row_of, "the draft had the same root"
         return True
 
     def missing(self, layout: Layout) -> Layout | None:
         """Match a verification's rows with the stored ones; return a layout of the missing rows, or None."""
-        seen, known = seen_rows(layout), len(self._tokens)
+        seen, known = seen_rows(layout), len(self._row_of)
         found = [self._row_of.get(tuple(layout.token_ids[own].tolist()), -1) for own in seen]
         new = np.flatnonzero(np.array(found) < 0)
         self._verified = np.array(found)
@@ -85,7 +80,7 @@ class SplitCache:
         sees: BoolArray = np.zeros((len(new), known - 1 + len(new)), np.bool_)
         for i, row in enumerate(new):
             sees[i, self._verified[seen[row]][1:] - 1] = True
-        held = np.array(self._positions[1:], np.int64)
+        held = np.array([layout.at + len(path) - 1 for path in self._row_of][1:], np.int64)
         return Layout(layout.token_ids[new], layout.positions[new], sees, layout.at + 1, held)
 
     def verified_states(self) -> torch.Tensor:
@@ -138,12 +133,10 @@ class SplitTarget:
         self._probe(target)
 
     def new_cache(self) -> SplitCache:
-        """Return an empty cache for one sequence."""
         return SplitCache(self.first.new_cache(), self.rest.new_cache())
 
     @torch.inference_mode()
     def prefill(self, token_ids: TokenIds, cache: SplitCache) -> None:
-        """Run `token_ids`, int64[n], through both parts after the tokens in the cache, and commit them."""
         for start in range(0, len(token_ids), MOST_ROWS):
             chunk = token_ids[start : start + MOST_ROWS]
             layout = lay_out_text(chunk, cache.length)
@@ -214,6 +207,5 @@ class ExitModel:
         assert not len(token_ids), "verification ran what was not drafted"
 
     def forward(self, layout: Layout, _cache: TreeCache, *, hidden: bool = False) -> Scores:
-        """Score rows, and store their exit states for the verification."""
         scores = self._target.draft(layout, self._cache)
         return Scores(scores.logits, scores.hidden if hidden else None)

@@ -55,7 +55,6 @@ class TorchTarget:
             self._probe()
 
     def new_cache(self) -> TreeCache:
-        """Return an empty cache for one sequence."""
         cache = TreeCache(self.support.windows)
         if self.compiled is not None:  # compiled code writes to existing buffers
             cache.take_shapes(self.compiled.record.shapes, self.dtype)

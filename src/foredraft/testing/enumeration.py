@@ -74,7 +74,6 @@ class ScriptedDrafting:
         self._propose = propose
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        """Return the function's draft, or the empty draft without a budget."""
         return self._propose(view, budget) if budget.nodes > 0 and budget.depth > 0 else EMPTY_DRAFT
 
     def observe(self, verdict: Verdict) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from foredraft.cache_folder import cache_folder
 from foredraft.errors import ForedraftWarning
-from foredraft.model.compiled.package import compiled_folder, read_record, record_path
+from foredraft.model.compiled.package import RECORD, compiled_folder, read_record
 from foredraft.model.rounding import dtype_name
 
 
@@ -57,7 +57,7 @@ class Compilation:
 
     def _stamp(self) -> int:
         try:
-            return record_path(self._folder).stat().st_mtime_ns
+            return (self._folder / RECORD).stat().st_mtime_ns
         except OSError:
             return 0
 

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
-from torch.library import custom_op
 
 DEPTH = 32
 """Numbers of a row that the kernels multiply together; the formats share a scale among so many or half of them."""
@@ -59,18 +58,12 @@ class BlockMatrix:
     """Rows of a quantised matrix, with B numbers to a scale.
 
     Number k of row n is `scales[n, k // B] * integers[n, k] + minima[n, k // B]`.
-
-    Attributes:
-        layout: of its blocks. Integers of 4 bits are counted from 0, those of 8 from -128.
-        integers: int8[N, K].
-        scales: float32[N, K / B].
-        minima: float32[N, K / B]; all 0 where the layout has none.
     """
 
     layout: BlockLayout
-    integers: npt.NDArray[np.int8]
-    scales: npt.NDArray[np.float32]
-    minima: npt.NDArray[np.float32]
+    integers: npt.NDArray[np.int8]  # [N, K]; those of 4 bits are counted from 0, those of 8 from -128
+    scales: npt.NDArray[np.float32]  # [N, K / B]
+    minima: npt.NDArray[np.float32]  # [N, K / B]; all 0 where the layout has none
 
     def dequantised(self) -> torch.Tensor:
         """Return float32[N, K], as GGUF's own readers have it."""
@@ -80,22 +73,11 @@ class BlockMatrix:
         return torch.from_numpy(values.reshape(self.integers.shape))
 
 
-def read_blocks(kind: str, data: npt.NDArray[np.uint8]) -> BlockMatrix | None:
-    """Take a GGUF tensor apart.
-
-    Args:
-        kind: the name of its format, such as "Q4_1".
-        data: uint8[N, bytes of a row].
-
-    Returns:
-        Its rows; None for formats that the kernel does not read.
-    """
+def read_blocks(kind: str, data: npt.NDArray[np.uint8]) -> BlockMatrix:
+    """Take a GGUF tensor of a format such as "Q4_1" apart: uint8[N, bytes of a row]."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants  # an optional package
 
-    layout = _LAYOUTS.get(kind)
-    if layout is None:
-        return None
-    which = GGMLQuantizationType[kind]
+    layout, which = _LAYOUTS[kind], GGMLQuantizationType[kind]
     scales, minima = (
         each.reshape(len(data), -1).astype(np.float32)
         for each in _scales(kind, data.reshape(-1, GGML_QUANT_SIZES[which][1]))
@@ -128,9 +110,7 @@ def _scales(kind: str, blocks: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[Any],
 class QuantisedRows:
     """The quantised rows of a GGUF file, found by what they are dequantised to; few of them are in memory at a time.
 
-    Args:
-        file: the GGUF file.
-        dtype: of the dequantised rows.
+    `dtype` is of the dequantised rows.
     """
 
     def __init__(self, file: Path, dtype: torch.dtype) -> None:
@@ -160,7 +140,7 @@ class QuantisedRows:
                 return None
             tensor = self._tensors[tensors.pop()]
             matrix = read_blocks(tensor.tensor_type.name, tensor.data[[place[1] for place in places if place]])
-            if matrix is None or not torch.equal(matrix.dequantised().to(weight.dtype), some):
+            if not torch.equal(matrix.dequantised().to(weight.dtype), some):
                 return None
             packed.append(packed_blocks(matrix, widened=widened))
         return torch.cat(packed) if len({blocks.shape[1:] for blocks in packed}) == 1 else None
@@ -172,15 +152,11 @@ def _row_hashes(matrix: torch.Tensor) -> list[int]:
 
 
 def packed_blocks(matrix: BlockMatrix, *, widened: bool) -> torch.Tensor:
-    """Lay a matrix out as the kernel reads it.
+    """Lay a matrix of N rows, a multiple of 32, out as the kernel reads it.
 
-    Args:
-        matrix: `N` rows, a multiple of 32.
-        widened: whether the kernel widens the integers to bfloat16, or multiplies them as they are.
-
-    Returns:
-        uint8[N / 32, K / numbers, size]: for 32 columns and the numbers that share a scale the integers, first those of
-        16 columns, then float16[32] scales, and where the layout has minima float16[32] of those.
+    `widened` says whether the kernel widens the integers to bfloat16, or multiplies them as they are. Returns
+    uint8[N / 32, K / numbers, size]: for 32 columns and the numbers that share a scale the integers, first those of 16
+    columns, then float16[32] scales, and where the layout has minima float16[32] of those.
     """
     layout, count = matrix.layout, len(matrix.integers)
     strips, blocks = count // STRIP, matrix.scales.shape[1]
@@ -217,53 +193,19 @@ def _order(layout: BlockLayout, *, widened: bool) -> npt.NDArray[np.int64]:
     return column * layout.numbers + number
 
 
-def unpacked_blocks(blocks: torch.Tensor, *, widened: bool) -> torch.Tensor:
-    """Return float32[N, K], the numbers of what `packed_blocks` made."""
-    strips, count, size = blocks.shape
-    layout = layout_of(size)
-    size = STRIP * layout.numbers * layout.bits // 8
-    packed = blocks[..., :size].contiguous().numpy()
-    if layout.bits == 8:
-        vectors = packed.view(np.int8).astype(np.float32)
-    else:
-        words = packed.view(np.uint32).reshape(strips, count, 2, -1, 1, _TILE)
-        vectors = (words >> (4 * np.arange(_NIBBLES, dtype=np.uint32)[:, None]) & 15).astype(np.float32)
-    tiles = np.empty((strips, count, 2, _TILE * layout.numbers), np.float32)
-    tiles[..., _order(layout, widened=widened).ravel()] = vectors.reshape(tiles.shape)
-    scales = blocks[..., size:].contiguous().numpy().view(np.float16).astype(np.float32).reshape(strips, count, -1, 32)
-    numbers = tiles.reshape(strips, count, STRIP, layout.numbers) * scales[:, :, 0, :, None]
-    if layout.minima:
-        numbers += scales[:, :, 1, :, None]
-    return torch.from_numpy(np.ascontiguousarray(numbers.transpose(0, 2, 1, 3)).reshape(strips * STRIP, -1))
-
-
-@custom_op("foredraft::multiply_blocks", mutates_args=())
-def multiply_blocks(rows: torch.Tensor, blocks: torch.Tensor, widened: bool) -> torch.Tensor:
-    """Multiply rows by quantised weights: what runs where nothing is compiled, and what the kernel is tested by.
-
-    Args:
-        rows: bfloat16[..., K].
-        blocks: as `packed_blocks` makes them, of N columns.
-        widened: as it was told.
-
-    Returns:
-        bfloat16[..., N]; sums are in float32.
-    """
-    return nn.functional.linear(rows.float(), unpacked_blocks(blocks, widened=widened)).to(rows.dtype)
-
-
-@multiply_blocks.register_fake
-def _(rows: torch.Tensor, blocks: torch.Tensor, _widened: bool) -> torch.Tensor:
-    return rows.new_empty(*rows.shape[:-1], blocks.shape[0] * STRIP)
+# Only compiled code multiplies: rows bfloat16[..., K] by N columns that `packed_blocks` laid out. Returns
+# bfloat16[..., N]; sums are in float32.
+torch.library.define("foredraft::multiply_blocks", "(Tensor rows, Tensor blocks, bool widened) -> Tensor")
+torch.library.register_fake(
+    "foredraft::multiply_blocks",
+    lambda rows, blocks, _widened: rows.new_empty(*rows.shape[:-1], blocks.shape[0] * STRIP),
+)
 
 
 class BlockLinear(nn.Module):
-    """A linear map by quantised weights.
+    """A linear map by quantised weights, `widened` or not as `packed_blocks` made them, with a bias, float[N] or None.
 
-    Args:
-        blocks: as `packed_blocks` makes them.
-        bias: float[N] or None.
-        widened: how they were packed.
+    Its forward can be traced and compiled, not run.
     """
 
     def __init__(self, blocks: torch.Tensor, bias: torch.Tensor | None, *, widened: bool) -> None:
@@ -272,8 +214,7 @@ class BlockLinear(nn.Module):
         self.bias, self._widened = bias, widened
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return bfloat16[..., N]."""
-        product: torch.Tensor = multiply_blocks(rows, self.blocks, self._widened)
+        product: torch.Tensor = torch.ops.foredraft.multiply_blocks(rows, self.blocks, self._widened)
         return product if self.bias is None else product + self.bias
 
 

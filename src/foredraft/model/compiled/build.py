@@ -16,7 +16,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from timeit import timeit
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -67,14 +67,8 @@ _LEAST_SHARED = 16 * 1024
 twelve times a layer for a draft of four rows, which takes longer than the numbers do."""
 
 
-class Recipe(NamedTuple):
-    """One way to compile, by the name that the record has."""
-
-    name: str
-    own: bool  # whether with our own kernels and rewritings; else with what torch's compiler or the vendor has
-
-
-RECIPES = (Recipe("our kernels", own=True), Recipe("torch's kernels", own=False))  # the first that succeeds is taken
+_OWN = "our kernels"  # and our rewritings
+RECIPES = (_OWN, "torch's kernels")  # ways to compile, as a record names them; the first that succeeds is taken
 Progress = Callable[[float, str], None]
 
 
@@ -155,11 +149,7 @@ def _time(subject: Subject, folder: Path, packages: tuple[PackageRecord, ...], w
 
 
 def _check(model: Any) -> None:
-    """Refuse what cannot be compiled, or gains nothing by it.
-
-    Raises:
-        UsageError: with the reason.
-    """
+    """Raise UsageError with the reason for what cannot be compiled, or gains nothing by it."""
     support = inspect(model.config)
     size = sum(each.numel() * each.element_size() for each in chain(model.parameters(), model.buffers()))
     if not can_load():
@@ -221,33 +211,34 @@ def _compiled(subject: Subject, package: PackageRecord, folder: Path) -> Package
             except OSError:  # no room: another recipe finds none either
                 raise
             except Exception as error:  # of what goes wrong inside the compiler there is no list
-                lost[recipe.name] = told(error)
-                if recipe is RECIPES[-1]:
+                lost[recipe] = told(error)
+                if recipe == RECIPES[-1]:
                     reasons = "; ".join(f"by {name}: {reason}" for name, reason in lost.items())
                     raise RuntimeError(reasons) from error
         place_file(beside, path)
     finally:
         beside.unlink(missing_ok=True)
-    kernels, ranges = kernels_in(path), recipe.own and subject.takes_ranges
-    return replace(package, sha256=file_hash(path), recipe=recipe.name, kernels=kernels, lost=lost, ranges=ranges)
+    kernels, ranges = kernels_in(path), recipe == _OWN and subject.takes_ranges
+    return replace(package, sha256=file_hash(path), recipe=recipe, kernels=kernels, lost=lost, ranges=ranges)
 
 
-def _compile(subject: Subject, package: PackageRecord, recipe: Recipe, path: Path) -> None:
+def _compile(subject: Subject, package: PackageRecord, recipe: str, path: Path) -> None:
     """Trace a package and compile it by one recipe, into `path`."""
     from torch._inductor import aoti_compile_and_package  # the documented compiler; slow to import
 
-    backends = "CPP" if recipe.own else "CPP,ATEN"  # of products: kernels, or calls into the vendor's library too
+    own = recipe == _OWN
+    backends = "CPP" if own else "CPP,ATEN"  # of products: kernels, or calls into the vendor's library too
     options = {
         "freezing": True, "max_autotune": True, "max_autotune_gemm_backends": backends,
         "cpp.min_chunk_size": _LEAST_SHARED,
         "aot_inductor.precompile_headers": False,  # they serve two files, and take longer than those save
     }  # fmt: skip
-    ranges = recipe.own and subject.takes_ranges
+    ranges = own and subject.takes_ranges
     token_ids = np.zeros(min(_TRACED_ROWS, package.most_rows), np.int64)
     file, widened = quantised_file(subject.model), widens_blocks()
     with ExitStack() as contexts:
         contexts.enter_context(torch.no_grad())
-        if recipe.own:
+        if own:
             contexts.enter_context(own_kernels())
             if file is not None and widened is not None and subject.dtype == torch.bfloat16:
                 rows = QuantisedRows(file, subject.dtype)
@@ -258,7 +249,7 @@ def _compile(subject: Subject, package: PackageRecord, recipe: Recipe, path: Pat
         arguments = (*subject.arguments(token_ids, ranges=ranges, scored=scored), *subject.buffers())
         dimensions = subject.dynamic(package.least_rows, package.most_rows, ranges=ranges)
         program = torch.export.export(subject.forward, arguments, strict=False, dynamic_shapes=dimensions)
-        if recipe.own:
+        if own:
             merge_products(program)
         aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
 
@@ -298,7 +289,7 @@ def _same_bits(subject: Subject, packages: Mapping[str, CompiledLibrary]) -> boo
     What is compared are the scores of every row, and the states that it leaves in the cache.
     """
     noise = torch.Generator().manual_seed(0)
-    vocabulary = subject.config.get_text_config().vocab_size
+    vocabulary = subject.model.config.get_text_config().vocab_size
     token_ids = torch.randint(0, vocabulary, (MOST_ROWS,), generator=noise).numpy()
     context = [torch.randn(each.shape, generator=noise).to(each.dtype) for each in chain(*subject.buffers())]
 

@@ -111,7 +111,6 @@ class _BufferLayer(TreeLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: object, **_kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the rows' states to their slots; return all that these rows may attend to."""
         self.keys.index_copy_(2, self._slots, key_states)
         self.values.index_copy_(2, self._slots, value_states)
         return self.keys[:, :, : self._visible], self.values[:, :, : self._visible]
@@ -130,7 +129,6 @@ class Subject:
         if passage is not None and passage.enters:
             self._embed = model.get_input_embeddings()
             passage.states = self._embed(torch.zeros(_SHAPED, dtype=torch.int64)).detach()
-        self.config = model.config
         self.dtype = model.dtype
         self._windows = inspect(model.config).windows
         self._spans = list(dict.fromkeys(self._windows))
@@ -139,7 +137,7 @@ class Subject:
     @cached_property
     def takes_ranges(self) -> bool:
         """Whether `attend` can take the place of the model's attention, for rows of several sequences at once."""
-        kernel = self.config._attn_implementation  # noqa: SLF001  # transformers has no public name for it
+        kernel = self.model.config._attn_implementation  # noqa: SLF001  # transformers has no public name for it
         if kernel != "sdpa" or any(size % LANES for _, size in self.shapes):
             return False
         arguments = (*self.arguments(np.zeros(2, np.int64), ranges=True), *self.buffers())

@@ -68,7 +68,6 @@ class CompiledLibrary:
         self._delete = function("Delete", pointer)
 
     def __del__(self) -> None:
-        """Free the weights."""
         if hasattr(self, "_delete"):
             self._delete(self._handle)
 

@@ -32,7 +32,7 @@ from foredraft.model.layers import Passage
 MOST_ROWS = 256  # that a package takes; longer prompts are put in by so many tokens at a time
 EAGER = "eager"
 _FORMAT = 11  # of a package; increased when the code that it is compiled from changes
-_RECORD = "compiled.json"
+RECORD = "compiled.json"  # the file beside the packages of a folder
 _CLEARLY = 1.1
 """Times as long as the model as it is: a package that takes no longer is used. Timing the same passes twice on a shared
 machine gives figures that differ by as much."""
@@ -120,15 +120,14 @@ class CompiledForward:
 
 def load_packages(folder: Path, packages: Iterable[PackageRecord]) -> dict[str, CompiledLibrary]:
     """Load a folder's packages, by their names; raises StoreError if one cannot be loaded."""
-    return {package.name: load_package(folder / package.file, ranges=package.ranges) for package in packages}
-
-
-def load_package(path: Path, *, ranges: bool = False) -> CompiledLibrary:
-    """Load a compiled package, whose rows may have `ranges` of slots; raises StoreError if it cannot be loaded."""
-    try:
-        return CompiledLibrary(path, ranges=ranges)
-    except (OSError, zipfile.BadZipFile, RuntimeError, AttributeError) as error:
-        raise StoreError(f"The compiled forward {path} cannot be loaded ({told(error)}). {_REMEDY}") from error
+    loaded = {}
+    for package in packages:
+        path = folder / package.file
+        try:
+            loaded[package.name] = CompiledLibrary(path, ranges=package.ranges)
+        except (OSError, zipfile.BadZipFile, RuntimeError, AttributeError) as error:
+            raise StoreError(f"The compiled forward {path} cannot be loaded ({told(error)}). {_REMEDY}") from error
+    return loaded
 
 
 _REMEDY = "`foredraft compile MODEL --again` makes it anew."
@@ -173,14 +172,9 @@ def kept_forward(model: Any, passage: Passage | None = None) -> CompiledForward 
         return None
 
 
-def record_path(folder: Path) -> Path:
-    """Return where the record of a folder's packages lies or would lie."""
-    return folder / _RECORD
-
-
 def read_record(folder: Path) -> CompiledRecord | None:
     """Return what `folder` holds, or None where nothing was compiled; raises StoreError if the record is damaged."""
-    path = record_path(folder)
+    path = folder / RECORD
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         packages = tuple(PackageRecord(**each | {"kernels": tuple(each["kernels"])}) for each in data["packages"])
@@ -212,7 +206,7 @@ def write_record(folder: Path, record: CompiledRecord) -> None:
     del data["costs"]  # in their place, a table of all rows, null where a package does not take so many
     table = {name: [of.get(count) for count in rows] for name, of in seconds.items()}
     data |= {"format": _FORMAT, "rows": rows, "seconds": table}
-    write_file(record_path(folder), json.dumps(data, indent=1).encode())
+    write_file(folder / RECORD, json.dumps(data, indent=1).encode())
 
 
 def kernels_in(path: Path) -> tuple[str, ...]:
@@ -232,18 +226,14 @@ def _curve(rows: list[int], seconds: list[float | None]) -> CostCurve:
 
 def _setting(model: Any, passage: Passage | None) -> str:
     """Name all but the weights: architecture, dtype, kernel, threads, processor, and who compiles and traces."""
+    flags = processor_lines("flags", "features", "model name")  # code compiled for other instructions may crash
+    processor = (platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability(), *flags)
     parts = (
         _FORMAT, architecture(model.config), str(model.dtype), model.config._attn_implementation,  # noqa: SLF001  # transformers has no public name for it
-        torch.get_num_threads(), torch.__version__, transformers.__version__, _processor(),
+        torch.get_num_threads(), torch.__version__, transformers.__version__, processor,
         None if passage is None else passage.enters,
     )  # fmt: skip
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
-
-
-def _processor() -> tuple[str, ...]:
-    """Name the instructions that this processor has: code compiled for others may crash it."""
-    flags = processor_lines("flags", "features", "model name")
-    return (platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability(), *flags)
 
 
 def processor_lines(*names: str) -> list[str]:
