@@ -114,15 +114,18 @@ def test_a_first_load_compiles_beside_itself_and_later_ones_do_not(tmp_path, mon
 
     def sleeping(command, **how):
         started.append(command[1:])
-        return begin([sys.executable, "-c", "import time; time.sleep(60)"], **how)
+        seconds = 1 if command[-1] == "float32" else 60
+        return begin([sys.executable, "-c", f"import time; time.sleep({seconds})"], **how)
 
     monkeypatch.setattr(kernels.subprocess, "Popen", sleeping)
     with pytest.raises(UsageError), kernels.compiled_beside("auto", drafting=True):
         raise UsageError("There is no such model.")  # no process is left behind
-    with kernels.compiled_beside("float32", drafting=False):
+    with kernels.compiled_beside("float32", drafting=False) as wait:
         (tmp_path / "a.nbi").touch()
+        assert wait()
+        assert not wait()  # all has ended
     with kernels.compiled_beside("auto", drafting=True) as wait:
-        wait()
+        assert not wait()
     assert started == [["-m", "foredraft.cli.kernels", name] for name in ("bfloat16", "drafting", "float32")]
 
 

@@ -64,6 +64,8 @@ def _prepared(model: str, method: str | None) -> "Generator":
             tell(0.0, f"compiling {model} for this machine, once (a minute or two on {os.cpu_count()} cores)")
             try:
                 generator.compile()
+                if wait():  # passes were timed while numba's kernels were compiled: time them again
+                    generator.compile()
             except ForedraftError as error:
                 say(str(error), "yellow")
         wait()

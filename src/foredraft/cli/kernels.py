@@ -17,10 +17,11 @@ _DRAFTING = "drafting"
 
 
 @contextmanager
-def compiled_beside(dtype: str, *, drafting: bool) -> Iterator[Callable[[], None]]:
-    """Compile beside the block, unless numba's cache has kernels already; what is yielded waits until all is compiled.
+def compiled_beside(dtype: str, *, drafting: bool) -> Iterator[Callable[[], bool]]:
+    """Compile beside the block, unless numba's cache has kernels already.
 
-    `dtype` is of the logits; "auto" and those that round mean bfloat16. `drafting` says whether `auto` drafts.
+    What is yielded waits until all is compiled, and returns whether something was not compiled yet. `dtype` is of the
+    logits; "auto" and those that round mean bfloat16. `drafting` says whether `auto` drafts.
     """
     from foredraft.model.rounded import KINDS
 
@@ -36,9 +37,11 @@ def compiled_beside(dtype: str, *, drafting: bool) -> Iterator[Callable[[], None
         for name in names
     ]
 
-    def wait() -> None:
+    def wait() -> bool:
+        running = any(process.poll() is None for process in processes)
         for process in processes:
             process.wait()
+        return running
 
     try:
         yield wait

@@ -44,7 +44,8 @@ class SkippingCosts(NamedTuple):
 
     def draft_cost(self, skipped: Skipped) -> float:
         """Return the cost of a one-row pass without the sub-layers `skipped`, relative to the whole model's."""
-        return 1.0 - self.attention * len(skipped.attention) - self.mlp * len(skipped.mlp)
+        left = 1.0 - self.attention * len(skipped.attention) - self.mlp * len(skipped.mlp)
+        return max(0.0, left)  # rounding can take it below
 
 
 @dataclass(frozen=True, slots=True)
