@@ -20,6 +20,7 @@ _CHEAP = 1.15  # seconds of a pass / those of its roots alone, up to which nodes
 _MARGIN = 1.05  # more nodes must promise this many times the tokens per second: the best of many estimates errs upwards
 _HEADROOM = 1.5  # requested nodes / nodes recently worth verifying
 _LEAST = 2  # requested nodes at least, so that drafts are always observed
+_FIRST = 4  # nodes that a new text is expected to repay, until a step verifies all that it requested and doubles them
 _SHARE = 0.2  # weight of the last draft in the smoothed number of nodes
 
 
@@ -35,7 +36,7 @@ class BatchControl:
     ) -> None:
         self._measure, self._most_rows, self._most_nodes = curve, most_rows, most_nodes
         self._costs = StepCosts() if costs is None else costs
-        self._each = float(most_nodes)  # smoothed number of nodes per sequence worth verifying
+        self._each = float(min(_FIRST, most_nodes))  # smoothed number of nodes per sequence worth verifying
         self._asked = False  # whether a draft was requested in this step
 
     @cached_property
