@@ -331,15 +331,16 @@ def test_rests_double_until_something_pays():
     gaps = np.diff(tried)
     assert gaps[: PATIENCE - 1].tolist() == [1] * (PATIENCE - 1)
     assert gaps[PATIENCE - 1 :].tolist()[:7] == [2, 3, 5, 9, 17, 33, 65]
-    assert rests.is_trial
-    rests.tried(paid=True)
-    assert (rests.left, rests.is_trial) == (0, False)
+    assert rests.tried(paid=False)  # the first try after a pause is made
+    assert rests.tried(paid=True)
+    assert rests.left == 0
+    assert not rests.tried(paid=False)
 
 
 def test_drawn_drafts_of_a_batch_are_cut_by_the_budget_alone():
     q = np.full((3, 4), 0.25, np.float32)
     drawn = Draft(np.arange(3, dtype=np.int32), chain_parents(3), np.array([0.9, 0.01, 0.001], np.float32), q)
-    control = BatchControl(lambda: DEAR, 32, 8)
+    control = BatchControl(lambda: DEAR, 32, 8, StepCosts())
     kept = control.trim([drawn, drawn], [Budget(2, 9), Budget(8, 9)], 0)
     assert [len(each) for each in kept] == [2, 3]
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from foredraft.cli import main, stores
-from foredraft.corpus import shards
+from foredraft.cli import main
 from foredraft.index.datastore import open_datastore
 from support.toys import TOY
 
@@ -144,7 +143,3 @@ def test_a_cluster_makes_the_same_store(corpus, tmp_path):
         assert ran.returncode == 0, ran.stderr
     assert contents(here) == contents(there)
     assert len(contents(here)) > 3
-
-
-def test_the_help_says_the_librarys_own_size_of_segments():
-    assert stores.SEGMENT_TOKENS == shards.SEGMENT_TOKENS

@@ -52,7 +52,7 @@ def test_what_is_written_comes_back(tmp_path_factory, lengths, dtypes, pieces, n
     path = write(tmp_path_factory.mktemp("store") / "x", arrays, pieces, metadata={"note": note})
     for opened in (open_store(path, "test"), open_store(path, check=True)):
         assert list(opened.arrays) == list(arrays)
-        assert (opened.kind, opened.tokenizer_hash, opened.vocabulary) == ("test", "abc", 7)
+        assert (opened.tokenizer_hash, opened.vocabulary) == ("abc", 7)
         assert opened.metadata == {"note": note}
         for name, array in arrays.items():
             assert opened.arrays[name].dtype == array.dtype

@@ -48,7 +48,6 @@ CONTROLS: Mapping[str, ControlKind] = {
     "cost_aware": ControlKind("Levels while their expected tokens are worth the measured seconds.", needs_cost=True),
     "whole": ControlKind("The whole draft, while this writes more tokens per second than none.", needs_cost=True),
 }
-"""Every control by name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ import numpy as np
 
 from foredraft.contracts import CostCurve
 from foredraft.control.levels import Outcome, Rule
-from foredraft.control.payoff import F64, StepCosts, best_number, bin_of, corrections, credit
+from foredraft.control.payoff import StepCosts, best_number, bin_of, corrections, credit
+from foredraft.graph.tree import F64
 
 _PRIOR_RATE, _PRIOR_TOKENS = 0.7, 8.0  # prior acceptance rate, and its weight in tokens; chosen
 _MOST_SEEN = 200.0  # observed first levels, after which all counts are halved; chosen
@@ -95,7 +96,6 @@ class WholeRule(Rule):
         self._tokens = 0.0  # of a drafted step, smoothed; 0 before the first one
 
     def begins(self, levels: int) -> bool:  # noqa: ARG002  # as `Rule` has it
-        """Draft unless drafting pauses."""
         self._drafts = self._costs.rests.left == 0
         return self._drafts
 

@@ -32,11 +32,9 @@ class FixedControl:
         self._nodes = nodes
 
     def budget(self, depth: int) -> Budget:
-        """Return the constant budget, limited to `depth`."""
         return Budget(self._nodes, depth) if depth > 0 and self._nodes > 0 else NO_BUDGET
 
     def trim(self, draft: Draft, budget: Budget) -> Draft:
-        """Cut a draft that exceeds the budget."""
         return cut(draft, budget)
 
     def observe(self, verdict: Verdict, forward: float, other: float, drafting: float = 0.0) -> None:

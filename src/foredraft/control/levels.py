@@ -67,7 +67,6 @@ class LevelControl:
         return Budget(self._most_nodes, depth, self._answer_drafter)
 
     def trim(self, draft: Draft, budget: Budget) -> Draft:
-        """Cut a draft to the budget and to the levels that the rule allows."""
         draft = cut(draft, budget)
         chances = level_chances(draft)
         if draft.q is not None:
@@ -79,7 +78,6 @@ class LevelControl:
         return cut(draft, Budget(budget.nodes, len(self._chances))) if self._stopped else draft
 
     def observe(self, verdict: Verdict, forward: float, other: float, drafting: float = 0.0) -> None:
-        """Pass the outcome of the step to the rule."""
         guessed, path = level_chances(verdict.draft), verdict.path
         chances = (self._chances + guessed[len(self._chances) :])[: len(guessed)]
         ended = len(verdict.tokens) == len(path)

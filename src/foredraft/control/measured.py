@@ -10,8 +10,8 @@ import numpy as np
 
 from foredraft.contracts import EMPTY_DRAFT, NO_BUDGET, Budget, CostCurve, Draft, Verdict
 from foredraft.control.fixed import cut
-from foredraft.control.payoff import F64, StepCosts, best_number, credit, expected_tokens, scores_of
-from foredraft.graph.tree import FloatArray
+from foredraft.control.payoff import StepCosts, best_number, credit, expected_tokens, scores_of
+from foredraft.graph.tree import F64, FloatArray
 
 MOST_NODES = 64  # per step without `num_speculative_tokens`; the cost curve is measured up to 64 rows
 
@@ -31,11 +31,8 @@ class BatchControl:
     in place. docs/explanation/control.md has the rule.
     """
 
-    def __init__(
-        self, curve: Callable[[], CostCurve], most_rows: int, most_nodes: int, costs: StepCosts | None = None
-    ) -> None:
-        self._measure, self._most_rows, self._most_nodes = curve, most_rows, most_nodes
-        self._costs = StepCosts() if costs is None else costs
+    def __init__(self, curve: Callable[[], CostCurve], most_rows: int, most_nodes: int, costs: StepCosts) -> None:
+        self._measure, self._most_rows, self._most_nodes, self._costs = curve, most_rows, most_nodes, costs
         self._each = float(min(_FIRST, most_nodes))  # smoothed number of nodes per sequence worth verifying
         self._asked = False  # whether a draft was requested in this step
 
@@ -113,13 +110,10 @@ class MeasuredControl:
         self._batch = BatchControl(lambda: curve, most_nodes + 1, most_nodes, costs)
 
     def budget(self, depth: int) -> Budget:
-        """Return the largest draft worth proposing; no budget during a pause."""
         return self._batch.budget(depth, 1)
 
     def trim(self, draft: Draft, budget: Budget) -> Draft:
-        """Cut a draft to the number of nodes with the most expected tokens per second."""
         return self._batch.trim([draft], [budget], 0)[0]
 
     def observe(self, verdict: Verdict, forward: float, other: float, drafting: float = 0.0) -> None:
-        """Learn from the step's accepted nodes and its seconds."""
         self._batch.observe([verdict], len(verdict.draft) + 1, forward, other, drafting)

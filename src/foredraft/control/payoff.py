@@ -7,13 +7,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
 from foredraft.contracts import Draft
-from foredraft.graph.tree import FloatArray, IntArray, depths
-
-F64 = npt.NDArray[np.float64]
+from foredraft.graph.tree import F64, FloatArray, IntArray, depths
 
 # --- when to stop, and when to try again
 
@@ -32,16 +29,11 @@ class Rests:
     unpaid: int = 0  # tries in a row that did not pay
     left: int = 0  # steps left of the pause
 
-    @property
-    def is_trial(self) -> bool:
-        """Whether the next try comes after a pause."""
-        return self.unpaid >= PATIENCE
-
     def tried(self, *, paid: bool) -> bool:
         """Count a try. Return whether to make it: it pays, or it is the first after a pause and renews estimates."""
-        made = paid or self.is_trial
+        made = paid or self.unpaid >= PATIENCE
         self.unpaid = 0 if paid else min(self.unpaid + 1, PATIENCE + _LONGEST_REST.bit_length() - 1)
-        self.left = 1 << (self.unpaid - PATIENCE) if self.is_trial else 0
+        self.left = 1 << (self.unpaid - PATIENCE) if self.unpaid >= PATIENCE else 0
         return made
 
     def passed(self) -> None:

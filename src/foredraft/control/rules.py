@@ -40,7 +40,6 @@ class ConfidenceRule(Rule):
         self._threshold = options.threshold
 
     def more(self, level: int, path: float | None, token: float | None) -> bool:  # noqa: ARG002  # as `Rule` has it
-        """Compare the path's estimate with the threshold."""
         return path is None or path >= self._threshold
 
 
@@ -75,11 +74,9 @@ class ExitThresholdRule(Rule):
         self._options, self._rate = options, 0.0
 
     def more(self, level: int, path: float | None, token: float | None) -> bool:  # noqa: ARG002  # as `Rule` has it
-        """Compare the last token's estimate with the threshold."""
         return token is None or token >= self.threshold
 
     def observe(self, outcome: Outcome) -> None:
-        """Move the threshold after a drafted step."""
         if not outcome.levels:
             return
         self._rate = _KEEP_RATE * self._rate + (1 - _KEEP_RATE) * outcome.accepted / outcome.levels
@@ -117,12 +114,10 @@ class BetaRule(Rule):
         self._generator = np.random.default_rng([seed, _BETA_STREAM])
 
     def more(self, level: int, path: float | None, token: float | None) -> bool:  # noqa: ARG002  # as `Rule` has it
-        """Draw theta, then whether to go on."""
         theta = self._generator.beta(self.alpha, self.beta)
         return bool(self._generator.random() < theta)
 
     def observe(self, outcome: Outcome) -> None:
-        """Count accepted tokens, and the first rejection as one failure."""
         self.alpha += outcome.accepted
         self.beta += outcome.rejected
 
@@ -170,13 +165,11 @@ class CaliRule(Rule):
         return (self._sample * predicted + counted * self.theta) / whole, self._model * self._sample / whole
 
     def more(self, level: int, path: float | None, token: float | None) -> bool:  # noqa: ARG002  # as `Rule` has it
-        """Draw theta, then whether to go on."""
         mean, variance = self.posterior(self.theta if token is None else token)
         theta = float(np.clip(self._generator.normal(mean, math.sqrt(variance)), 0.0, 1.0))
         return bool(self._generator.random() < theta)
 
     def observe(self, outcome: Outcome) -> None:
-        """Count accepted tokens, the first rejection as one failure, and the verification."""
         self._accepted += outcome.accepted
         self._tried += outcome.accepted + outcome.rejected
         self.verifications += outcome.nodes > 0

@@ -266,7 +266,6 @@ class _Reader:
                 yield from self._row(values, part.bytes * row // rows, f"row {before + row}")
 
     def _row(self, row: Any, consumed: int, place: str) -> Iterator[Document]:
-        """Yield a row's document, or skip the row."""
         row = row if isinstance(row, dict) else {}
         text = row.get("text")
         if not isinstance(text, str):
@@ -284,7 +283,6 @@ class _Reader:
             self._skip("empty_documents", f"{place} has no text")
 
     def _skip(self, counter: str, why: str) -> None:
-        """Count a skipped item, or raise UsageError in strict mode."""
         if self.strict:
             raise UsageError(f"In {self.part.path}, {why}. Fix it, or read without --strict to skip it.")
         setattr(self.report, counter, getattr(self.report, counter) + 1)

@@ -29,7 +29,6 @@ from foredraft.index.suffix_array import Symbols, grouped, symbol_dtype
 KIND = "token-shard"
 SUFFIX = ".tokens"
 SHARD_BYTES = 64 << 20
-SEGMENT_TOKENS = 64 << 20  # sorting takes 12 bytes of memory each (18 for vocabularies above 65,535), so 0.8 GB
 _RECIPE = 2  # increased whenever the same text would give other ids, so that shards made before are not reused
 _BLOCK_SYMBOLS = 1 << 20  # read at once
 _PROGRESS_BYTES = 1 << 18  # between progress reports
@@ -201,7 +200,7 @@ def build_segment(
     return write_segment(folder, texts, tokenizer_hash=tokenizer_hash, vocabulary=vocabulary, progress=progress)
 
 
-def plan_segments(shards: Sequence[Path], separator: int, most: int = SEGMENT_TOKENS) -> Iterator[list[Stretch]]:
+def plan_segments(shards: Sequence[Path], separator: int, most: int) -> Iterator[list[Stretch]]:
     """Yield the documents of each segment, in order: as many as fit into `most` symbols (tokens and separators).
 
     A longer document has a segment of its own. Shards without documents are skipped. UsageError if `most` is below 1,

@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from foredraft.errors import StoreError, UsageError
+from foredraft.graph.tree import I64
 from foredraft.index.datastore import Progress
 from foredraft.index.storage import StoreWriter, write_store
 from foredraft.index.suffix_array import Symbols
 from foredraft.index.trigram import COMMON_KEEP, FULL_PROBABILITY, KIND, UNIGRAM_KEEP, array_dtypes, token_dtype
 
-I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
 
 MAX_VOCABULARY = (1 << 21) - 1  # a key packs three tokens, or two and the end-of-document mark, into 63 bits

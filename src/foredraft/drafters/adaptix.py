@@ -73,11 +73,6 @@ class AdaptixOptions:
         check_range(self, "increment", "max_probability", "c1", "c2", "feedback_weight", above=0)
         check_range(self, "keep", above=0, most=1)
 
-    @property
-    def feeds_back(self) -> bool:
-        """Whether the target's distributions are learned."""
-        return self.feedback == "topk" or (self.feedback is None and self.learn == "tokens")
-
 
 class AdaptixDrafter:
     """The table, and the counts shared between sequences."""
@@ -91,7 +86,8 @@ class AdaptixDrafter:
         self.options = options
         self.table = table
         every_step = options.share or options.learn == "paper"  # whole texts are shared; the paper learns in each step
-        self.needs = Needs(top_k=options.feedback_top_k if options.feeds_back else 0, every_step=every_step)
+        feeds_back = options.feedback == "topk" or (options.feedback is None and options.learn == "tokens")
+        self.needs = Needs(top_k=options.feedback_top_k if feeds_back else 0, every_step=every_step)
         self.lock = threading.Lock()
         self.shared = learned.empty_learned()
 
@@ -102,11 +98,9 @@ class AdaptixDrafter:
         return cls(options, open_named_table(options.table, *own))
 
     def open(self, context: DraftContext) -> "_Drafting":
-        """Begin drafting for one sequence."""
         return _Drafting(self, context)
 
     def forget(self) -> None:
-        """Drop the shared counts."""
         with self.lock:
             self.shared = learned.empty_learned()
 
@@ -132,10 +126,17 @@ class _Drafting:
             return self._search(view.ids, budget) if asked else EMPTY_DRAFT
 
     def observe(self, verdict: Verdict) -> None:
-        if self._ids is not None:
-            weight, keep = self._options.feedback_weight, self._options.keep
-            with self._drafter.lock:
-                learned.learn_verdict(self._learned, verdict, self._ids, weight, keep)
+        ids, at, draft = self._ids, verdict.at, verdict.draft
+        top, chances, rows = verdict.top_tokens, verdict.top_probabilities, verdict.top_rows
+        if ids is None or top is None or chances is None:
+            return
+        rows = np.arange(len(draft) + 1, dtype=np.int32) if rows is None else rows
+        before = int(ids[at - 1]) if at > 0 else NO_TOKEN
+        weight, keep = self._options.feedback_weight, self._options.keep
+        with self._drafter.lock:
+            learned.learn_distributions(
+                self._learned, draft.tokens, draft.parents, rows, before, int(ids[at]), top, chances, weight, keep
+            )
 
     def close(self) -> None:
         if self._options.share and self._ids is not None:

@@ -79,10 +79,8 @@ class AutoOptions:
         check_range(self, "memory_tokens", least=1)
         if self.memory is not None and self.learn not in ("shared", None):
             raise UsageError('memory keeps shared texts; leave learn out, or give learn="shared" with it.')
-        if self.drafter is not None:
-            self._check_drafter()
-
-    def _check_drafter(self) -> None:
+        if self.drafter is None:
+            return
         if self.model is not None:
             raise UsageError("model and drafter both name a drafter to blend in; give one of them.")
         method = self.drafter.get("method") if isinstance(self.drafter, Mapping) else self.drafter
@@ -131,6 +129,7 @@ class AutoDrafter:
         neural: Drafter | None = None,
     ) -> None:  # fmt: skip
         self.options, self.table, self.library, self.neural = options, table, library, neural
+        self.saves = options.memory is not None
         self.words = empty_words() if words is None else words
         self.rates: Mapping[bool, Rates] = {sampled: prior_rates(sampled=sampled) for sampled in (False, True)}
         self.needs = Needs(top_k=0 if options.learn == "off" else TOP, top_rows=_TOP_ROWS, every_step=options.shares)
@@ -157,13 +156,7 @@ class AutoDrafter:
         return cls(options, table, library, words, neural)
 
     def open(self, context: DraftContext) -> "_Drafting":
-        """Begin drafting for one sequence."""
         return _Drafting(self, context)
-
-    @property
-    def saves(self) -> bool:
-        """Whether a memory was named."""
-        return self.options.memory is not None
 
     def forget(self) -> None:
         """Drop what sequences taught: own words, rates, and shared texts that were not saved."""

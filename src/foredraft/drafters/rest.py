@@ -81,6 +81,7 @@ class RestDrafter:
         self.options = options
         self.library = library
         self.needs = Needs(every_step=options.learn == "shared")  # the whole text is shared
+        self.saves = options.memory is not None
 
     @classmethod
     def create(cls, options: RestOptions, resources: Resources) -> "RestDrafter":
@@ -89,16 +90,9 @@ class RestDrafter:
         return cls(options, open_library(options.store, options.memory, *own))
 
     def open(self, context: DraftContext) -> "_Drafting":
-        """Begin drafting for one sequence, with the current segments of the store."""
         return _Drafting(self, context.seed)
 
-    @property
-    def saves(self) -> bool:
-        """Whether a memory was named."""
-        return self.options.memory is not None
-
     def forget(self) -> None:
-        """Drop shared texts that were not saved."""
         self.library.forget()
 
     def save(self, path: str | None = None) -> None:

@@ -10,6 +10,9 @@ from numba import njit
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
+I64 = npt.NDArray[np.int64]
+F64 = npt.NDArray[np.float64]
+U8 = npt.NDArray[np.uint8]
 BoolArray = npt.NDArray[np.bool_]
 
 ROOT = -1

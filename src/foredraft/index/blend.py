@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from foredraft.graph.tree import FloatArray, IntArray
-from foredraft.index.own_words import I64, U8, fill_context, int64, learn_rows
+from foredraft.graph.tree import I64, U8, FloatArray, IntArray
+from foredraft.index.own_words import fill_context, int64, learn_rows
 from foredraft.index.recent_text import append
 from foredraft.index.sources import (
     ABSENT,

@@ -8,9 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from foredraft.contracts import TokenIds, Verdict
-from foredraft.graph.tree import FloatArray, IntArray
-from foredraft.index.own_words import I64, NO_TOKEN, context_key, find, slot_for
+from foredraft.graph.tree import I64, FloatArray, IntArray
+from foredraft.index.own_words import NO_TOKEN, context_key, find, slot_for
 
 # chosen
 ROW_WIDTH = 12  # successors per context; a new one replaces the weakest
@@ -103,17 +102,3 @@ def learn_distributions(
         slot = _opened(arrays, a, b, keep)
         for j in range(top_tokens.shape[1]):
             _add_weight(arrays, slot, top_tokens[row, j], weight * top_probabilities[row, j], np.inf)
-
-
-def learn_verdict(arrays: LearnedArrays, verdict: Verdict, ids: TokenIds, weight: float, keep: float) -> None:
-    """Learn the target's distributions in a verdict, if any.
-
-    `ids`, int64[n], is the sequence, at least up to the draft's root, `ids[verdict.at]`.
-    """
-    draft, top, chances = verdict.draft, verdict.top_tokens, verdict.top_probabilities
-    if top is None or chances is None:
-        return
-    rows = np.arange(len(draft) + 1, dtype=np.int32) if verdict.top_rows is None else verdict.top_rows
-    before = int(ids[verdict.at - 1]) if verdict.at > 0 else NO_TOKEN
-    root = int(ids[verdict.at])
-    learn_distributions(arrays, draft.tokens, draft.parents, rows, before, root, top, chances, weight, keep)

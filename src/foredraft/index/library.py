@@ -15,7 +15,7 @@ from foredraft.contracts import TokenIds
 from foredraft.errors import ForedraftWarning, StoreError, UsageError
 from foredraft.index.datastore import MANIFEST, Datastore, manifest_version, open_datastore
 from foredraft.index.datastore_writer import DatastoreWriter
-from foredraft.index.recent_text import END, RecentText, append, empty_text, with_room
+from foredraft.index.recent_text import END, append, empty_text, with_room
 from foredraft.index.suffix_array import SuffixArrays, symbol_dtype
 
 MOST_SHARED = 1 << 22  # tokens of other sequences kept; then the older half is dropped; chosen
@@ -50,9 +50,12 @@ class Library:
     def share(self, ids: TokenIds) -> None:
         """Add `ids`, int64[n], to the shared text."""
         with self.lock:
-            if int(self.shared.length[0]) + len(ids) + 1 > MOST_SHARED:
-                self.shared = _newer_half(self.shared)
-            text = with_room(self.shared, len(ids) + 1)
+            text, length = self.shared, int(self.shared.length[0])
+            if length + len(ids) + 1 > MOST_SHARED:
+                newer = text.symbols[length // 2 : length].astype(np.int64)
+                text = empty_text(2 * len(newer))
+                append(text, newer)
+            text = with_room(text, len(ids) + 1)
             append(text, np.append(ids, END))
             self.shared = text
 
@@ -123,11 +126,3 @@ def _current(store: Datastore) -> Datastore:
     except StoreError as error:  # the mapped files can still be searched
         warnings.warn(f"{error} Until then, drafts come from the store as it was.", ForedraftWarning, stacklevel=2)
         return store
-
-
-def _newer_half(text: RecentText) -> RecentText:
-    length = int(text.length[0])
-    kept = text.symbols[length // 2 : length].astype(np.int64)
-    half = empty_text(2 * len(kept))
-    append(half, kept)
-    return half

@@ -9,16 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
 from foredraft.errors import StoreError
-from foredraft.graph.tree import FloatArray, IntArray
+from foredraft.graph.tree import I64, U8, FloatArray, IntArray
 from foredraft.index.storage import check_fit, open_store, write_store
 from foredraft.index.trigram import FULL_PROBABILITY, TableArrays
-
-I64 = npt.NDArray[np.int64]
-U8 = npt.NDArray[np.uint8]
 
 TOP = 8  # tokens stored per distribution, as in Token Recycling
 MOST_SLOTS = 1 << 20  # contexts stored at most, at 52 bytes each; then those learned longest ago are replaced; chosen

@@ -7,15 +7,11 @@ context newest first. Does not depend on what the occurrences are used for.
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
-from foredraft.graph.tree import IntArray
+from foredraft.graph.tree import I64, IntArray
 
-I64 = npt.NDArray[np.int64]
-
-END = -1
-"""Symbol between two sequences; no token equals it."""
+END = -1  # symbol between two sequences; no token equals it
 _VISITS = 8  # places visited at most per place to return; chosen
 
 

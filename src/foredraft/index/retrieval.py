@@ -12,13 +12,12 @@ import numpy.typing as npt
 from numba import njit
 
 from foredraft.contracts import TokenIds
-from foredraft.graph.tree import FloatArray, IntArray
-from foredraft.index.recent_text import I64, RecentText, occurrences
+from foredraft.graph.tree import I64, FloatArray, IntArray, reindexed_parents
+from foredraft.index.recent_text import RecentText, occurrences
 from foredraft.index.sources import LONGEST, NO_ROWS, Rows
 from foredraft.index.suffix_array import SuffixArrays, follow
 
-MOST_OCCURRENCES = 5000
-"""Occurrences counted by REST's released code at most."""
+MOST_OCCURRENCES = 5000  # counted by REST's released code at most
 _ROWS = 96  # of all segments together; reading them takes 0.1 ms per step (docs/results/log.md)
 _REACH = 10  # tokens of a row, as in `rest`; 20 gained nothing (docs/results/log.md)
 _ESCAPE = 1.5  # pseudo-count of a context's other continuations; chosen
@@ -88,10 +87,8 @@ def best_nodes(rows: IntArray, limit: int, doubt: float) -> tuple[IntArray, IntA
         above = parents[start:stop]
         score[start:stop] = score[above] * (counts[start:stop] / (counts[above] + doubt))
         start = stop
-    kept = np.argsort(-score, kind="stable")[:limit]  # stable, so parents come first
-    place = np.full(len(tokens) + 1, -1, np.int32)  # the last entry is for the root, -1
-    place[kept] = np.arange(len(kept))
-    return tokens[kept], place[parents[kept]], score[kept].astype(np.float32)
+    kept = np.argsort(-score, kind="stable")[:limit].astype(np.int32)  # stable, so parents come first
+    return tokens[kept], reindexed_parents(parents, kept), score[kept].astype(np.float32)
 
 
 def prefixes(rows: IntArray) -> tuple[IntArray, IntArray, I64]:

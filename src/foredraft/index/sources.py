@@ -8,14 +8,11 @@ depend on the probability of a cell, nor on the search (index/blend.py).
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
-from foredraft.graph.tree import FloatArray, IntArray
-from foredraft.index.own_words import I64, NO_TOKEN, TOP, U8, OwnWords, context_key, find, int64
+from foredraft.graph.tree import F64, I64, U8, FloatArray, IntArray
+from foredraft.index.own_words import NO_TOKEN, TOP, OwnWords, context_key, find, int64
 from foredraft.index.recent_text import RecentText, newest_place
-
-F64 = npt.NDArray[np.float64]
 
 SOURCES = 7
 WORDS_3, WORDS_2, WORDS_1, OWN, SHARED, STORE, NEURAL = range(SOURCES)

@@ -63,7 +63,6 @@ class Store:
     """An open store."""
 
     path: Path
-    kind: str  # such as ``trigram-table``
     tokenizer_hash: str  # of the tokenizer that made the ids
     vocabulary: int  # number of token ids
     metadata: Mapping[str, Any]  # of the writer; JSON values
@@ -127,9 +126,7 @@ def open_store(path: str | os.PathLike[str], kind: str | None = None, *, check: 
     if check or (check is None and size <= EAGER_CHECK_BYTES):
         _check_arrays(path, entries, mapped, header_end)
     arrays = {entry.name: mapped[entry.offset : entry.end].view(entry.dtype) for entry in entries}
-    return Store(
-        path, fields["kind"], fields["tokenizer_hash"], fields["vocabulary"], fields["metadata"], entries, arrays
-    )
+    return Store(path, fields["tokenizer_hash"], fields["vocabulary"], fields["metadata"], entries, arrays)
 
 
 def _read_header(path: Path, file: IO[bytes], size: int) -> tuple[dict[str, Any], int]:
@@ -256,7 +253,6 @@ class StoreWriter:
         return self._spools[name].length if name in self._spools else 0
 
     def _header(self, fields: Mapping[str, Any]) -> bytes:
-        """Return preamble and header."""
         header, header_bytes = b"", -1
         while len(header) > header_bytes:  # the header holds the offsets, which depend on its length; it only grows
             header_bytes = _aligned(len(header))

@@ -17,10 +17,8 @@ from foredraft.index.learned import ROW_WIDTH, LearnedArrays, learned_row
 from foredraft.index.own_words import NO_TOKEN
 from foredraft.index.trigram import FULL_PROBABILITY, TableArrays, bigram_row
 
-MOST_SUCCESSORS = 64
-"""Successors of a context at most; further ones are dropped; chosen."""
-FLOOR = 1e-4
-"""Least score of a path that is searched, in expected accepted tokens; chosen."""
+MOST_SUCCESSORS = 64  # of a context; further ones are dropped; chosen
+FLOOR = 1e-4  # least score of a path that is searched, in expected accepted tokens; chosen
 _BACKED_OFF = 12  # successors of a single token read from the table; chosen
 
 

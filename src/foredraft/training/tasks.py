@@ -40,12 +40,10 @@ class _Task:
         return self._loss_of(self.logits(windows), windows)
 
     def agreement(self, windows: Numbers) -> float:
-        """Return how often the most probable token is the target's."""
         right = 0
         for number in windows.tolist():
-            chosen = self.logits(np.array([number]))[0].argmax(dim=-1).cpu()
-            chosen = chosen if self._ids is None else self._ids.cpu()[chosen]
-            right += int((chosen.numpy() == self._traces.top_ids[number, :, 0]).sum())
+            chosen = _tokens_of(self.logits(np.array([number]))[0].argmax(dim=-1), self._ids)
+            right += int((chosen.cpu().numpy() == self._traces.top_ids[number, :, 0]).sum())
         return right / (len(windows) * self._traces.window)
 
     def _loss_of(self, logits: torch.Tensor, windows: Numbers, positions: slice = slice(None)) -> torch.Tensor:
@@ -179,8 +177,7 @@ class MedusaTask(_Task):
         for window in windows[:, None]:
             for head, scores in enumerate(self._scores(window)):
                 theirs, _ = self._traces.labels(window, self._device, slice(head + 1, None))
-                best = scores[0].topk(heads.RANKS, dim=-1).indices
-                best = best if self._ids is None else self._ids.to(best.device)[best]
+                best = _tokens_of(scores[0].topk(heads.RANKS, dim=-1).indices, self._ids)
                 found[head] += (best == theirs[:, :1]).float().mean(0)
         return found / len(windows)
 
@@ -259,23 +256,24 @@ class AgreementTask:
         theirs, known = self._traces.labels(np.array([number]), self._device)
         if number % 2 == 0:
             best = torch.softmax(scores, -1).max(-1)
-            return self._full(best.indices) == theirs[:, 0], best.values
+            return _tokens_of(best.indices, self._ids) == theirs[:, 0], best.values
         generator = torch.Generator().manual_seed(number)
         uniform = torch.rand((len(scores), self._vocabulary), generator=generator).clamp(1e-10, 1 - 1e-7)
         noise = -torch.log(-torch.log(uniform)).to(self._device)
         target = known.clamp_min(1e-8).log() / _TEMPERATURE + noise.gather(1, theirs)
         ours = torch.log_softmax(scores, -1).topk(min(NOISY_TOKENS, scores.shape[-1]))
-        drafted = self._full(ours.indices)
+        drafted = _tokens_of(ours.indices, self._ids)
         best = torch.softmax(ours.values / _TEMPERATURE + noise.gather(1, drafted), -1).max(-1)
         chosen = drafted.gather(1, best.indices[:, None]) == theirs.gather(1, target.argmax(-1)[:, None])
         return chosen[:, 0], best.values
 
-    def _full(self, places: torch.Tensor) -> torch.Tensor:
-        """Return the tokens, int64, of indices into the head's logits."""
-        return places if self._ids is None else self._ids[places]
-
     def _keep_states(self, _module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         self._states = inputs[0]
+
+
+def _tokens_of(places: torch.Tensor, ids: torch.Tensor | None) -> torch.Tensor:
+    """Return the tokens, int64, of indices into the logits of the tokens `ids`, or of all."""
+    return places if ids is None else ids.to(places.device)[places]
 
 
 def distribution_loss(

@@ -33,7 +33,7 @@ MANIFEST, TEXTS = "manifest.json", "texts.jsonl"
 FORMAT = 1
 TOGETHER = 128  # texts that are written together: the most that a killed run has to write again
 _LABELLED_TOKENS = 4096  # of one labelling pass; chosen
-_GOLDEN = (5**0.5 - 1) / 2  # multiples of it modulo 1 are evenly distributed
+_GOLDEN = (5**0.5 - 1) / 2  # multiples of it modulo 1 are evenly spread, however many readers take turns
 
 
 class Asked(NamedTuple):
@@ -162,7 +162,10 @@ def write_texts(
                 group = list(islice(remaining, TOGETHER))
                 if not group:
                     break
-                asked = [Asked(source.prompt, _is_sampled(n, options), options.seed + n) for n, source in group]
+                asked = [
+                    Asked(source.prompt, n * _GOLDEN % 1 < 1 - options.greedy_share, options.seed + n)
+                    for n, source in group
+                ]
                 is_enough = tokens[False] >= wanted[False]
                 answers = [[]] * len(group) if is_enough else write(asked, options.answer_tokens)
                 for (number, source), (prompt, is_sampled, _), answer in zip(group, asked, answers, strict=True):
@@ -178,11 +181,6 @@ def write_texts(
         raise StoreError(
             f"Texts cannot be written to {folder} ({error.strerror}); what was written stays. Check its free space."
         ) from error
-
-
-def _is_sampled(number: int, options: TraceOptions) -> bool:
-    """Return whether a source's text is sampled; evenly spread, whatever the number of readers that take turns."""
-    return number * _GOLDEN % 1 < 1 - options.greedy_share
 
 
 def label_texts(folder: Path, model: Any, options: TraceOptions, identity: str, tell: Tell) -> Traces:
