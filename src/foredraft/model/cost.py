@@ -27,11 +27,12 @@ ROWS = (1, 2, 4, 8, 9, 16, 17, 32, 33, 64)  # that are timed; after some, kernel
 _FEW_ROWS = (1, 16, 64)  # on a slow model, once each in a round
 _SLOW = 1 / 3  # of the time allowed, for one pass of the most rows; chosen
 _CONTEXT = 128  # tokens in the cache
-_SECONDS = 1.5  # time for one measurement; this and the next three are chosen
+_SECONDS = 1.5  # time for one measurement; this and the next four are chosen
 _MOST_ROUNDS = 12
-_REPEATS = 4  # passes of a row count in a round, of which the fastest counts
+_REPEATS = 4  # passes of a row count in a round at most, of which the fastest counts
+_TURN_SECONDS = 0.06  # of a row count in a round, then no more passes: slow ones vary less, and leave time for rounds
 _MOST_TRIES = 3  # measurements on a busy machine
-_FORMAT = 3
+_FORMAT = 4
 
 
 def measured_cost(target: TorchTarget, folder: Path) -> CostCurve:
@@ -66,13 +67,11 @@ def measure_cost(
     slow = _timed_pass(target, cache, rows[-1], context) > _SLOW * seconds
     if slow:
         rows = tuple(count for count in rows if count in _FEW_ROWS) or rows[:1]
-    repeats = 1 if slow else _REPEATS
     rounds: list[list[float]] = []
     for _ in range(_MOST_TRIES):
         start = perf_counter()
         for _ in range(_MOST_ROUNDS):
-            # several in a row, as in decoding: the first finds other data in the CPU caches
-            rounds.append([min(_timed_pass(target, cache, n, context) for _ in range(repeats)) for n in rows[::-1]])
+            rounds.append([_fastest(target, cache, n, context) for n in rows[::-1]])
             if perf_counter() - start > seconds:
                 break
         if _is_settled(curve := CostCurve(rows, _typical(rounds)[::-1])):
@@ -102,6 +101,14 @@ def read_curve(path: Path) -> CostCurve | None:
     ascending = curve.rows[:1] == (1,) and all(few < more for few, more in itertools.pairwise(curve.rows))
     sound = ascending and len(curve.rows) == len(curve.seconds) and all(0 < each < 1e4 for each in curve.seconds)
     return curve if sound else None
+
+
+def _fastest(target: TorchTarget, cache: object, rows: int, context: int) -> float:
+    """Return the least seconds of several passes in a row, as in decoding: the first finds other data in the caches."""
+    passes: list[float] = []
+    while len(passes) < _REPEATS and sum(passes) < _TURN_SECONDS:
+        passes.append(_timed_pass(target, cache, rows, context))
+    return min(passes)
 
 
 def _timed_pass(target: TorchTarget, cache: object, rows: int, context: int) -> float:
