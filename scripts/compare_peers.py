@@ -63,8 +63,11 @@ def known_peers(model: str, folder: Path, work: Path) -> dict[str, Peer]:
         for name, lookup in ((f"openvino {weights}", 0), (f"openvino {weights} prompt lookup", 10)):
             exported = {"folder": str(files / "openvino"), "weights": weights, "lookup": lookup}
             peers[name] = Peer("openvino", {**saved, **exported})
-    for method in ("none", "auto", "prompt_lookup"):
-        peers[f"{OURS} {method}"] = Peer(OURS, {"model": model, "method": method})
+    for method, options in (("none", {}), ("auto", {"learn": "request"}), ("prompt_lookup", {})):
+        drafting = {"method": method, "options": options}  # as for vllm, nothing is kept of earlier answers
+        peers[f"{OURS} {method}"] = Peer(OURS, {"model": model, **drafting})
+        for kind in ("Q8_0", "Q4_0"):  # the files that llama.cpp's quantiser made above
+            peers[f"{OURS} {kind} {method}"] = Peer(OURS, {"model": str(files / f"{kind}.gguf"), **drafting})
     return peers
 
 
@@ -362,7 +365,12 @@ def main() -> None:
             model.save_pretrained(saved)
     del model  # frees memory for the workers
     known = known_peers(given.model, saved, given.work)
-    peers = {name: peer for name, peer in known.items() if any(name.startswith(each) for each in given.peer or [""])}
+    wanted = given.peer or [""]
+    peers = {
+        name: peer
+        for name, peer in known.items()
+        if any(name == each or (each not in known and name.startswith(each)) for each in wanted)
+    }
     if not peers:
         sys.exit(f"No peer is called {given.peer}; peers are: {', '.join(known)}.")
     tasks, failed, versions = given.task or list(DEFAULT_TASKS), dict[str, str](), dict[str, str]()

@@ -40,14 +40,14 @@ class Counted:
         return self.function(*given, **named)
 
 
-def foredraft(model: str, threads: int, method: str) -> Ask:
+def foredraft(model: str, threads: int, method: str, options: Mapping[str, Any]) -> Ask:
     """Load the compiled model with a drafting method."""
     import torch
 
     from foredraft.api import load
 
     torch.set_num_threads(threads)
-    generator = load(model, method=method)
+    generator = load(model, method=method, speculative_config=options)
     if generator.target.compiled is None:
         raise RuntimeError(f"the model is not compiled for this machine; run `foredraft compile {model}` first")
 
