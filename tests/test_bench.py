@@ -13,7 +13,7 @@ import pytest
 from foredraft.api import load
 from foredraft.bench.cell import CELLS_FILE, VERSION, Cell, append_cell, describe_environment, differences, read_cells
 from foredraft.bench.method import cold_and_warm, parse_method
-from foredraft.bench.metrics import Ratio, first_difference, mean_speed_up, speed_up
+from foredraft.bench.metrics import Ratio, mean_speed_up, speed_up
 from foredraft.bench.recommendation import advise
 from foredraft.bench.report import checked_cells, write_report
 from foredraft.bench.runner import Plan, run_plan
@@ -159,7 +159,7 @@ def test_every_cell_pairs_the_method_with_plain_decoding_of_the_same_prompt(fini
     cells = cells_of(finished)
     assert len(cells) == CELLS
     for cell in cells:
-        base, own = cell.pair
+        base, own = cell.base, cell.own
         counts = own.statistics
         assert own.token_ids == base.token_ids
         assert own.prompt_tokens == base.prompt_tokens
@@ -374,7 +374,7 @@ def test_the_peer_writes_the_same_greedy_text_plainly_and_assisted(generator):
     plan = Plan(TOY, [parse_method(text) for text in peers], PROMPTS[1:2], SETTINGS[:1])
     result = run_plan(generator, plan)
     assert [cell.failure for cell in result.cells] == [""] * 3
-    plain, lookup, assisted = (cell.pair for cell in result.cells)
+    plain, lookup, assisted = ((cell.base, cell.own) for cell in result.cells)
     assert {own.token_ids for _, own in (plain, lookup, assisted)} == {plain[0].token_ids}
     assert plain[1].statistics.steps == plain[1].statistics.emitted
     assert lookup[1].statistics.steps <= plain[1].statistics.steps
@@ -383,11 +383,6 @@ def test_the_peer_writes_the_same_greedy_text_plainly_and_assisted(generator):
 
 
 # --- figures
-
-
-@pytest.mark.parametrize(("one", "other", "expected"), [((1, 2), (1, 3), 1), ((1, 2), (1, 2, 3), 2), ((4,), (5,), 0)])
-def test_texts_part_at_the_first_other_token_or_where_one_ends(one, other, expected):
-    assert first_difference(one, other) == first_difference(other, one) == expected
 
 
 @pytest.mark.parametrize(

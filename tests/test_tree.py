@@ -144,6 +144,11 @@ def test_a_path_leads_from_the_root_to_its_node(parents):
         assert [int(parents[step]) for step in path] == [-1, *path[:-1]]
 
 
+@pytest.mark.parametrize(("one", "other", "length"), [((1, 2), (1, 3), 1), ((1, 2), (1, 2, 3), 2), ((), (5,), 0)])
+def test_sequences_are_compared_up_to_the_first_other_token_or_where_one_ends(one, other, length):
+    assert tree.common_length(one, other) == tree.common_length(other, one) == length
+
+
 @SEEDS
 def test_a_kept_sub_tree_has_the_same_paths(seed):
     rng = np.random.default_rng(seed)

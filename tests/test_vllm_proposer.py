@@ -120,8 +120,8 @@ REFUSED = {
     "unknown option": ({"tabel": "none"}, "Did you mean 'table'"),
     "own option misspelt": ({"tree_node": 3}, "Did you mean 'tree_nodes'"),
     "method of another type": ({"method": 3}, "it must be a text"),
-    "tree_nodes": ({"tree_nodes": 0}, "tree_nodes is 0; it must be a whole number, 1 to 1024"),
-    "least_probability": ({"least_probability": 2}, "it must be a number from 0 to 1"),
+    "tree_nodes": ({"tree_nodes": 0}, "tree_nodes is 0; it must be 1 to 1024"),
+    "least_probability": ({"least_probability": 2}, "it must be 0 to 1"),
     "feedback": ({"method": "adaptix", "feedback": "topk"}, "passes a proposer no probabilities"),
 }
 

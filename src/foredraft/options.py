@@ -44,10 +44,13 @@ def check_known(word: Any, known: Iterable[str], what: str, listed: str) -> None
 def check_range(
     options: Any, *names: str, least: float = -math.inf, most: float = math.inf, above: float = -math.inf
 ) -> None:
-    """Raise UsageError for the first of these attributes that is out of range; all limits but `above` are included."""
+    """Raise UsageError for the first of these attributes that is not finite or out of range.
+
+    All limits but `above` are included.
+    """
     for name in names:
         value = getattr(options, name)
-        if least <= value <= most and value > above:
+        if least <= value <= most and above < value < math.inf:
             continue
         if above > -math.inf:
             wanted = f"above {above}" if most == math.inf else f"above {above} and at most {most}"

@@ -41,20 +41,14 @@ def parse_speculation(method: str | None, config: Any) -> Speculation:
             raise UsageError(f"method is {shown(value)}; give a method's name as text.")
     if method is not None and configured is not None and method != configured:
         raise UsageError(f"method is {method!r} and speculative_config names {configured!r}; give one of them.")
-    amount = pop_amount(options)
-    verification = checked_verification(options.pop("verification", None))
-    return Speculation(method or configured or DEFAULT_METHOD, options, amount, verification)
-
-
-def pop_amount(options: dict[str, Any]) -> dict[str, Any]:
-    """Remove from `options` how much to draft, and return it: `num_speculative_tokens` as `nodes`, and the control."""
     given = options.pop("num_speculative_tokens", None)
     nodes = whole_number(given)
     if given is not None and (nodes is None or not 0 <= nodes <= 1024):
         raise UsageError(f"num_speculative_tokens is {shown(given)}; it must be a whole number, 0 to 1024.")
     amount = {"nodes": nodes, **{name: options.pop(name, None) for name in ("control", "control_options")}}
     choose_control(**amount)  # checks the control before the weights are loaded
-    return amount
+    verification = checked_verification(options.pop("verification", None))
+    return Speculation(method or configured or DEFAULT_METHOD, options, amount, verification)
 
 
 def checked_verification(given: Any) -> Verification:

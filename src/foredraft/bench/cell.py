@@ -78,11 +78,6 @@ class Cell:
     learned_texts: int = 0  # number of earlier texts that a warm drafter had read
     failure: str = ""  # the error's type and message
 
-    @property
-    def pair(self) -> tuple[Writing, Writing] | None:
-        """The writings of plain decoding and of the method, if both exist."""
-        return (self.base, self.own) if self.base is not None and self.own is not None else None
-
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> "Cell":
         """Restore a cell from JSON of its `asdict`."""

@@ -11,7 +11,7 @@ from typing import Literal
 from foredraft.drafters import method_names
 from foredraft.errors import UsageError
 from foredraft.options import check_known
-from foredraft.speculation import Speculation, checked_verification, pop_amount
+from foredraft.speculation import Speculation, parse_speculation
 
 BASE = "none"
 PEER = "transformers"
@@ -43,8 +43,8 @@ def parse_method(text: str) -> Method:
         raise UsageError(f'The options of {name!r} must be a JSON object such as {{"num_speculative_tokens": 16}}.')
     if name == PEER:
         return Method(name, options, label=text)
-    amount, verification = pop_amount(options), checked_verification(options.pop("verification", None))
-    return Method(name, options, amount, verification, label=text)
+    parsed = parse_speculation(name, options)
+    return Method(name, parsed.options, parsed.amount, parsed.verification, label=text)
 
 
 def chosen_methods(texts: Sequence[str]) -> list[Method]:

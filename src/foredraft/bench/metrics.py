@@ -23,12 +23,6 @@ def repeated_share(ids: Sequence[int], n: int = 8) -> float:
     return 1 - len(set(grams)) / len(grams) if len(grams) > 1 else 0.0
 
 
-def first_difference(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return the index of the first differing id, or the length of the shorter text."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
-
-
 @dataclass(frozen=True, slots=True)
 class Ratio:
     """A ratio with its 95% bootstrap interval: NaN without pairs; 0 to infinity for fewer than `LEAST_PAIRS`."""

@@ -16,12 +16,12 @@ import torch
 
 from foredraft.api import Generator, Prompt
 from foredraft.bench.method import PEER, Method
-from foredraft.bench.metrics import first_difference
 from foredraft.bench.tasks import TaskPrompt
 from foredraft.contracts import Needs, TokenIds, Verification
 from foredraft.control import FixedControl
 from foredraft.errors import UsageError
 from foredraft.graph.layout import lay_out_text
+from foredraft.graph.tree import common_length
 from foredraft.model.rounding import EXACT, dtype_name
 from foredraft.request import GenerationOptions
 from foredraft.sampling import SamplingOptions
@@ -123,7 +123,7 @@ def difference_between(
     label: str = "",
 ) -> Difference:  # fmt: skip
     """Return the first difference of the `actual` ids from plain decoding's `expected` ids."""
-    position = first_difference(actual, expected)
+    position = common_length(actual, expected)
     prefix = np.concatenate([generator.encode(prompt), np.array(expected[:position], np.int64)])
     return Difference(label, position, *_top_two_gap(generator, prefix, given))
 

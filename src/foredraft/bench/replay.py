@@ -54,14 +54,13 @@ def read_records(path: Path, tokenizer: Any) -> list[tuple[TokenIds, TokenIds]]:
     cannot be read, an invalid line, or no record.
     """
     rows = list(read_json_lines(path))
+    if not rows:
+        raise UsageError(f"{path} holds no record; each line needs `prompt` and `output`.")
+    texts, has_template = [], getattr(tokenizer, "chat_template", None)
     for number, row in rows:
         if not isinstance(row, Mapping) or not all(isinstance(row.get(name), str) for name in ("prompt", "output")):
             raise UsageError(f"Line {number} of {path} needs the texts `prompt` and `output`; add them.")
-    if not rows:
-        raise UsageError(f"{path} holds no record; each line needs `prompt` and `output`.")
-    texts = []
-    for _, row in rows:
-        has_template, prompt = getattr(tokenizer, "chat_template", None), row["prompt"]
+        prompt = row["prompt"]
         question = templated([{"role": "user", "content": prompt}], tokenizer) if has_template else prompt
         ids = [tokenizer(text, add_special_tokens=False).input_ids for text in (question, row["output"])]
         if ids[0] and ids[1]:

@@ -91,7 +91,7 @@ def overall(summaries: Sequence[Summary]) -> list[Summary]:
 
 
 def _summary(settings: str, task: str, method: str, group: Sequence[Cell]) -> Summary:
-    pairs = [cell.pair for cell in group if cell.pair is not None]
+    pairs = [(cell.base, cell.own) for cell in group if cell.base is not None and cell.own is not None]
     own = [writing for _, writing in pairs]
     whole_time = any(not writing.parts for writing in own)
     times = [

@@ -107,6 +107,13 @@ def path_to(parents: IntArray, node: int) -> list[int]:
     return path[::-1]
 
 
+def common_length(one: npt.ArrayLike, other: npt.ArrayLike) -> int:
+    """Return the number of tokens with which two sequences both begin."""
+    first, second = np.asarray(one), np.asarray(other)
+    count = min(len(first), len(second))
+    return int(np.logical_and.accumulate(first[:count] == second[:count]).sum())
+
+
 @njit(cache=True)
 def top_nodes(parents: IntArray, score: FloatArray, limit: int, max_depth: int) -> IntArray:
     """Return the best `limit` nodes of a tree, int32[K] ascending, none without its parent or deeper than `max_depth`.

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Drafter, Drafting, SequenceView, Verdict
 from foredraft.engine.guard import GuardedDrafter
-from foredraft.graph.tree import IntArray, best_chain, chain_parents
+from foredraft.graph.tree import IntArray, best_chain, chain_parents, common_length
 
 PATIENCE = 64  # steps for which an unseen request is kept: preempted ones return, finished ones do not (chosen)
 _SPARE = 2  # requests kept for each row of a batch, so that preempted ones are included (chosen)
@@ -122,7 +122,5 @@ class RequestDrafter:
 def _verdict(draft: Draft, ids: npt.NDArray[np.int64], known: int) -> Verdict:
     """Return the verdict on a chain drafted after `ids[:known]`; the last new token is the target's own."""
     new = tuple(ids[known:].tolist())
-    accepted = 0
-    while accepted < min(len(new) - 1, len(draft)) and draft.tokens[accepted] == new[accepted]:
-        accepted += 1
+    accepted = common_length(draft.tokens, new[:-1])
     return Verdict(new, tuple(range(accepted)), draft, known - 1)

@@ -22,7 +22,7 @@ from foredraft.drafters import drafter_class, make_drafter, parse_options
 from foredraft.errors import ForedraftWarning, UsageError, told
 from foredraft.integrations.bound_tokenizer import tokenizer_for
 from foredraft.integrations.request_drafter import RequestDrafter
-from foredraft.options import nearest, options_from, shown, whole_number
+from foredraft.options import check_range, nearest, options_from, shown, whole_number
 from foredraft.standard_library import resources_for
 
 SUPPORTED = ("0.32", "0.33")  # versions of vLLM with the proposer interface below; others are rejected
@@ -40,10 +40,8 @@ class ProposerOptions:
     least_probability: float = 0.0  # the chain ends before a token whose path is less probable, by the drafter
 
     def __post_init__(self) -> None:
-        if not 1 <= self.tree_nodes <= 1024:
-            raise UsageError(f"tree_nodes is {self.tree_nodes}; it must be a whole number, 1 to 1024.")
-        if not 0 <= self.least_probability <= 1:
-            raise UsageError(f"least_probability is {self.least_probability}; it must be a number from 0 to 1.")
+        check_range(self, "tree_nodes", least=1, most=1024)
+        check_range(self, "least_probability", least=0, most=1)
 
 
 class Proposer:

@@ -11,6 +11,7 @@ import torch
 
 from foredraft.contracts import TokenIds
 from foredraft.errors import OutOfMemoryError
+from foredraft.graph.tree import common_length
 from foredraft.model.kv_cache import BLOCK, kept_rows, move_rows, slots_of, whole_blocks
 
 _FIRST_SLOTS = 16 * BLOCK  # allocated at first; chosen
@@ -77,7 +78,7 @@ class Arena:
         shared = 0
         source: Lease | None = None
         for lease in self._leases:
-            if (common := _common(lease.tokens, token_ids[:-1])) >= max(shared + 1, _LEAST_SHARED):
+            if (common := common_length(lease.tokens, token_ids[:-1])) >= max(shared + 1, _LEAST_SHARED):
                 shared, source = common, lease
         if source in self._idle:
             self._idle.remove(source)
@@ -139,9 +140,3 @@ class Arena:
     @torch.inference_mode()
     def _copy(self, source: int, target: int, count: int) -> None:
         self._store[:, :, target : target + count] = self._store[:, :, source : source + count]
-
-
-def _common(one: TokenIds, other: TokenIds) -> int:
-    """Return the length of the common prefix."""
-    count = min(len(one), len(other))
-    return int(np.logical_and.accumulate(one[:count] == other[:count]).sum())

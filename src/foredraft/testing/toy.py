@@ -14,8 +14,6 @@ from foredraft.graph.layout import Layout, lay_out_text
 
 VOCABULARY = 32  # default number of ids of `ToyTarget`; `check_drafter` uses it
 
-U64 = npt.NDArray[np.uint64]
-
 
 class ToyCache:
     """Token ids by slot, written and committed as a model's keys and values are."""
@@ -41,7 +39,7 @@ class ToyCache:
 
 
 class ToyTarget:
-    """A target whose logits hash the last three tokens of a row's own path.
+    """A target whose logits are random numbers, seeded with the last three tokens of a row's own path.
 
     The path is read through the cache and the ancestor mask, so a wrong commit or a wrong mask changes the logits. One
     successor of each token is favoured, so that texts can be drafted. Another seed gives another target; `window` is
@@ -88,18 +86,6 @@ class ToyTarget:
         return [int(token) for token in ids[len(prefix) :]]
 
     def _row(self, last: TokenIds) -> npt.NDArray[np.float32]:
-        state = np.full(1, self._seed + 1, np.uint64)
-        for token in last:
-            state = _mixed(state + np.uint64(token + 1))
-        noise = _mixed(state + np.arange(self.vocabulary, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
-        uniform = (noise >> np.uint64(11)).astype(np.float64) * 2.0**-53 + 2.0**-54
-        logits = -np.log(-np.log(uniform))
+        logits = np.random.default_rng([self._seed, *(last + 1)]).gumbel(size=self.vocabulary)
         logits[(5 * int(last[-1]) + 1) % self.vocabulary] += self._FAVOUR
         return logits.astype(np.float32)
-
-
-def _mixed(state: U64) -> U64:
-    """Return splitmix64's finaliser of each value; array multiplication wraps without a warning."""
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return state ^ (state >> np.uint64(31))

@@ -18,7 +18,8 @@ import torch
 
 from foredraft.atomic_file import replacing, store_file
 from foredraft.errors import NumericsError, StoreError, UsageError
-from foredraft.training.traces import Numbers, Tell, Traces, check_numbers, chosen_windows
+from foredraft.options import check_range
+from foredraft.training.traces import Numbers, Tell, Traces, chosen_windows
 
 CHECKPOINT = "checkpoint.pt"
 _EVALUATED = 64  # held-out windows on which agreement is measured, at most
@@ -54,7 +55,9 @@ class LoopOptions:
     seed: int = 0  # of the order of windows
 
     def __post_init__(self) -> None:
-        check_numbers(self, ("micro_batch", "accumulation"), ("epochs", "rate"), ("warmup", "floor"))
+        check_range(self, "micro_batch", "accumulation", least=1)
+        check_range(self, "epochs", "rate", above=0)
+        check_range(self, "warmup", "floor", least=0, most=1)
         if self.precision not in ("bfloat16", "float32"):
             raise UsageError(f"precision is {self.precision!r}; it may be bfloat16 or float32.")
 

@@ -9,7 +9,6 @@ complete `windows.npy` int32[W, T + 1], `kinds.npy` uint8[W], `held.npy` bool[W]
 """
 
 import json
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,6 +22,7 @@ import torch
 
 from foredraft.atomic_file import store_file
 from foredraft.errors import NumericsError, StoreError, UsageError
+from foredraft.options import check_range
 from foredraft.training.sources import Source, is_held_out
 
 Numbers = npt.NDArray[np.int64]  # window numbers, int64
@@ -47,16 +47,6 @@ class Asked(NamedTuple):
 Write = Callable[[Sequence[Asked], int], list[list[int]]]  # writes at most so many new ids of each text
 
 
-def check_numbers(options: Any, counts: Sequence[str], above_0: Sequence[str], shares: Sequence[str]) -> None:
-    """Check that options are counts, finite numbers above 0, or shares; UsageError names the first that is not."""
-    wrong = [(name, "at least 1") for name in counts if not getattr(options, name) >= 1]
-    wrong += [(name, "above 0") for name in above_0 if not 0 < getattr(options, name) < math.inf]
-    wrong += [(name, "0 to 1") for name in shares if not 0 <= getattr(options, name) <= 1]
-    if wrong:
-        name, wanted = wrong[0]
-        raise UsageError(f"{name} is {getattr(options, name)}; it must be {wanted}.")
-
-
 @dataclass(frozen=True, slots=True)
 class TraceOptions:
     """Composition of traces."""
@@ -72,7 +62,9 @@ class TraceOptions:
     seed: int = 0  # of the sampled texts
 
     def __post_init__(self) -> None:
-        check_numbers(self, ("answer_tokens", "window", "top_k"), ("temperature",), ("greedy_share",))
+        check_range(self, "answer_tokens", "window", "top_k", least=1)
+        check_range(self, "temperature", above=0)
+        check_range(self, "greedy_share", least=0, most=1)
         if self.written_tokens < 0 or self.open_tokens < 0 or self.written_tokens + self.open_tokens == 0:
             raise UsageError("Give written_tokens or open_tokens, or both; neither may be negative.")
         if self.hold_out_one_in < 2:
