@@ -155,6 +155,8 @@ def read_cells(folder: Path) -> tuple[dict[Place, Cell], list[str]]:
 def describe_environment(target: TorchTarget, model: str) -> Environment:
     """Return the environment of measurements with `target`; `model` is the name given by the user."""
     device, root = target.device, Path(__file__).resolve().parents[3]
+    described = f"{architecture(target.model.config)} {fingerprint(target.model)}"
+    model_hash = hashlib.sha256(described.encode()).hexdigest()[:16]
     forward = "compiled" if target.compiled is not None else "as it is"
     return {
         "machine": {
@@ -164,7 +166,7 @@ def describe_environment(target: TorchTarget, model: str) -> Environment:
         },
         "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
         "model": {
-            "name": model, "dtype": dtype_name(target.model), "hash": _model_hash(target.model),
+            "name": model, "dtype": dtype_name(target.model), "hash": model_hash,
             "forward": "recorded" if target.recordings is not None else forward,
         },
         "code": {"commit": _commit(root) if (root / ".git").exists() else ""},
@@ -181,11 +183,6 @@ def differences(one: Environment, other: Environment) -> str:
         if mine.get(name) != theirs.get(name)
     ]
     return "; ".join(found[:3])
-
-
-def _model_hash(model: Any) -> str:
-    """Return a hash, 16 hexadecimal digits, of a model's configuration and weights."""
-    return hashlib.sha256(f"{architecture(model.config)} {fingerprint(model)}".encode()).hexdigest()[:16]
 
 
 def _commit(root: Path) -> str:

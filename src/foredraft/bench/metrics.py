@@ -1,4 +1,4 @@
-"""Figures of a comparison: repeated n-grams, the first difference of texts, and speed-ups with confidence intervals.
+"""Figures of a comparison: repeated n-grams, and speed-ups with confidence intervals.
 
 Does not depend on methods or models.
 """
@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
+
+from foredraft.graph.tree import F64, I64
 
 LOOP_SHARE = 0.2  # outputs with a larger share of repeated 8-grams loop, which favours n-gram drafters (chosen)
 LEAST_PAIRS = 4  # minimum number of pairs for a confidence interval (chosen)
 _RESAMPLES = 2000  # bootstrap samples of an interval (chosen)
-
-FloatVector = npt.NDArray[np.float64]
 
 
 def repeated_share(ids: Sequence[int], n: int = 8) -> float:
@@ -32,8 +31,8 @@ class Ratio:
     high: float
 
     def __str__(self) -> str:
-        """Return the value and the interval, as in `1.23 [1.20, 1.27]`."""
-        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+        """Return the value and the interval, as in `1.23 [1.20, 1.27]`; `-` without pairs."""
+        return "-" if math.isnan(self.value) else f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
 def mean(values: Iterable[float]) -> float:
@@ -47,10 +46,10 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def speed_up(base_seconds: FloatVector, base_tokens: FloatVector, seconds: FloatVector, tokens: FloatVector) -> Ratio:
+def speed_up(base_seconds: F64, base_tokens: F64, seconds: F64, tokens: F64) -> Ratio:
     """Return the baseline's seconds per token over the method's, summed over prompts; each array is float64[P]."""
 
-    def ratio(pick: npt.NDArray[np.int64]) -> FloatVector:
+    def ratio(pick: I64) -> F64:
         base = base_seconds[pick].sum(-1) / base_tokens[pick].sum(-1)
         own = seconds[pick].sum(-1) / tokens[pick].sum(-1)
         return np.asarray(base / own)
@@ -58,13 +57,13 @@ def speed_up(base_seconds: FloatVector, base_tokens: FloatVector, seconds: Float
     return _resampled(ratio, len(seconds))
 
 
-def mean_speed_up(ratios: FloatVector) -> Ratio:
+def mean_speed_up(ratios: F64) -> Ratio:
     """Return the geometric mean of the prompts' speed-ups, float64[P]; prompts have equal weight."""
     logs = np.log(ratios)
     return _resampled(lambda pick: np.asarray(np.exp(logs[pick].mean(-1))), len(ratios))
 
 
-def _resampled(figure: Callable[[npt.NDArray[np.int64]], FloatVector], count: int) -> Ratio:
+def _resampled(figure: Callable[[I64], F64], count: int) -> Ratio:
     if not count:
         return Ratio(math.nan, math.nan, math.nan)
     value = float(figure(np.arange(count)))

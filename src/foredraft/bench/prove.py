@@ -152,8 +152,7 @@ def _top_two_gap(generator: Generator, prefix: TokenIds, given: Mapping[str, Any
     sampling = GenerationOptions.parse(given).sampling(target.vocabulary)
     scores = logits.float().cpu().numpy().copy()
     tolerance = NEAR_TIE_STEPS * torch.finfo(logits.dtype).eps * float(np.abs(scores).max())
-    if sampling.repetition_penalty != 1.0:
-        penalize(scores, prefix, sampling.repetition_penalty)
+    penalize(scores, prefix, sampling.repetition_penalty)
     if sampling.do_sample:
         weights = filter_row(scores, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
         left = np.flatnonzero(weights).astype(np.int64)

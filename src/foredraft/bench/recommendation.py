@@ -135,7 +135,13 @@ def advise(summaries: Sequence[Summary], environment: Environment) -> list[str]:
             if no_loops
             else f"{loops}the other texts are too few to be used alone, so read these figures as an upper bound."
         )
-    return [*sentences, *_controls(totals), _identity(own, environment), *_stalls(totals)]
+    sentences += [*_controls(totals), _identity(own, environment)]
+    if (stalled := max(each.stalled for each in totals)) >= _MUCH_STALLED:
+        sentences.append(
+            f"Other load delayed passes for up to {stalled:.1%} of the time, which the figures exclude. Do not trust "
+            "small differences."
+        )
+    return sentences
 
 
 def _without_loops(own: Sequence[Summary]) -> bool:
@@ -192,11 +198,3 @@ def _identity(own: Sequence[Summary], environment: Environment) -> str:
         else "16-bit rounding can swap nearly tied tokens; `foredraft prove` distinguishes that from errors"
     )
     return f"{identical} of {texts} drafted texts equal plain decoding's, token by token; {reason}."
-
-
-def _stalls(totals: Sequence[Summary]) -> list[str]:
-    most = max((each.stalled for each in totals), default=0.0)
-    if most < _MUCH_STALLED:
-        return []
-    sentence = f"Other load delayed passes for up to {most:.1%} of the time, which the figures exclude."
-    return [f"{sentence} Do not trust small differences."]

@@ -3,7 +3,6 @@
 Figures are computed from the cells and not stored. Does not depend on how cells are measured.
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -143,9 +142,9 @@ def shown(each: Summary) -> dict[str, str]:
         "method": each.method,
         "task": each.task,
         "texts": f"{each.texts} ({each.failed} failed)" if each.failed else str(each.texts),
-        "speed_up": _told(each.speed_up),
-        "speed_up_without_loops": f"{_told(each.speed_up_without_loops)} ({each.texts_without_loops})",
-        "speed_up_macro": _told(each.speed_up_macro),
+        "speed_up": str(each.speed_up),
+        "speed_up_without_loops": f"{each.speed_up_without_loops} ({each.texts_without_loops})",
+        "speed_up_macro": str(each.speed_up_macro),
         "reached": " ".join(f"{share:.2f}" for share in each.reached[:_DEPTHS]) or "-",
         "split": " + ".join(f"{part:.2f}" for part in split),
         "tokens_per_step": f"{counts.tokens_per_target_step:.2f}",
@@ -180,7 +179,3 @@ def reliability_table(curve: Iterable[Reliability]) -> Rows:
         [f"{each.low:g} to {each.high:g}", str(each.nodes), f"{each.estimate:.3f}", f"{each.accepted:.3f}"]
         for each in curve
     ]
-
-
-def _told(ratio: Ratio) -> str:
-    return "-" if math.isnan(ratio.value) else str(ratio)

@@ -14,7 +14,6 @@ from foredraft.errors import UsageError
 from foredraft.options import check_known, nearest
 
 EMBEDDED = "embedded"
-EMBEDDED_FILE = Path(__file__).parent / "data" / "embedded.jsonl"  # 60 prompts, ten of each kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +133,7 @@ def _own_file(task: str) -> tuple[Path, str]:
 def _located(task: str, source: _Source, folder: Path | None) -> Path:
     """Return a known task's file: the package's, the user's, or the hub's (from its cache when offline)."""
     if task == EMBEDDED:
-        return EMBEDDED_FILE
+        return Path(__file__).parent / "data" / source.file  # 60 prompts, ten of each kind
     if folder is not None:
         for path in (folder / source.file, folder / f"{source.file}.gz"):
             if path.exists():

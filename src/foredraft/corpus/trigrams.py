@@ -166,14 +166,6 @@ def _group_sums(counts: npt.NDArray[Any], bounds: I64) -> I64:
     return np.add.reduceat(counts, bounds[:-1], dtype=np.int64)
 
 
-def _most_frequent(bounds: I64, counts: I64, keep: int) -> I64:
-    """Return each row's `keep` most frequent entries, descending, ties in order; rows lie between `bounds`."""
-    lengths = np.diff(bounds)
-    rows = np.repeat(np.arange(len(lengths)), lengths)
-    order = np.lexsort((-counts, rows))
-    return order[np.arange(len(counts)) - np.repeat(bounds[:-1], lengths) < keep]
-
-
 def _probabilities(counts: I64, totals: I64) -> npt.NDArray[np.uint16]:
     """Return `counts / totals` in the table's encoding."""
     return np.maximum(np.rint(counts * FULL_PROBABILITY / totals), 1).astype(np.uint16)  # halves stay exact
@@ -215,9 +207,12 @@ class _TableWriter:
 
     def _append_successors(self, prefix: str, bounds: I64, tokens: U64, counts: I64, totals: I64, keep: int) -> I64:
         """Append each row's most frequent successors; return the number kept for each row."""
-        lengths, kept = np.minimum(np.diff(bounds), keep), _most_frequent(bounds, counts, keep)
+        lengths = np.minimum(np.diff(bounds), keep)
+        rows = np.repeat(np.arange(len(lengths)), np.diff(bounds))
+        order = np.lexsort((-counts, rows))  # row by row, ties in the order of the tokens
+        kept = order[np.arange(len(counts)) - bounds[rows] < keep]
         self.writer.append(prefix + "tokens", tokens[kept].astype(self.dtype))
-        self.writer.append(prefix + "probabilities", _probabilities(counts[kept], np.repeat(totals, lengths)))
+        self.writer.append(prefix + "probabilities", _probabilities(counts[kept], totals[rows[kept]]))
         return lengths
 
     def _add_pairs(self, pairs: U64, counts: I64, last: bool = False) -> None:

@@ -116,8 +116,7 @@ class DrawingDrafter:
     def distribution_after(self, ids: TokenIds, options: SamplingOptions) -> Probabilities:
         """Return the distribution that a token after `ids`, int64[n], is drawn from, float64[V]."""
         row = self._logits_of(ids).copy()
-        if options.repetition_penalty != 1.0:
-            penalize(row, ids, options.repetition_penalty)
+        penalize(row, ids, options.repetition_penalty)
         return distribution(row, options)
 
     def _drawn(self, ids: TokenIds, budget: Budget, options: SamplingOptions, chance: Chance) -> Draft:
@@ -164,8 +163,7 @@ class World:
         """Return plain decoding's distribution after the prompt and `text`, without the code under test."""
         sampling, prefix = self.sampling, np.array([*PROMPT, *text], np.int64)
         row = self.target_row(prefix.tolist()).copy()
-        if sampling.repetition_penalty != 1:
-            penalize(row, prefix, sampling.repetition_penalty)
+        penalize(row, prefix, sampling.repetition_penalty)
         for processor in self.processors:
             row = processor(torch.from_numpy(prefix)[None], torch.from_numpy(row)[None])[0].numpy()
         if not sampling.do_sample:
