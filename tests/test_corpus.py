@@ -113,7 +113,7 @@ def test_a_text_file_is_one_document(tmp_path, suffix):
     path.write_bytes(gzip.compress(content) if suffix.endswith(".gz") else content)
     documents, report = read(path)
     assert documents == [Document("a line\nÄ broken byte: \ufffd\r\nend", path.stat().st_size)]
-    assert (report.files, report.documents, sum(report.left_out.values())) == (1, 1, 0)
+    assert not report.left_out
 
 
 @pytest.mark.parametrize("line", ["a line of words\n", "words without any line end ", "x"])
@@ -121,11 +121,10 @@ def test_long_text_files_come_in_pieces_that_join_to_the_whole(tmp_path, monkeyp
     monkeypatch.setattr(documents_module, "_BLOCK_BYTES", 1000)
     whole = line * 3000 + "Ä" * 501
     (tmp_path / "a.txt").write_text(whole, "utf-8")
-    documents, report = read(tmp_path / "a.txt")
+    documents, _ = read(tmp_path / "a.txt")
     assert "".join(document.text for document in documents) == whole
     assert [document.complete for document in documents] == [False] * (len(documents) - 1) + [True]
     assert max(len(document.text) for document in documents) <= 2100
-    assert report.documents == 1
     assert all(document.text.endswith("\n") for document in documents[:-2]) or "\n" not in line
 
 
@@ -144,7 +143,7 @@ def test_json_lines_give_texts_and_chats_and_count_what_is_left_out(tmp_path, pa
     assert [document.text for document in documents] == [
         "one", "user: Tea?\nassistant: Yes.\n", "lone \ufffd surrogate", "last", "\ufffd",
     ]  # fmt: skip
-    assert (report.broken_lines, report.unusable_rows, report.empty_documents, report.documents) == (2, 6, 1, 5)
+    assert (report.broken_lines, report.unusable_rows, report.empty_documents) == (2, 6, 1)
     assert sum(report.left_out.values()) == 9
     assert documents[-1].consumed == path.stat().st_size
 

@@ -58,10 +58,8 @@ class Document(NamedTuple):
 
 @dataclass(slots=True)
 class ReadReport:
-    """Counts of what was read and skipped; filled during reading, and summed over parts of a corpus."""
+    """Counts of what was kept and skipped; filled during reading, and summed over parts of a corpus."""
 
-    files: int = 0  # files opened
-    documents: int = 0  # documents read
     broken_lines: int = 0  # lines of .jsonl files that are not JSON
     unusable_rows: int = 0  # rows without a usable `text` or `messages`, or whose chat could not be rendered
     empty_documents: int = 0  # documents of white space only
@@ -182,18 +180,16 @@ def read_documents(
     A .txt, .md or .py file is one document, in pieces of a few MiB; it is skipped if the first piece contains a zero
     byte or many control characters. Each line of .jsonl and row of .parquet is a document, from its field `text` (a
     string) or `messages` (a list of {"role", "content"}), rendered by `render`. A line belongs to the range of a .jsonl
-    file in which it begins. `report` counts what is read and skipped, a file with its first part. UsageError if a file
-    cannot be read or has changed, or `strict`, and something would be skipped.
+    file in which it begins. `report` counts what is skipped. UsageError if a file cannot be read or has changed, or
+    `strict`, and something would be skipped.
     """
     before = 0
     for part in (each if isinstance(each, Part) else _whole(each) for each in inputs):
-        report.files += part.start == 0
         with _refused(part.path):
             if part.path.stat().st_size != part.file_bytes:
                 raise UsageError(f"The input {part.path} has changed since reading began. Run the command again.")
-            for text, consumed, complete in _Reader(part, report, render, strict).documents():
-                report.documents += complete
-                yield Document(text, before + consumed, complete)
+            for document in _Reader(part, report, render, strict).documents():
+                yield document._replace(consumed=before + document.consumed)
         before += part.bytes
 
 
