@@ -157,10 +157,12 @@ def describe_environment(target: TorchTarget, model: str) -> Environment:
     device, root = target.device, Path(__file__).resolve().parents[3]
     described = f"{architecture(target.model.config)} {fingerprint(target.model)}"
     model_hash = hashlib.sha256(described.encode()).hexdigest()[:16]
+    names = (line.partition(":")[2].strip() for line in processor_lines("model name"))
+    processor = next(names, platform.processor())
     forward = "compiled" if target.compiled is not None else "as it is"
     return {
         "machine": {
-            "host": platform.node(), "system": f"{platform.system()} {platform.machine()}", "processor": _processor(),
+            "host": platform.node(), "system": f"{platform.system()} {platform.machine()}", "processor": processor,
             "cores": str(os.cpu_count()), "threads": str(torch.get_num_threads()),
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
         },
@@ -194,8 +196,3 @@ def _commit(root: Path) -> str:
         ).stdout.strip()  # fmt: skip
     except (OSError, subprocess.SubprocessError):
         return ""
-
-
-def _processor() -> str:
-    names = (line.partition(":")[2].strip() for line in processor_lines("model name"))
-    return next(names, platform.processor())

@@ -83,7 +83,7 @@ class ToyTarget:
             cache = self.new_cache()
             scores = self.forward(lay_out_text(np.array(ids, np.int64), 0), cache)
             ids.append(int(scores.logits[-1].argmax()))
-        return [int(token) for token in ids[len(prefix) :]]
+        return ids[len(prefix) :]
 
     def _row(self, last: TokenIds) -> npt.NDArray[np.float32]:
         logits = np.random.default_rng([self._seed, *(last + 1)]).gumbel(size=self.vocabulary)

@@ -69,7 +69,7 @@ def in_turns(readers: Iterable[Iterator[Source]]) -> Iterator[Source]:
         yield from (source for source in turn if source is not None)
 
 
-def is_held_out(key: str, one_in: int = 50) -> bool:
+def is_held_out(key: str, one_in: int) -> bool:
     """Return whether sources of `key` are held out: its hash, ignoring white space and case, is 0 modulo `one_in`."""
     plain = " ".join(key.split()).casefold()
     return int.from_bytes(hashlib.blake2b(plain.encode(), digest_size=8).digest(), "big") % one_in == 0
