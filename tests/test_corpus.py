@@ -20,7 +20,7 @@ from foredraft.corpus import documents as documents_module
 from foredraft.corpus.documents import Document, ReadReport, find_inputs, read_documents
 from foredraft.corpus.words import tokenize, vocabulary_size
 from foredraft.errors import ForedraftWarning, StoreError, UsageError
-from foredraft.index.trigram import open_table
+from foredraft.index.trigram import open_table, table_info
 from foredraft.standard_library import sources
 from support.toys import TOY, text_documents
 
@@ -329,8 +329,8 @@ def test_build_info_and_check(corpus):
 
 def pairs_in(table, tokenizer):
     """Return every bigram of a table, as text."""
-    first, second = table.arrays.first, table.arrays.second
-    rows = [(a, int(b)) for a in range(table.vocabulary) for b in second[first[a] : first[a + 1]]]
+    first, second = table.first, table.second
+    rows = [(a, int(b)) for a in range(len(first) - 1) for b in second[first[a] : first[a + 1]]]
     return {tokenizer.decode(pair, skip_special_tokens=False) for pair in rows}
 
 
@@ -365,7 +365,7 @@ def test_build_takes_a_models_tokenizer_end_and_template(corpus, tokenizer, temp
     pairs = pairs_in(open_table(corpus / "t"), tokenizer)
     assert ({"@@", "?<|end|>"} <= pairs) is (template is not None)
     assert ("?\n" in pairs) is (template is None)
-    assert open_table(corpus / "t").metadata["eos_token_id"] == 0
+    assert table_info(corpus / "t")["metadata"]["eos_token_id"] == 0
 
 
 def test_build_refuses_a_model_without_a_tokenizer_of_the_library(corpus, monkeypatch):

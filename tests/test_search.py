@@ -43,7 +43,7 @@ def documents(seed, count=6, longest=60):
 
 
 def knowledge(seed, *, static=True, learns=True, trust=BLENDED):
-    table = empty_table(VOCABULARY).arrays
+    table = empty_table(VOCABULARY)
     if static:
         table = static_table(documents(seed))
     learned = empty_learned()
@@ -234,7 +234,7 @@ def test_best_first_keeps_its_limits(nodes):
 def test_fewer_nodes_are_made_where_fewer_are_known():
     learned = empty_learned(16)
     learn_text(learned, np.array([1, 2, 3]), 0, 1.0, 1.0, 9.0)
-    known = empty_table(VOCABULARY).arrays
+    known = empty_table(VOCABULARY)
     found = paths(*best_first(TrigramModel(known, learned, BLENDED), 1, 2, 10, 10, VOCABULARY))
     assert found.keys() == {(3,)}
     assert found[3,] == pytest.approx(1 / 3 + 2 / 3 * 1 / 2)

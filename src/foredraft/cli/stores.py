@@ -222,7 +222,7 @@ def verify_table(file: FileArgument) -> None:
     """Verify a table to the last byte: checksums and structure."""
     from foredraft.index.trigram import check_table
 
-    checked = check_table(file).arrays
+    checked = check_table(file)
     typer.echo(f"{file} is sound: {len(checked.second):,} bigrams, {len(checked.tokens):,} tri-grams.")
 
 

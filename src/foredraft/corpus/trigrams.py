@@ -19,7 +19,7 @@ from foredraft.graph.tree import I64
 from foredraft.index.datastore import Progress
 from foredraft.index.storage import StoreWriter, write_store
 from foredraft.index.suffix_array import Symbols
-from foredraft.index.trigram import COMMON_KEEP, FULL_PROBABILITY, KIND, UNIGRAM_KEEP, array_dtypes, token_dtype
+from foredraft.index.trigram import COMMON_KEEP, FULL_PROBABILITY, KIND, UNIGRAM_KEEP, array_dtypes
 
 U64 = npt.NDArray[np.uint64]
 
@@ -176,7 +176,8 @@ class _TableWriter:
 
     def __init__(self, writer: StoreWriter, vocabulary: int, bits: int, keep: int, least: int) -> None:
         self.writer, self.vocabulary, self.keep, self.least = writer, vocabulary, keep, least
-        self.shift, self.mask, self.dtype = np.uint64(bits), np.uint64((1 << bits) - 1), token_dtype(vocabulary)
+        self.shift, self.mask = np.uint64(bits), np.uint64((1 << bits) - 1)
+        self.dtype = array_dtypes(vocabulary)["tokens"]
         self.distinct = 0
         self.row_counts, self.unigram_lengths, self.unigram_totals = np.zeros((3, vocabulary), np.int64)
         self.held_pairs, self.held_counts = np.empty(0, np.uint64), np.empty(0, np.int64)

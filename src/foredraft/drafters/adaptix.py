@@ -17,9 +17,8 @@ from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs,
 from foredraft.drafters import Resources
 from foredraft.graph.tree import top_nodes
 from foredraft.index import learned
-from foredraft.index.learned import LearnedArrays
 from foredraft.index.own_words import NO_TOKEN
-from foredraft.index.trigram import TrigramTable, open_named_table
+from foredraft.index.trigram import TableArrays, open_named_table
 from foredraft.index.trigram_search import BLENDED, SearchSettings, TrigramModel, best_first, mcts
 from foredraft.options import check_range
 
@@ -82,7 +81,7 @@ class AdaptixDrafter:
     Options = AdaptixOptions
     source_names = ("adaptix",)
 
-    def __init__(self, options: AdaptixOptions, table: TrigramTable) -> None:
+    def __init__(self, options: AdaptixOptions, table: TableArrays) -> None:
         self.options = options
         self.table = table
         every_step = options.share or options.learn == "paper"  # whole texts are shared; the paper learns in each step
@@ -110,7 +109,7 @@ class _Drafting:
 
     def __init__(self, drafter: AdaptixDrafter, context: DraftContext) -> None:
         self._drafter, self._options, self._context = drafter, drafter.options, context
-        self._own = learned.empty_learned()
+        self._learned = drafter.shared if drafter.options.share else learned.empty_learned()
         self._read = 0
         self._ids: TokenIds | None = None
         paper = drafter.options.learn == "paper"
@@ -128,9 +127,8 @@ class _Drafting:
     def observe(self, verdict: Verdict) -> None:
         ids, at, draft = self._ids, verdict.at, verdict.draft
         top, chances, rows = verdict.top_tokens, verdict.top_probabilities, verdict.top_rows
-        if ids is None or top is None or chances is None:
+        if ids is None or rows is None or top is None or chances is None:
             return
-        rows = np.arange(len(draft) + 1, dtype=np.int32) if rows is None else rows
         before = int(ids[at - 1]) if at > 0 else NO_TOKEN
         weight, keep = self._options.feedback_weight, self._options.keep
         with self._drafter.lock:
@@ -143,11 +141,11 @@ class _Drafting:
             with self._drafter.lock:
                 self._read_new(self._ids)
         self._ids = None
-        self._own = learned.empty_learned(8)
+        self._learned = learned.empty_learned(8)
 
     def _search(self, ids: TokenIds, budget: Budget) -> Draft:
         options, before = self._options, int(ids[-2]) if len(ids) > 1 else NO_TOKEN
-        model = TrigramModel(self._drafter.table.arrays, self._learned, self._trust)
+        model = TrigramModel(self._drafter.table, self._learned, self._trust)
         vocabulary, root = self._context.vocabulary, int(ids[-1])
         if options.search == "mcts":
             settings = SearchSettings(options.iterations, options.c1, options.c2, options.length, options.candidates)
@@ -166,7 +164,3 @@ class _Drafting:
         elif options.learn == "tokens":
             learned.learn_text(self._learned, ids, self._read, 1.0, options.keep, np.inf)
         self._read = len(ids)
-
-    @property
-    def _learned(self) -> LearnedArrays:
-        return self._drafter.shared if self._options.share else self._own

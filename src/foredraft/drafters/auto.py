@@ -149,7 +149,7 @@ class AutoDrafter:
         """
         own = (resources.vocabulary, resources.tokenizer_hash)
         library = open_library(options.store, options.memory, resources.default_store, *own)
-        table = words_of_table(open_named_table(options.table, resources.default_table, *own).arrays)
+        table = words_of_table(open_named_table(options.table, resources.default_table, *own))
         kept = None if options.memory is None else Path(options.memory) / _WORDS_FILE
         words = load_words(kept, resources.tokenizer_hash) if kept is not None and kept.exists() else None
         neural = None if options.blends is None else make_drafter(*options.blends, resources)

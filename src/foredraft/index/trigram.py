@@ -5,7 +5,6 @@ Opens, verifies and searches tables. Does not depend on how they are counted (co
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,38 +45,23 @@ class TableArrays(NamedTuple):
     common_probabilities: U16  # [K], relative to all tokens
 
 
-@dataclass(frozen=True, slots=True)
-class TrigramTable:
-    """An open tri-gram table."""
-
-    vocabulary: int  # number of token ids
-    arrays: TableArrays
-    tokenizer_hash: str  # of the tokenizer that made the ids; "" for an empty table, which fits any
-    metadata: dict[str, Any]  # of the builder: documents, tokens, keep, ...
-    path: Path | None
-
-
-def token_dtype(vocabulary: int) -> np.dtype[Any]:
-    """Return the dtype of stored tokens."""
-    return np.dtype(np.uint16 if vocabulary <= 1 << 16 else np.uint32)
-
-
 def array_dtypes(vocabulary: int) -> dict[str, np.dtype[Any]]:
     """Return each array's dtype, in file order."""
     wide = ("first", "offsets", "totals", "unigram_offsets", "unigram_totals")
-    token, u16, u32 = token_dtype(vocabulary), np.dtype(np.uint16), np.dtype(np.uint32)
+    u16, u32 = np.dtype(np.uint16), np.dtype(np.uint32)
+    token = u16 if vocabulary <= 1 << 16 else u32
     return {
         name: u32 if name in wide else u16 if name.endswith("probabilities") else token for name in TableArrays._fields
     }
 
 
-def empty_table(vocabulary: int) -> TrigramTable:
+def empty_table(vocabulary: int) -> TableArrays:
     """Return an empty table, for drafters that only learn during generation."""
     lengths = {"first": vocabulary + 1, "offsets": 1, "unigram_offsets": vocabulary + 1, "unigram_totals": vocabulary}
     arrays = {name: np.zeros(lengths.get(name, 0), dtype) for name, dtype in array_dtypes(vocabulary).items()}
     for array in arrays.values():
         array.flags.writeable = False
-    return TrigramTable(vocabulary, TableArrays(**arrays), "", {}, None)
+    return TableArrays(**arrays)
 
 
 # --- opening and checking
@@ -85,7 +69,7 @@ def empty_table(vocabulary: int) -> TrigramTable:
 
 def open_table(
     path: str | os.PathLike[str], tokenizer_hash: str | None = None, vocabulary: int | None = None
-) -> TrigramTable:
+) -> TableArrays:
     """Memory-map a table.
 
     Raises StoreError for a file that is not a sound table, or of another tokenizer or a larger vocabulary; None accepts
@@ -98,7 +82,7 @@ def open_table(
 
 def open_named_table(
     name: str, default: Callable[[], Path] | None, vocabulary: int, tokenizer_hash: str
-) -> TrigramTable:
+) -> TableArrays:
     """Open the table `name`, or "default", or "none" for an empty one; raises what `open_table` does.
 
     `default` builds or finds the default table; None if there is none.
@@ -108,8 +92,8 @@ def open_named_table(
     return empty_table(vocabulary) if name == "none" else open_table(name, tokenizer_hash, vocabulary)
 
 
-def _table(store: Store) -> TrigramTable:
-    """Return a store's arrays as a table, after checking names, dtypes and lengths but not contents."""
+def _table(store: Store) -> TableArrays:
+    """Return a store's arrays, after checking names, dtypes and lengths but not contents."""
     vocabulary, arrays = store.vocabulary, store.arrays
     if vocabulary < 1 or {name: array.dtype for name, array in arrays.items()} != array_dtypes(vocabulary):
         raise damaged("table", store.path, "its arrays are not those of a tri-gram table")
@@ -126,28 +110,27 @@ def _table(store: Store) -> TrigramTable:
     for name, end in ends.items():
         if arrays[name][0] != 0 or arrays[name][-1] != end:
             raise damaged("table", store.path, f"its array {name!r} does not run from 0 to {end}")
-    return TrigramTable(vocabulary, TableArrays(**arrays), store.tokenizer_hash, dict(store.metadata), store.path)
+    return TableArrays(**arrays)
 
 
 def table_info(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Describe a table in JSON values: sizes, tokenizer, metadata. Raises what `open_table` does."""
-    table = open_table(path)
-    arrays = table.arrays
+    store = open_store(path, KIND)
+    arrays = _table(store)
     return {
         "path": str(path), "kind": KIND, "format_version": FORMAT_VERSION, "bytes": Path(path).stat().st_size,
-        "vocabulary": table.vocabulary, "tokenizer_hash": table.tokenizer_hash,
+        "vocabulary": store.vocabulary, "tokenizer_hash": store.tokenizer_hash,
         "bigrams": len(arrays.second), "trigrams": len(arrays.tokens),
         "bytes_per_trigram": arrays.tokens.itemsize + arrays.probabilities.itemsize,
         "bytes_per_bigram": arrays.second.itemsize + arrays.offsets.itemsize + arrays.totals.itemsize,
-        "metadata": table.metadata,
+        "metadata": store.metadata,
     }  # fmt: skip
 
 
-def check_table(path: str | os.PathLike[str]) -> TrigramTable:
+def check_table(path: str | os.PathLike[str]) -> TableArrays:
     """Verify all checksums of a table, and all properties that `TableArrays` lists; raises StoreError."""
     store = open_store(path, KIND, check=True)
-    table = _table(store)
-    arrays, size = table.arrays, table.vocabulary
+    arrays, size = _table(store), store.vocabulary
     # Offsets are verified first, as the later checks rely on them and compiled code does not check bounds.
     for name in ("first", "offsets", "unigram_offsets"):
         array = getattr(arrays, name)
@@ -170,7 +153,7 @@ def check_table(path: str | os.PathLike[str]) -> TrigramTable:
         if (row := _first_bad_row(offsets, tokens, probabilities, size)) >= 0:
             how = f"the successors of {what} {row} repeat, reach past the vocabulary of {size}, or are not sorted"
             raise damaged("table", store.path, how)
-    return table
+    return arrays
 
 
 @njit(cache=True)
