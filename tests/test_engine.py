@@ -600,7 +600,7 @@ def test_a_failing_drafter_is_named_when_a_prediction_is_drafted_too():
     def fail(view, budget):
         raise RuntimeError("disk on fire")
 
-    guarded = GuardedDrafter(ChainDrafter(Scripted(fail), Prediction(np.array([90, 91], np.int64))))
+    guarded = GuardedDrafter(ChainDrafter(Scripted(fail), Prediction(np.array([90, 91], np.int64)).chains))
     with pytest.warns(ForedraftWarning, match="The drafter scripted failed .*disk on fire.*the text is the same"):
         seq, _ = run(guarded, max_new_tokens=10)
     assert seq.emitted.tolist() == ANSWER[:10]

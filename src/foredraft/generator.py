@@ -225,7 +225,7 @@ class Generator:
         if self.verification != "matched":
             raise UsageError("prediction needs matched verification: its tokens are not drawn from a distribution.")
         ids = self.tokenizer(checked_text(prediction), add_special_tokens=False).input_ids
-        return ChainDrafter(self.drafter, Prediction(np.asarray(ids, np.int64)))
+        return ChainDrafter(self.drafter, Prediction(np.asarray(ids, np.int64)).chains)
 
     def begin(self, ids: TokenIds, sampling: SamplingOptions, **arguments: Any) -> Run:
         """Start a generation after token ids; takes the arguments of `prepare` and raises its errors."""

@@ -4,8 +4,8 @@ After a deviation from the expected text, drafting resumes behind the edit. The 
 not depend on text or models.
 """
 
-from collections.abc import Sequence
-from typing import ClassVar, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -33,11 +33,8 @@ class Chain(NamedTuple):
     scores: Sequence[float]
 
 
-class ChainSource(Protocol):
-    """Proposes continuations of a text."""
-
-    def chains(self, view: SequenceView) -> list[Chain]:
-        """Return possible continuations, the most probable first."""
+ChainSource = Callable[[SequenceView], list[Chain]]
+"""Returns possible continuations of a text, the most probable first."""
 
 
 class Prediction:
@@ -109,21 +106,20 @@ class ChainDrafter:
 
     name: ClassVar[str] = "chains"
 
-    def __init__(self, drafter: Drafter, chain_source: ChainSource, source: str = PREDICTION) -> None:
+    def __init__(self, drafter: Drafter, chains: ChainSource, source: str = PREDICTION) -> None:
         self.name = drafter.name  # type: ignore[misc]  # warnings about a failure must name the wrapped drafter
-        self._drafter, self._chain_source = drafter, chain_source
+        self._drafter, self._chains = drafter, chains
         self.needs = drafter.needs
         self.source_names: Sequence[str] = (*drafter.source_names, source)
         self.drafted = 0
 
     def open(self, context: DraftContext) -> "ChainDrafter":
-        """Begin drafting for the sequence."""
         self._drafting = self._drafter.open(context)
         return self
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
         """Return the chains, and the other drafter's nodes unless the first chain is almost certain."""
-        chains = self._chain_source.chains(view) if budget.nodes > 0 and budget.depth > 0 else []
+        chains = self._chains(view) if budget.nodes > 0 and budget.depth > 0 else []
         sure = bool(chains) and len(chains[0].tokens) > _EDITED and chains[0].scores[0] > _SURE
         alone = sure and not self.needs.every_step
         draft = self._drafting.propose(view, NO_BUDGET if alone else budget)
@@ -136,7 +132,6 @@ class ChainDrafter:
         self._drafting.observe(verdict)
 
     def close(self) -> None:
-        """Close the other drafting."""
         self._drafting.close()
 
     def _joined(self, draft: Draft, chains: list[Chain], depth: int) -> Draft:

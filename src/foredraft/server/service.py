@@ -175,7 +175,7 @@ class Service:
         if isinstance(drafter, ChainDrafter):
             choice.predicting = drafter
         if constraint is not None and generator.method != "none":
-            arguments["drafter"] = ChainDrafter(drafter, constraint, GRAMMAR)
+            arguments["drafter"] = ChainDrafter(drafter, constraint.chains, GRAMMAR)
         return choice, generator.prepare(ids, **arguments)
 
     def _deliver(self, events: Sequence[tuple[Job, Event]]) -> None:
