@@ -44,15 +44,6 @@ class Resources:
     draft_model: Callable[[Any], Target] | None = None  # loads a draft model by name, and checks that it fits
     target: Target | None = None  # for drafters that use its layers
 
-    def heads_for(self, method: str, named: str | Path | None) -> str | Path:
-        """Return the location of a method's trained heads; raises UsageError if `named` is None."""
-        if named is None:
-            raise UsageError(
-                f"Method {method!r} needs heads trained for this model; train them with `foredraft train {method}`, "
-                "and give their folder: head=FOLDER."
-            )
-        return named
-
 
 class DrafterClass(Protocol):
     """The interface of a registered class."""

@@ -17,7 +17,7 @@ from foredraft.drafters import Resources
 from foredraft.errors import UsageError
 from foredraft.model.candidates import Candidates, Imitation
 from foredraft.model.growth import GrowthRules, RolloutDrafting
-from foredraft.model.head_files import head_folder, shipped_head
+from foredraft.model.head_files import head_folder, trained_head
 from foredraft.model.heads import AgreementPredictor, load_exit_head, load_predictor
 from foredraft.model.split import ExitModel, SplitCache, SplitTarget
 from foredraft.model.target import TorchTarget
@@ -58,7 +58,6 @@ class EesdOptions:
             raise UsageError("Without a head, say after how many layers to exit: layers=N.")
 
     def rules(self) -> GrowthRules:
-        """Return the limits of a draft."""
         return GrowthRules(self.out_degree, self.least_probability, self.least_share, self.levels)
 
 
@@ -91,8 +90,7 @@ class EesdDrafter:
         if options.head == NO_HEAD:
             assert options.layers is not None
             return cls(options, SplitTarget(target, options.layers, None))
-        named = options.head or shipped_head("eesd", target.model)
-        location = head_folder(str(resources.heads_for("eesd", named)))
+        location = head_folder(str(trained_head("eesd", options.head, target.model)))
         card, head = load_exit_head(location, target.model)
         if options.layers not in (None, card.layers):
             raise UsageError(
@@ -111,7 +109,7 @@ class EesdDrafter:
         """Begin drafting for one sequence; raises UsageError if its cache does not belong to `target`."""
         if not isinstance(context.cache, SplitCache):
             raise UsageError("Method 'eesd' needs the cache of its own target, and cannot draft for another one here.")
-        imitation = Imitation.of(context.settings, context.seed, context.vocabulary, self.target.drafted_ids)
+        imitation = Imitation.of(context.settings, context.seed, context.vocabulary, self.target.first.ids)
         asked = not imitation.sampling.do_sample if self._calibrated is None else self._calibrated
         predictor = self._predictor if asked else None
         return _Drafting(self.target, self._rules, context, imitation, predictor)

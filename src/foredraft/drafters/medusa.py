@@ -7,8 +7,7 @@ medusa`): `head=FOLDER`.
 Does not depend on how tokens are chosen.
 """
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import ClassVar
 
@@ -20,7 +19,7 @@ from foredraft.drafters import Resources
 from foredraft.errors import UsageError
 from foredraft.graph.tree import depths
 from foredraft.model.candidates import Imitation, candidates
-from foredraft.model.head_files import shipped_head
+from foredraft.model.head_files import trained_head
 from foredraft.model.heads import RANKS, MedusaHeads, load_medusa, static_tree
 from foredraft.model.ranked import ids_of
 from foredraft.model.target import TorchTarget
@@ -62,12 +61,10 @@ class MedusaDrafter:
         target = resources.target
         if not isinstance(target, TorchTarget):
             raise UsageError("Method 'medusa' drafts from the target's hidden states, and no model is loaded here.")
-        named = options.head or shipped_head("medusa", target.model)
-        _, heads, lm_head = load_medusa(resources.heads_for("medusa", named), target.model)
+        _, heads, lm_head = load_medusa(trained_head("medusa", options.head, target.model), target.model)
         return cls(options, heads, lm_head)
 
     def open(self, context: DraftContext) -> "_Drafting":
-        """Begin drafting for one sequence."""
         return _Drafting(self._options.nodes, self._heads, self._lm_head, context)
 
 
@@ -77,7 +74,7 @@ class _Drafting:
     def __init__(self, nodes: int, heads: MedusaHeads, lm_head: torch.nn.Module, context: DraftContext) -> None:
         self._nodes, self._heads, self._lm_head = nodes, heads, lm_head
         # the best tokens are taken, never drawn, with either verification
-        self._imitation = dataclasses.replace(
+        self._imitation = replace(
             Imitation.of(context.settings, context.seed, context.vocabulary, ids_of(lm_head)), draws=False
         )
         self._accuracies = heads.accuracies.float().cpu().numpy()

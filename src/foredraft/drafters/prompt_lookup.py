@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 from numba import njit
 
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Verdict
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
-from foredraft.graph.tree import chain_parents
+from foredraft.graph.tree import I64, chain_parents
 from foredraft.options import check_range
 
 
@@ -37,7 +36,6 @@ class PromptLookupOptions:
     prompt_lookup_min: int = 1
 
     def __post_init__(self) -> None:
-        """Raise UsageError for a value out of range, or two different maxima."""
         names = (self.max_matching_ngram_size, self.prompt_lookup_max)
         if None not in names and names[0] != names[1]:
             raise UsageError(
@@ -59,7 +57,7 @@ class PromptLookupOptions:
 
 
 @njit(cache=True)
-def earlier_match(ids: npt.NDArray[np.int64], shortest: int, longest: int) -> int:
+def earlier_match(ids: I64, shortest: int, longest: int) -> int:
     """Return the index after the first earlier occurrence of the longest suffix of `ids` that has one, or -1.
 
     Suffixes have `shortest` to `longest` tokens.
@@ -89,15 +87,12 @@ class PromptLookupDrafter:
 
     @classmethod
     def create(cls, options: PromptLookupOptions, resources: Resources) -> "PromptLookupDrafter":  # noqa: ARG003  # the family's signature
-        """Return the drafter."""
         return cls(options)
 
     def open(self, context: DraftContext) -> "PromptLookupDrafter":  # noqa: ARG002  # the family's signature
-        """Return the drafter itself."""
         return self
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        """Return the continuation of the earlier occurrence, as a chain."""
         length = min(budget.nodes, budget.depth, self.options.prompt_lookup_num_tokens)
         start = earlier_match(view.ids, self.options.prompt_lookup_min, self.options.longest) if length > 0 else -1
         if start < 0:

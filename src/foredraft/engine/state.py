@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from foredraft.contracts import (
     Chooser,
@@ -56,7 +55,7 @@ class SequenceState:
         self._limit_reason: FinishReason = "length"
         if window is not None and window < self._limit:
             self._limit, self._limit_reason = window, "window"
-        self._ids: npt.NDArray[np.int64] = np.empty(len(prompt) + min(max_new_tokens, 1024), np.int64)
+        self._ids: TokenIds = np.empty(len(prompt) + min(max_new_tokens, 1024), np.int64)
         self._ids[: len(prompt)] = prompt
         self._eos, self._stop = frozenset(eos), stop
         # a strong reference would keep the sequence and its cache alive until garbage collection

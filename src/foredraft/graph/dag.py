@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from foredraft.graph.tree import BoolArray, FloatArray, IntArray
+from foredraft.graph.tree import I64, BoolArray, FloatArray, IntArray
 
 NO_LENDER = -1
 
@@ -31,7 +31,7 @@ class DraftGraph(NamedTuple):
     lenders: IntArray  # int32[R], the node whose continuations this one borrows, or -1; a lender never borrows
     opened: IntArray  # int32[R], the nodes that may be expanded and lend, in the order of their being added to these
     grams: IntArray  # int32[R + 1, tau], the last tokens of each node's path, the root's last; -1 before the text
-    counts: npt.NDArray[np.int64]  # int64[2]: nodes, open nodes
+    counts: I64  # int64[2]: nodes, open nodes
 
     @property
     def size(self) -> int:
@@ -88,7 +88,7 @@ def add_level(
 
 
 @njit(cache=True)
-def _merge_level(graph: DraftGraph, order: npt.NDArray[np.int64], leaf: BoolArray, most_open: int) -> IntArray:
+def _merge_level(graph: DraftGraph, order: I64, leaf: BoolArray, most_open: int) -> IntArray:
     """Decide which of the new nodes are open, in `order`, and make them the last level; return the open ones."""
     start, first = int(graph.counts[0]), int(graph.counts[1])
     graph.counts[0] += len(order)

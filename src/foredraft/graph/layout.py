@@ -7,9 +7,8 @@ to cache slot `at + i`, after everything committed. Does not depend on the model
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-from foredraft.graph.tree import BoolArray, IntArray, ancestor_mask, depths
+from foredraft.graph.tree import I64, BoolArray, IntArray, ancestor_mask, depths
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +19,12 @@ class Layout:
     rows and a plain causal mask.
     """
 
-    token_ids: npt.NDArray[np.int64]  # int64[R], root first
-    positions: npt.NDArray[np.int64]  # int64[R], each row's absolute position in its own path
+    token_ids: I64  # int64[R], root first
+    positions: I64  # int64[R], each row's absolute position in its own path
     ancestors: BoolArray | None  # bool[R, H + R]
     at: int  # the root's absolute position, which is the number of tokens already in the cache
     # int64[H], positions of uncommitted rows that earlier passes left in the cache
-    held: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    held: I64 = field(default_factory=lambda: np.empty(0, np.int64))
 
     @property
     def rows(self) -> int:
@@ -43,6 +42,6 @@ def lay_out(root: int, tokens: IntArray, parents: IntArray, at: int) -> Layout:
     return Layout(token_ids, positions, ancestor_mask(parents), at)
 
 
-def lay_out_text(token_ids: npt.NDArray[np.int64], at: int) -> Layout:
+def lay_out_text(token_ids: I64, at: int) -> Layout:
     """Lay out known text as a chain, for prefill: int64[R] ids from absolute position `at` on."""
     return Layout(token_ids, np.arange(at, at + len(token_ids), dtype=np.int64), None, at)

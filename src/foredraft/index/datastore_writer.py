@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from foredraft.atomic_file import TEMPORARY_SUFFIX, unwritable, write_file
+from foredraft.atomic_file import TEMPORARY_SUFFIX, store_file, unwritable
 from foredraft.errors import StoreError, UsageError
 from foredraft.index import datastore
 from foredraft.index.datastore import MANIFEST, SEGMENT_SUFFIX, Manifest, Progress, SegmentEntry, read_manifest
@@ -130,10 +130,7 @@ class DatastoreWriter:
 
     def commit(self) -> Manifest:
         """Apply the changes and remove unlisted files; a StoreError leaves the store unchanged."""
-        try:
-            write_file(self.folder / MANIFEST, datastore.manifest_bytes(self.manifest))
-        except OSError as error:
-            raise unwritable(self.folder, error) from error
+        store_file(self.folder / MANIFEST, datastore.manifest_bytes(self.manifest))
         _remove(leftovers(self.folder))
         return self.manifest
 

@@ -199,19 +199,16 @@ def write_lock(lock: Path, path: Path) -> Iterator[None]:
     """Hold the lock file `lock` for writing `path`; raises StoreError if another process holds it."""
     if not lock.parent.is_dir():  # some versions of filelock create it
         raise StoreError(f"{path} cannot be written, as its folder does not exist. Make it, or choose another.")
-    held = filelock.FileLock(lock, timeout=0)
     try:
-        held.acquire()
+        held = filelock.FileLock(lock, timeout=0).acquire()
     except filelock.Timeout as error:
         raise StoreError(
             f"{path} is being written by another process, which holds {lock}. Wait for it, or write to another place."
         ) from error
     except OSError as error:
         raise unwritable(path, error) from error
-    try:
+    with held:
         yield
-    finally:
-        held.release()
 
 
 @dataclass(slots=True)

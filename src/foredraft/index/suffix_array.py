@@ -14,10 +14,10 @@ import pydivsufsort
 from numba import njit
 
 from foredraft.errors import UsageError
-from foredraft.graph.tree import I64
+from foredraft.graph.tree import I64, IntArray
 
 Symbols = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
-Places = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+Places = IntArray | I64
 Item = TypeVar("Item")
 
 _CHUNK = 1 << 22  # elements of a piece: 16 to 32 MB; chosen

@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from foredraft.errors import NumericsError
-from foredraft.graph.tree import FloatArray, IntArray
+from foredraft.graph.tree import I64, FloatArray, IntArray
 from foredraft.sampling import SamplingOptions
-from foredraft.sampling.filters import filter_row
+from foredraft.sampling.filters import distribution
 from foredraft.sampling.logits import top_probabilities
 from foredraft.sampling.noise import gumbel_noise
 from foredraft.sampling.rejection import VERIFIER_STREAM, SeededChance, draw_siblings
@@ -53,7 +52,7 @@ class Candidates(NamedTuple):
     q: FloatArray | None = None  # float32[R, k, V], what each token was drawn from; None if they were chosen
 
 
-def candidates(logits: torch.Tensor, k: int, imitation: Imitation, positions: npt.NDArray[np.int64]) -> Candidates:
+def candidates(logits: torch.Tensor, k: int, imitation: Imitation, positions: I64) -> Candidates:
     """Return `k` candidates for each row: its most probable tokens, the most probable first, or drawn ones.
 
     A chosen token's probability is that the target takes it, estimated from this row and, when sampling, from the
@@ -83,7 +82,7 @@ def candidates(logits: torch.Tensor, k: int, imitation: Imitation, positions: np
     return Candidates(np.take_along_axis(tokens, order, axis=1), taken)
 
 
-def _drawn(logits: torch.Tensor, k: int, imitation: Imitation, positions: npt.NDArray[np.int64]) -> Candidates:
+def _drawn(logits: torch.Tensor, k: int, imitation: Imitation, positions: I64) -> Candidates:
     options, stream = imitation.sampling, _FIRST_STREAM + imitation.draft * _MOST_ROWS % _STREAMS
     rows = logits.float().cpu().numpy()
     if imitation.ids is not None and imitation.vocabulary is not None:
@@ -92,10 +91,9 @@ def _drawn(logits: torch.Tensor, k: int, imitation: Imitation, positions: npt.ND
     found = np.full((len(rows), k), -1, np.int32)
     chances, q_of = np.zeros((len(rows), k), np.float32), np.zeros((len(rows), k, rows.shape[1]), np.float32)
     for row, position in enumerate(positions.tolist()):
-        weights = filter_row(rows[row], options.temperature, options.top_k, options.top_p, options.min_p)
-        if not len(weights):
+        q = distribution(rows[row], options)
+        if not len(q):
             raise NumericsError(_UNUSABLE)
-        q = weights.astype(np.float64) / weights.sum(dtype=np.float64)
         tokens, distributions = draw_siblings(q, k, SeededChance(options.seed, position, stream + row))
         found[row, : len(tokens)] = tokens
         chances[row, : len(tokens)] = q[tokens]

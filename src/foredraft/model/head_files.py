@@ -143,6 +143,17 @@ def shipped_head(method: str, model: Any) -> Path | None:
     return next((card.parent for card in cards if json.loads(card.read_text())["fingerprint"] == own), None)
 
 
+def trained_head(method: str, named: str | None, model: Any) -> str | Path:
+    """Return the head `named`, or this checkout's for a method and exactly this model; UsageError without either."""
+    found = named or shipped_head(method, model)
+    if found is None:
+        raise UsageError(
+            f"Method {method!r} needs heads trained for this model; train them with `foredraft train {method}`, and "
+            "give their folder: head=FOLDER."
+        )
+    return found
+
+
 def head_folder(location: str) -> Path:
     """Return the local folder of a head, downloaded if `location` is a hub id; raises UsageError if that fails."""
     path = Path(location).expanduser()

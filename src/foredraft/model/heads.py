@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
-from foredraft.errors import UsageError
+from foredraft.graph.tree import FloatArray, IntArray
 from foredraft.model.head_files import CONFIG_FILE, IDS, HeadCard, fill, read_head
 from foredraft.model.layers import model_parts, shorter
 from foredraft.model.ranked import ranked_head
@@ -77,8 +76,7 @@ def new_first_layers(model: Any, count: int, ids: torch.Tensor | None = None) ->
     less one, and what `new_exit_head` does.
     """
     parts = model_parts(model)
-    if not 1 <= count < parts.count:
-        raise UsageError(f"layers is {count}; a draft model of this one has 1 to {parts.count - 1}.")
+    parts.check_exit(count)
     return FirstLayers(*_copies(model, count, ids)).requires_grad_(requires_grad=False)
 
 
@@ -132,9 +130,7 @@ def load_medusa(location: str | Path, model: Any) -> tuple[HeadCard, MedusaHeads
     return card, heads.to(lm_head.weight.device, lm_head.weight.dtype).requires_grad_(requires_grad=False), lm_head
 
 
-def static_tree(
-    accuracies: npt.NDArray[np.float32], nodes: int, depth: int
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+def static_tree(accuracies: FloatArray, nodes: int, depth: int) -> tuple[IntArray, IntArray, FloatArray]:
     """Return the tree of ranks with the highest products of accuracies along its paths, best node first.
 
     Takes the accuracies of each head's i-th best token, float32[K, I]. Returns parents int32[N] (-1 below the root),

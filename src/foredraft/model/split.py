@@ -11,14 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
 from foredraft.contracts import Scores, TokenIds
 from foredraft.errors import ForedraftWarning, UnsupportedModelError
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
-from foredraft.graph.tree import BoolArray
+from foredraft.graph.tree import I64, BoolArray
 from foredraft.model.compiled.package import MOST_ROWS
 from foredraft.model.heads import ExitHead
 from foredraft.model.kv_cache import TreeCache
@@ -40,11 +39,10 @@ class SplitCache:
         # of the root, which is row 0, and then of the held rows
         self._states: list[torch.Tensor] = []  # [r, D] each
         self._row_of: dict[tuple[int, ...], int] = {}  # by the tokens from the root to the row, in the rows' order
-        self._verified: npt.NDArray[np.int64] = np.empty(0, np.int64)  # the row of each row of the last verification
+        self._verified: I64 = np.empty(0, np.int64)  # the row of each row of the last verification
 
     @property
     def length(self) -> int:
-        """The number of committed tokens."""
         return self.rest.length
 
     def begin(self, layout: Layout, states: torch.Tensor) -> None:
@@ -122,7 +120,6 @@ class SplitTarget:
         rest[layers] = self._entry.at(rest[layers])
         self.first = target.with_model(shorter(target.model, parts, first, replaced), self._exit)
         self.rest = target.with_model(shorter(target.model, parts, rest), self._entry)
-        self.drafted_ids = self.first.ids  # int32[N], the tokens that the head scores; None for all
         if target.compiled is not None and (self.first.compiled is None or self.rest.compiled is None):
             sentence = (
                 "An early exit runs the model in two parts, which are not compiled, so each pass will take about "

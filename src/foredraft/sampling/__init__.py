@@ -7,13 +7,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from foredraft.errors import UsageError
+from foredraft.graph.tree import F64
 
-Probabilities = npt.NDArray[np.float64]  # float64[V], not negative, with sum 1
+Probabilities = F64  # float64[V], not negative, with sum 1
 LogitsProcessor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """transformers' protocol: (input_ids int64[1, n], scores float32[1, V]) -> scores float32[1, V]."""
 

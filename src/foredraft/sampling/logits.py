@@ -68,7 +68,7 @@ def top_of_rows(words: Words, rows: IntArray, tokens: IntArray, probabilities: F
 
 
 @njit(cache=True)
-def _block_maxima(row: FloatArray) -> npt.NDArray[np.int32]:
+def _block_maxima(row: FloatArray) -> IntArray:
     """Return the maximum of each block as an integer whose order is that of the floats.
 
     Compilers vectorise the maximum of integers but not of floats, and best in loops of constant length.

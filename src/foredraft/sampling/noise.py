@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from foredraft.graph.tree import FloatArray
+from foredraft.graph.tree import F64, I64, FloatArray
 
 _BLOCKS = 64  # Philox blocks computed together, four tokens each; chosen
 
@@ -43,29 +43,24 @@ def philox(counter: npt.NDArray[np.uint32], key: npt.NDArray[np.uint32]) -> npt.
 
 
 @njit(cache=True)
-def _uniform(seed: np.uint64, position: int, token: int) -> float:
-    """Return u(seed, position, token)."""
+def gumbel_value(seed: np.uint64, position: int, token: int) -> float:
+    """Return g(seed, position, token), a standard Gumbel value, for compiled code."""
     zero = np.uint32(0)
     k0, k1 = np.uint32(seed & np.uint64(0xFFFFFFFF)), np.uint32(seed >> np.uint64(32))
     words = _philox(np.uint32(token // 4), np.uint32(position), zero, zero, k0, k1)
-    return (np.float64(words[token % 4]) + 0.5) / 4294967296.0
+    u = (np.float64(words[token % 4]) + 0.5) / 4294967296.0
+    return float(-np.log(-np.log(u)))
 
 
 @njit(cache=True)
-def gumbel_value(seed: np.uint64, position: int, token: int) -> float:
-    """Return g(seed, position, token), a standard Gumbel value, for compiled code."""
-    return float(-np.log(-np.log(_uniform(seed, position, token))))
-
-
-@njit(cache=True)
-def _gumbel_values(seed: np.uint64, position: int, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+def _gumbel_values(seed: np.uint64, position: int, tokens: I64) -> F64:
     noise = np.empty(len(tokens), np.float64)
     for i in range(len(tokens)):
         noise[i] = gumbel_value(seed, position, tokens[i])
     return noise
 
 
-def gumbel_noise(seed: int, position: int, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+def gumbel_noise(seed: int, position: int, tokens: I64) -> F64:
     """Return g(seed, position, token) for each of `tokens`: standard Gumbel values, float64[n]."""
     return _gumbel_values(np.uint64(seed), position, tokens)
 

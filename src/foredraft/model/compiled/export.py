@@ -11,7 +11,6 @@ from inspect import signature
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 from torch.fx import Graph, Node
@@ -20,6 +19,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from foredraft.errors import UsageError
 from foredraft.graph.layout import Layout, lay_out_text
+from foredraft.graph.tree import I64
 from foredraft.model.compiled.kernels import LANES, attend
 from foredraft.model.compiled.package import MOST_ROWS
 from foredraft.model.kv_cache import Span, TreeLayer
@@ -174,7 +174,7 @@ class Subject:
         return keys, [torch.zeros_like(each) for each in keys]
 
     def arguments(
-        self, token_ids: npt.NDArray[np.int64], at: int = CONTEXT, *, ranges: bool, scored: int | None = None
+        self, token_ids: I64, at: int = CONTEXT, *, ranges: bool, scored: int | None = None
     ) -> tuple[Any, ...]:
         """Return the arguments of `FunctionalForward.forward` before the buffers: a chain behind `at` slots.
 
