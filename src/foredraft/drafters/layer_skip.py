@@ -44,7 +44,6 @@ class LayerSkipOptions:
         layer_numbers(self.mlp, "mlp")
 
     def rules(self) -> GrowthRules:
-        """Return the limits of the chain."""
         return GrowthRules(1, self.least_probability, 0.0, self.levels)
 
 

@@ -64,11 +64,9 @@ class LookaheadDrafter:
 
     @classmethod
     def create(cls, options: LookaheadOptions, resources: Resources) -> "LookaheadDrafter":  # noqa: ARG003  # the family's signature
-        """Return the drafter."""
         return cls(options)
 
     def open(self, context: DraftContext) -> "_Drafting":
-        """Begin with an empty pool."""
         return _Drafting(self.options, context.seed)
 
 
@@ -96,8 +94,9 @@ class _Drafting:
         self._columns = []
         if budget.nodes <= 0 or budget.depth <= 0:
             return EMPTY_DRAFT
-        if self._window is None:
-            self._window = self._begin(view.ids)
+        if self._window is None:  # each column is a piece of the text, which wraps around at its end
+            starts = self._generator.integers(len(view.ids), size=self._options.window)
+            self._window = view.ids[(starts + np.arange(self._options.level - 1)[:, None]) % len(view.ids)]
         if self._options.learn == "text":
             self._read_text(view.ids)
         root = int(view.ids[-1])
@@ -134,12 +133,6 @@ class _Drafting:
     def close(self) -> None:
         self._pool = {}
         self._window = None
-
-    def _begin(self, ids: TokenIds) -> TokenIds:
-        """Return int64[level - 1, window]: each column a piece of the text, which wraps around at its end."""
-        starts = self._generator.integers(len(ids), size=self._options.window)
-        columns: TokenIds = ids[(starts + np.arange(self._options.level - 1)[:, None]) % len(ids)]
-        return columns
 
     @staticmethod
     def _fitting(window: TokenIds, nodes: int, depth: int) -> list[list[int]]:

@@ -23,15 +23,12 @@ class NoDrafter:
 
     @classmethod
     def create(cls, options: NoOptions, resources: Resources) -> "NoDrafter":  # noqa: ARG003  # the family's signature
-        """Return the drafter."""
         return cls()
 
     def open(self, context: DraftContext) -> "NoDrafter":  # noqa: ARG002  # the family's signature
-        """Return the drafter itself."""
         return self
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:  # noqa: ARG002  # the family's signature
-        """Return the empty draft."""
         return EMPTY_DRAFT
 
     def observe(self, verdict: Verdict) -> None:

@@ -117,23 +117,28 @@ class _Drafting:
         self._read = 0
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        self._ids = view.ids
+        self._ids, options = view.ids, self._options
         if budget.nodes <= 0 or budget.depth <= 0:
             return EMPTY_DRAFT  # new tokens are read later: many at once are faster
-        self._catch_up()
-        options, published = self._options, self._options.weighting == "published"
+        new, context = view.ids[self._read :], view.ids[-options.longest :]
+        for text, ranges in zip(self._segments, self._ranges, strict=True):
+            follow(text, ranges, context, len(new))
+        if options.learns:
+            self._own = with_room(self._own, len(new))
+            append(self._own, new)
+        self._read, published = len(view.ids), options.weighting == "published"
         recent = [self._own] if options.learns else []
         if options.learn == "shared":
             recent.append(self._library.shared)
         rows = followers(
-            self._segments, self._ranges, recent, self._ids[-options.longest :], options.shortest,
+            self._segments, self._ranges, recent, context, options.shortest,
             MOST_OCCURRENCES if published else options.samples, min(options.continuation, budget.depth),
             spread=not published,
         )  # fmt: skip
         if not len(rows):
             return EMPTY_DRAFT
         if published:
-            return Draft(*published_tree(rows, budget.nodes, (self._seed + len(self._ids)) % (1 << 62)))
+            return Draft(*published_tree(rows, budget.nodes, (self._seed + self._read) % (1 << 62)))
         return Draft(*best_nodes(rows, budget.nodes, options.doubt))
 
     def observe(self, verdict: Verdict) -> None:
@@ -144,12 +149,3 @@ class _Drafting:
             self._library.share(self._ids)
         self._segments, self._ranges, self._own = [], self._ranges[:0], NO_TEXT
         self._ids = self._ids[:0]
-
-    def _catch_up(self) -> None:
-        new = self._ids[self._read :]
-        for text, ranges in zip(self._segments, self._ranges, strict=True):
-            follow(text, ranges, self._ids[-self._options.longest :], len(new))
-        if self._options.learns:
-            self._own = with_room(self._own, len(new))
-            append(self._own, new)
-        self._read = len(self._ids)

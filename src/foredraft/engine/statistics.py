@@ -4,7 +4,7 @@ Only emitted tokens count: none after an end id, a stop string or the limit.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 
 from foredraft.contracts import StepRecord
 
@@ -54,11 +54,8 @@ class Statistics:
 
     def as_dict(self) -> dict[str, float]:
         """Return the counts and the rates by name, for JSON."""
-        names = (
-            "emitted steps drafting_steps drafted accepted prefill_seconds decode_seconds tokens_per_target_step "
-            "mean_acceptance_length draft_acceptance_rate drafted_share harmonic_mean decode_seconds_per_token"
-        )
-        return {name: getattr(self, name) for name in names.split()}
+        rates = [name for name, member in vars(Statistics).items() if isinstance(member, property)]
+        return asdict(self) | {name: getattr(self, name) for name in rates}
 
 
 def summarize(records: Iterable[StepRecord], prefill_seconds: float) -> Statistics:

@@ -29,7 +29,6 @@ class SequentialBatch:
         self.memory_use = 0.0
 
     def open(self, _token_ids: TokenIds, _capacity: int) -> Any:
-        """Return an empty cache."""
         return self._target.new_cache()
 
     def close(self, _cache: Any) -> None:

@@ -5,9 +5,8 @@ nodes, and a chain is a tree of out-degree 1. Each step grows a graph level by l
 cache that follows the sequence. Does not depend on the target, nor on where the draft model comes from.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,7 +35,6 @@ class GrowthRules:
     tau: int = 0  # length of the n-grams that are expanded once; 0 merges nothing
 
     def __post_init__(self) -> None:
-        """Raise UsageError for a value out of range."""
         check_range(self, "levels", least=1, most=64)
         check_range(self, "out_degree", least=1, most=32)
         check_range(self, "tau", least=0, most=8)
@@ -157,7 +155,7 @@ def grow(
         start, most_open = graph.size, most_rows - used if level + 1 < depth else 0
         opened = _add(grown, frontier, found, rules, most_open)
         if budget.more is not None and not budget.more(float(graph.score[start : graph.size].max(initial=0.0))):
-            return dataclasses.replace(grown, depth=level + 1)
+            return replace(grown, depth=level + 1)
         if not len(opened):
             break
         above = graph.parents[opened]
@@ -190,7 +188,7 @@ class RolloutDrafter:
     def open(self, context: DraftContext) -> "RolloutDrafting":
         imitation = Imitation.of(context.settings, context.seed, context.vocabulary, self._ids)
         # merging would make it depend on a drawn token whether it is kept, which changes the distribution
-        rules = dataclasses.replace(self._rules, tau=0) if imitation.draws else self._rules
+        rules = replace(self._rules, tau=0) if imitation.draws else self._rules
         return RolloutDrafting(self._model, rules, imitation, context.max_nodes)
 
 
@@ -213,8 +211,8 @@ class RolloutDrafting:
         unknown = ids[self._rollout.committed :].max(initial=0) >= self._model.vocabulary
         if budget.nodes <= 0 or depth <= 0 or unknown:
             return EMPTY_DRAFT
-        budget = dataclasses.replace(budget, depth=depth)
-        self._imitation = dataclasses.replace(self._imitation, draft=self._imitation.draft + 1)
+        budget = replace(budget, depth=depth)
+        self._imitation = replace(self._imitation, draft=self._imitation.draft + 1)
         rows = min(self._most_rows, budget.nodes)
         self._grown = grow(self._rollout, ids, self._rules, budget, self._imitation, rows, self._calibrate)
         return self._grown.draft(budget.nodes)
