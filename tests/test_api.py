@@ -334,9 +334,9 @@ def test_a_model_that_is_no_name_and_no_pair_is_refused(model):
         ("none", {"num_speculative_tokens": -1}, "num_speculative_tokens is -1"),
         ("none", {"num_speculative_tokens": 2.5}, "num_speculative_tokens is 2.5"),
         ("none", {"control": "beta-ts"}, "no control 'beta-ts'. Did you mean 'beta_ts'"),
-        ("none", {"verification": "rejecton"}, "verification is 'rejecton'; .*Did you mean 'rejection'"),
-        ("none", {"verification": True}, "verification is True; it must be one of matched, rejection"),
-        ("none", {"verification": ["matched"]}, "verification is \\['matched'\\]"),
+        ("none", {"verification": "rejecton"}, "no verification rule 'rejecton'. Did you mean 'rejection'"),
+        ("none", {"verification": True}, "There is no verification rule True. Rules are: matched, rejection"),
+        ("none", {"verification": ["matched"]}, "no verification rule \\['matched'\\]"),
     ],
 )
 def test_a_method_or_configuration_that_means_nothing_is_refused(pair, method, config, says):

@@ -261,7 +261,7 @@ def test_messages_of_anthropics_client(server, plain):
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "the same field"),
         ({"logit_bias": {"99999999": 1}}, "logit_bias holds token 99999999"),
-        ({"speculative": {"method": "medusa"}}, "cannot be selected"),
+        ({"speculative": {"method": "medusa"}}, "cannot select the method 'medusa'"),
         ({"speculative": {"options": {"nonsense": 1}}}, "nonsense"),
         ({"speculative": {"stores": ["nowhere"]}}, "There is no store 'nowhere'"),
         ({"speculative": {"options": {"table": "/etc/passwd"}}}, "options"),

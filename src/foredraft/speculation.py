@@ -10,7 +10,7 @@ from typing import Any, get_args
 from foredraft.contracts import Verification
 from foredraft.control import choose_control
 from foredraft.errors import UsageError
-from foredraft.options import nearest, shown, whole_number
+from foredraft.options import check_known, shown, whole_number
 
 DEFAULT_METHOD = "auto"
 
@@ -53,11 +53,6 @@ def parse_speculation(method: str | None, config: Any) -> Speculation:
 
 def checked_verification(given: Any) -> Verification:
     """Return the verification rule; None is the default, "matched"."""
-    known = get_args(Verification)
-    if given is None:
-        return "matched"
-    if given not in known:
-        hint = nearest(given, known) if isinstance(given, str) else ""
-        raise UsageError(f"verification is {shown(given)}; it must be one of {', '.join(known)}.{hint}")
-    verification: Verification = given
+    verification: Verification = "matched" if given is None else given
+    check_known(verification, get_args(Verification), "There is no verification rule", "Rules are")
     return verification

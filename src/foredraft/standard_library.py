@@ -3,7 +3,6 @@
 What is built is cached, with a lock, because two processes may need it at once. Does not depend on any drafter.
 """
 
-import contextlib
 import os
 import platform
 import sysconfig
@@ -50,39 +49,39 @@ def default_table(tokenizer: Tokenizer, progress: Progress | None = None) -> Pat
     """
     identity = tokenizer_hash(tokenizer)
     for path in sorted(_SHIPPED.glob("*.trigrams")):
-        with contextlib.suppress(StoreError):
-            open_table(path, identity)
+        if _is_sound(path, open_table, identity):
             return path
-    tell = _telling(progress, "building a tri-gram table from the standard library (once)")
-    return _cached("trigrams", identity, partial(_build_table, tokenizer, tell), open_table)
+    return _cached("trigrams", "a tri-gram table", tokenizer, _build_table, open_table, progress)
 
 
 def default_store(tokenizer: Tokenizer, progress: Progress | None = None) -> Path:
     """Return the folder of the standard library's datastore for `tokenizer`; as `default_table`."""
-    tell = _telling(progress, "building a datastore from the standard library (once)")
-    return _cached("store", tokenizer_hash(tokenizer), partial(_build_store, tokenizer, tell), open_datastore)
+    return _cached("store", "a datastore", tokenizer, _build_store, open_datastore, progress)
 
 
-def _cached(suffix: str, identity: str, build: Callable[[Path], None], opened: Callable[[Path, str], object]) -> Path:
+def _cached(
+    suffix: str, what: str, tokenizer: Tokenizer, build: Callable[[Path, Iterator[Symbols], str, int], None],
+    opened: Callable[[Path, str], object], progress: Progress | None,
+) -> Path:  # fmt: skip
     """Return the cached file or folder, built if `opened` raises StoreError for it."""
+    identity = tokenizer_hash(tokenizer)
     path = cache_path() / f"standard-library-{platform.python_version()}-{identity[:16]}.{suffix}"
-
-    def is_sound() -> bool:
-        with contextlib.suppress(StoreError):
-            opened(path, identity)
-            return True
-        return False
-
-    if not is_sound():
+    if not _is_sound(path, opened, identity):
         cache_folder()  # creates the folder
         with filelock.FileLock(path.with_name(path.name + ".wait")):
-            if not is_sound():
-                build(path)
+            if not _is_sound(path, opened, identity):
+                vocabulary = vocabulary_size(tokenizer)
+                documents = _documents(progress, f"building {what} from the standard library (once)")
+                build(path, tokenize(documents, tokenizer, vocabulary), identity, vocabulary)
     return path
 
 
-def _telling(progress: Progress | None, subject: str) -> Callable[[float], None]:
-    return (lambda share: progress(min(share, 1.0), subject)) if progress is not None else (lambda _: None)
+def _is_sound(path: Path, opened: Callable[[Path, str], object], identity: str) -> bool:
+    try:
+        opened(path, identity)
+    except StoreError:
+        return False
+    return True
 
 
 def sources() -> list[Path]:
@@ -94,30 +93,22 @@ def sources() -> list[Path]:
     return found
 
 
-def _symbols(tokenizer: Tokenizer, tell: Callable[[float], None]) -> Iterator[Symbols]:
-    """Yield the standard library's ids, and report the share read to `tell`."""
+def _documents(progress: Progress | None, subject: str) -> Iterator[Document]:
+    """Yield the standard library's files, and report the share read to `progress`."""
     files = sources()
     total = sum(path.stat().st_size for path in files)
-
-    def documents() -> Iterator[Document]:
-        for document in read_documents(files, report=ReadReport()):
-            tell(_READING_SHARE * document.consumed / total)
-            yield document
-
-    return tokenize(documents(), tokenizer, vocabulary_size(tokenizer))
+    for document in read_documents(files, report=ReadReport()):
+        if progress is not None:
+            progress(_READING_SHARE * document.consumed / total, subject)
+        yield document
 
 
-def _build_table(tokenizer: Tokenizer, tell: Callable[[float], None], path: Path) -> None:
+def _build_table(path: Path, text: Iterator[Symbols], identity: str, vocabulary: int) -> None:
     metadata = {"source": f"Python {platform.python_version()} standard library"}
-    words = _symbols(tokenizer, tell), tokenizer_hash(tokenizer), vocabulary_size(tokenizer)
-    count_trigrams(*words, path, overwrite=True, metadata=metadata)
-    tell(1.0)
+    count_trigrams(text, identity, vocabulary, path, overwrite=True, metadata=metadata)
 
 
-def _build_store(tokenizer: Tokenizer, tell: Callable[[float], None], path: Path) -> None:
-    text = np.concatenate(list(_symbols(tokenizer, tell)))
-    identity, vocabulary = tokenizer_hash(tokenizer), vocabulary_size(tokenizer)
+def _build_store(path: Path, text: Iterator[Symbols], identity: str, vocabulary: int) -> None:
     with DatastoreWriter(path, tokenizer_hash=identity, vocabulary=vocabulary, create=True, overwrite=True) as writer:
-        writer.add([text])
+        writer.add([np.concatenate(list(text))])
         writer.commit()
-    tell(1.0)

@@ -13,7 +13,7 @@ import typer
 from foredraft.cli.flags import JsonOption, class_body, options_in_source, source_of
 from foredraft.cli.screen import show_json, show_table
 from foredraft.errors import UsageError
-from foredraft.options import nearest
+from foredraft.options import check_known
 
 _METHOD_USAGE = (
     "Options go into --speculative-config as JSON, such as '{\"depth\": 8}'; every method also takes "
@@ -36,9 +36,9 @@ def methods(
     from foredraft.drafters import method_names
 
     names = list(CONTROLS) if controls else method_names()
-    if name is not None and name not in names:
+    if name is not None:
         kind = "control" if controls else "method"
-        raise UsageError(f"There is no {kind} {name!r}; choose one of {', '.join(names)}.{nearest(name, names)}")
+        check_known(name, names, f"There is no {kind}", f"{kind.capitalize()}s are")
     found = [_control(each) if controls else _method(each) for each in (names if name is None else [name])]
     if as_json:
         show_json(found)

@@ -3,9 +3,10 @@
 Brings together a model, its traces, a task and the loop.
 """
 
+import ast
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -17,7 +18,7 @@ from foredraft.cli.job import load_plain
 from foredraft.cli.layer_skip import layer_skip
 from foredraft.cli.screen import say, working, working_in_phases
 from foredraft.errors import UsageError
-from foredraft.options import options_from
+from foredraft.options import check_known, options_from
 
 if TYPE_CHECKING:  # torch is imported when a verb runs, so that help stays quick
     from foredraft.api import Generator
@@ -296,8 +297,7 @@ def _make_traces(generator: "Generator", data: list[Path], out: Path, options: "
 
 
 def _assigned(kind: type[T], settings: list[str] | None, what: str) -> T:
-    """Build options, whose fields all have defaults, from strings such as `steps=500`; UsageError for others."""
-    kinds: dict[str, type[Any]] = {field.name: type(field.default) for field in fields(kind)}  # type: ignore[arg-type]  # T is a dataclass
+    """Build options from strings such as `steps=500`; UsageError for others."""
     given: dict[str, Any] = {}
     for setting in settings or []:
         name, sign, value = setting.partition("=")
@@ -305,11 +305,10 @@ def _assigned(kind: type[T], settings: list[str] | None, what: str) -> T:
             raise UsageError(f"{setting!r} is not of the form NAME=VALUE.")
         if name in given:
             raise UsageError(f"{name} is given twice. Give it once.")
-        wanted = kinds.get(name, str)
         try:
-            given[name] = wanted(value)
-        except ValueError as error:
-            raise UsageError(f"{name} is {value!r}, which is no {wanted.__name__}.") from error
+            given[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):  # it is a text
+            given[name] = value
     return options_from(kind, given, what)
 
 
@@ -317,8 +316,7 @@ def _checked_dtype(name: str) -> str:
     from foredraft.model.head_files import INT8
     from foredraft.model.loading import DTYPES
 
-    if name not in (*DTYPES, INT8):
-        raise UsageError(f"--save-dtype is {name!r}; choose {', '.join(DTYPES)}, {INT8}.")
+    check_known(name, (*DTYPES, INT8), "There is no --save-dtype", "Choose one of")
     return name
 
 

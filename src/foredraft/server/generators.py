@@ -13,7 +13,7 @@ from foredraft.drafters.auto import AutoDrafter
 from foredraft.drafters.rest import RestDrafter
 from foredraft.errors import UsageError
 from foredraft.generator import Generator
-from foredraft.options import nearest
+from foredraft.options import check_known
 from foredraft.server.bodies import Speculation
 from foredraft.server.stores import Stores
 
@@ -45,9 +45,7 @@ class Generators:
     def _make(self, _key: str, speculation_json: str, folders: tuple[str, ...]) -> Generator:
         speculation = Speculation.model_validate_json(speculation_json)
         method = self.default.method if speculation.method is None else speculation.method
-        if method not in self.methods:
-            known, hint = ", ".join(self.methods), nearest(method, self.methods)
-            raise UsageError(f"The method {method[:80]!r} cannot be selected.{hint} Choose one of {known}.")
+        check_known(method, self.methods, "A request cannot select the method", "Methods are")
         if folders and method not in ("auto", "rest"):
             raise UsageError(f"Method {method!r} does not use stores; leave stores out, or select 'auto' or 'rest'.")
         options = (dict(self._config) if method == self.default.method else {}) | speculation.options
