@@ -115,7 +115,9 @@ def write_in_rounds(
     show(stream)
     deque(stream, maxlen=0)
     texts = {generator: [stream.generation], plain: list[Generation]()}
-    order = [each for number in range(ROUNDS) for each in (generator, plain)[:: (-1) ** number]]
+    order = [
+        each for number in range(ROUNDS) for each in ((generator, plain) if number % 2 == 0 else (plain, generator))
+    ]
     for number, each in enumerate(order[1:]):
         tell(number / (len(order) - 1))
         generator.forget()

@@ -136,7 +136,7 @@ def advise(summaries: Sequence[Summary], environment: Environment) -> list[str]:
             else f"{loops}the other texts are too few to be used alone, so read these figures as an upper bound."
         )
     sentences += [*_controls(totals), _identity(own, environment)]
-    if (stalled := max(each.stalled for each in totals)) >= _MUCH_STALLED:
+    if (stalled := max((each.stalled for each in totals), default=0.0)) >= _MUCH_STALLED:
         sentences.append(
             f"Other load delayed passes for up to {stalled:.1%} of the time, which the figures exclude. Do not trust "
             "small differences."

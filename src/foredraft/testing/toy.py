@@ -78,7 +78,7 @@ class ToyTarget:
 
     def greedy(self, prefix: TokenIds, count: int) -> list[int]:
         """Return the `count` most probable tokens after `prefix`, one by one, without using the engine."""
-        ids = prefix.tolist()
+        ids: list[int] = prefix.tolist()
         for _ in range(count):
             cache = self.new_cache()
             scores = self.forward(lay_out_text(np.array(ids, np.int64), 0), cache)
