@@ -7,8 +7,8 @@ import sys
 from contextlib import suppress
 
 _COLLECTED_AFTER = 10_000
-"""New objects, after which Python looks for garbage; its own 700 does so 1,400 times while a model is loaded, of whose
-480,000 objects all stay. More than 10,000 gains nothing."""
+"""New objects, after which Python looks for garbage. Its own 700 looks 1,400 times before SmolLM2's first token, which
+came after 9.3 s; with 10,000, 50,000 and 200,000 after 8.0, 8.2 and 8.4 s (medians of five)."""
 
 
 def main() -> int:

@@ -7,7 +7,7 @@ on drafters.
 import os
 from collections import Counter
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -128,7 +128,7 @@ def compile_model(
         with suppress(OSError):
             os.nice(10)
     # who starts a compilation in the background compiles numba's kernels too
-    beside = nullcontext(_nothing_runs) if background else compiled_beside(dtype, drafting=True)
+    beside = compiled_beside(dtype, drafting=True, skip=background)
     with working(f"loading {model}") as tell, beside as wait:
         import torch
 
@@ -148,10 +148,6 @@ def compile_model(
         return
     for number, (folder, record) in enumerate(made):
         _print_record(folder, record, f"Cost of a pass of draft model {number}" if number else "Cost of a pass")
-
-
-def _nothing_runs() -> bool:
-    return False
 
 
 def _models_of(method: str, model: str, dtype: str) -> list[tuple[Any, Any]]:

@@ -17,8 +17,8 @@ _DRAFTING = "drafting"
 
 
 @contextmanager
-def compiled_beside(dtype: str, *, drafting: bool) -> Iterator[Callable[[], bool]]:
-    """Compile beside the block, unless numba's cache has kernels already.
+def compiled_beside(dtype: str, *, drafting: bool, skip: bool = False) -> Iterator[Callable[[], bool]]:
+    """Compile beside the block, unless numba's cache has kernels already, or `skip` says not to.
 
     What is yielded waits until all is compiled, and returns whether something was not compiled yet. `dtype` is of the
     logits; "auto" and those that round mean bfloat16. `drafting` says whether `auto` drafts.
@@ -28,7 +28,7 @@ def compiled_beside(dtype: str, *, drafting: bool) -> Iterator[Callable[[], bool
     folder = os.environ.get("NUMBA_CACHE_DIR")  # set by the package if the user does not
     precision = "bfloat16" if dtype in {"auto", *KINDS} else dtype
     names = [precision, _DRAFTING] if drafting else [precision]
-    if folder is None or any(Path(folder).rglob("*.nbi")):
+    if skip or folder is None or any(Path(folder).rglob("*.nbi")):
         names = []
     processes = [
         subprocess.Popen(  # noqa: S603  # this interpreter and our own module

@@ -40,7 +40,19 @@ Vocabulary = Annotated[
     int,
     typer.Option(help="Score the N tokens most frequent in the traces only, with the model's own LM head; 0 for all"),
 ]
-SaveDtype = Annotated[str, typer.Option(help="dtype of the saved head; int8 rounds its matrices by row")]
+
+
+def _checked_dtype(name: str) -> str:
+    from foredraft.model.head_files import INT8
+    from foredraft.model.loading import DTYPES
+
+    check_known(name, (*DTYPES, INT8), "There is no --save-dtype", "Choose one of")
+    return name
+
+
+SaveDtype = Annotated[
+    str, typer.Option(help="dtype of the saved head; int8 rounds its matrices by row", callback=_checked_dtype)
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +164,7 @@ def eesd(
     transformer, opened = training.prepared(model, data, run)
     count = int(transformer.config.num_hidden_layers)
     layers = max(1, round(count / 10)) if layers is None else layers
-    card = card_for(transformer, "eesd", model, layers=layers, dtype=_checked_dtype(save_dtype))
+    card = card_for(transformer, "eesd", model, layers=layers, dtype=save_dtype)
     states = run / "states.npy" if keep_states and training.options().epochs > 1 else None
     ids = _scored(opened, vocabulary, transformer)
     task = ExitTask(transformer, layers, opened, loss=loss, states=states, ids=ids)
@@ -207,7 +219,7 @@ def draft(
     from foredraft.training.tasks import DraftTask
 
     transformer, opened = training.prepared(model, data, _run_of(out))
-    card = card_for(transformer, "draft", model, layers=layers, dtype=_checked_dtype(save_dtype))
+    card = card_for(transformer, "draft", model, layers=layers, dtype=save_dtype)
     task = DraftTask(transformer, layers, opened, _scored(opened, vocabulary, transformer))
     outcome = training.train(task, opened, card, _run_of(out), layers=layers, vocabulary=vocabulary)
     _save(out, card, weights_of(task.module), outcome)
@@ -231,7 +243,7 @@ def medusa(
     from foredraft.training.traces import chosen_windows
 
     transformer, opened = training.prepared(model, data, _run_of(out))
-    card = card_for(transformer, "medusa", model, dtype=_checked_dtype(save_dtype), count=heads)
+    card = card_for(transformer, "medusa", model, dtype=save_dtype, count=heads)
     ids = _scored(opened, vocabulary, transformer)
     task = MedusaTask(transformer, heads, opened, ids)
     outcome = training.train(task, opened, card, _run_of(out), heads=heads, vocabulary=vocabulary)
@@ -310,14 +322,6 @@ def _assigned(kind: type[T], settings: list[str] | None, what: str) -> T:
         except (ValueError, SyntaxError):  # it is a text
             given[name] = value
     return options_from(kind, given, what)
-
-
-def _checked_dtype(name: str) -> str:
-    from foredraft.model.head_files import INT8
-    from foredraft.model.loading import DTYPES
-
-    check_known(name, (*DTYPES, INT8), "There is no --save-dtype", "Choose one of")
-    return name
 
 
 def _say_traces(opened: "Traces", folder: Path) -> None:

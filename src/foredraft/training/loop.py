@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -51,13 +51,15 @@ class LoopOptions:
     floor: float = 0.05  # share of the peak rate at the end of the cosine
     weight_decay: float = 0.01  # decoupled
     clip: float = 1.0  # maximum norm of the gradient; 0 for no limit
-    precision: Literal["bfloat16", "float32"] = "bfloat16"  # bfloat16 is autocast; the weights stay float32
+    precision: str = "bfloat16"  # "bfloat16" (autocast; the weights stay float32) or "float32"
     seed: int = 0  # of the order of windows
 
     def __post_init__(self) -> None:
         check_range(self, "micro_batch", "accumulation", least=1)
         check_range(self, "epochs", "rate", above=0)
         check_range(self, "warmup", "floor", least=0, most=1)
+        if self.precision not in ("bfloat16", "float32"):
+            raise UsageError(f"precision is {self.precision!r}; it may be bfloat16 or float32.")
 
     def rate_at(self, done: float) -> float:
         """Return the learning rate after the share `done` of the run."""
