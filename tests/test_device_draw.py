@@ -42,7 +42,8 @@ def assert_drawn_as_on_the_host(device, dtype, options, rows=96, vocabulary=1003
 def test_noise_is_that_of_the_host(width):
     positions = torch.tensor([0, 1, 77_777, 2**32 - 1])
     expected = [gumbel_noise(SEED, at, np.arange(width)) for at in positions.tolist()]
-    np.testing.assert_allclose(gumbel_rows(positions, width, settings_of()).numpy(), expected, rtol=1e-12, atol=1e-12)
+    given = gumbel_rows(positions, torch.arange((width + 3) // 4), settings_of())[:, :width]
+    np.testing.assert_allclose(given.numpy(), expected, rtol=1e-12, atol=1e-12)
 
 
 @WITH_FILTERS

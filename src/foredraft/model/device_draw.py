@@ -52,7 +52,12 @@ class RowDraws:
 
 def quickest_draw(device: torch.device) -> Callable[..., torch.Tensor]:
     """Return `drawn_rows`, fused into one kernel on CUDA devices."""
-    return _fused() if device.type == "cuda" else drawn_rows
+    return _drawn_fused if device.type == "cuda" else drawn_rows
+
+
+def _drawn_fused(logits: torch.Tensor, *rows: torch.Tensor, filters: bool) -> torch.Tensor:
+    drawn: torch.Tensor = _fused()(logits, *rows, _counters(logits), filters=filters)
+    return drawn
 
 
 @functools.cache
@@ -69,17 +74,27 @@ def drawn_rows(logits: torch.Tensor, positions: torch.Tensor, settings: torch.Te
     """
     rows = max(1, _MOST_AT_ONCE // logits.shape[1])
     parts = zip(logits.split(rows), positions.split(rows), strict=True)
-    return torch.cat([_drawn(*part, settings, filters=filters) for part in parts])
+    return torch.cat([_drawn(*part, settings, _counters(logits), filters=filters) for part in parts])
 
 
-def _drawn(logits: torch.Tensor, positions: torch.Tensor, settings: torch.Tensor, *, filters: bool) -> torch.Tensor:
+def _counters(logits: torch.Tensor) -> torch.Tensor:
+    """Return Philox's counters of a row of the logits, four tokens each.
+
+    The compiler takes the numbers of a range that it makes itself for 32-bit ones, which Philox's factors exceed.
+    """
+    return torch.arange((logits.shape[1] + 3) // 4, device=logits.device)
+
+
+def _drawn(
+    logits: torch.Tensor, positions: torch.Tensor, settings: torch.Tensor, counters: torch.Tensor, *, filters: bool
+) -> torch.Tensor:
     rows = logits.float()
     best = rows.max(dim=-1, keepdim=True).values
     scaled = (rows - best) / settings[2].to(torch.float32)
     if filters:
         scaled = scaled.masked_fill(_is_dropped(rows, scaled, settings), -torch.inf)
-    chosen = (scaled.double() + gumbel_rows(positions + 1, rows.shape[1], settings)).argmax(dim=-1)
-    return chosen.masked_fill(~best[:, 0].isfinite(), -1)
+    noise = gumbel_rows(positions + 1, counters, settings)[:, : rows.shape[1]]
+    return (scaled.double() + noise).argmax(dim=-1).masked_fill(~best[:, 0].isfinite(), -1)
 
 
 def _is_dropped(rows: torch.Tensor, scaled: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
@@ -97,13 +112,13 @@ def _is_dropped(rows: torch.Tensor, scaled: torch.Tensor, settings: torch.Tensor
     return (rows < by_k) | (rows < by_p) | (scaled < by_min)
 
 
-def gumbel_rows(positions: torch.Tensor, width: int, settings: torch.Tensor) -> torch.Tensor:
-    """Return g(seed, position, token) of `foredraft.sampling.noise` for whole rows, float64[R, width].
+def gumbel_rows(positions: torch.Tensor, counters: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
+    """Return g(seed, position, token) of `foredraft.sampling.noise` for whole rows, float64[R, 4 N].
 
-    Takes the positions of the drawn tokens, int64[R], and `SETTINGS`. Philox's 32-bit words are held in int64; its
-    products wrap as unsigned ones do.
+    Takes the positions of the drawn tokens, int64[R], Philox's counters 0 to N - 1, int64[N], and `SETTINGS`. Philox's
+    32-bit words are held in int64; its products wrap as unsigned ones do.
     """
-    c0 = torch.arange((width + 3) // 4, device=settings.device).expand(len(positions), -1)
+    c0 = counters.expand(len(positions), -1)
     c1 = (positions & _WORD)[:, None].expand_as(c0)
     c2 = c3 = torch.zeros_like(c0)
     k0, k1 = settings[:2].to(torch.int64)
@@ -112,5 +127,5 @@ def gumbel_rows(positions: torch.Tensor, width: int, settings: torch.Tensor) -> 
         c0, c1 = ((p1 >> 32) & _WORD) ^ c1 ^ k0, p1 & _WORD
         c2, c3 = ((p0 >> 32) & _WORD) ^ c3 ^ k1, p0 & _WORD
         k0, k1 = (k0 + 0x9E3779B9) & _WORD, (k1 + 0xBB67AE85) & _WORD
-    words = torch.stack([c0, c1, c2, c3], dim=-1).flatten(1)[:, :width]
+    words = torch.stack([c0, c1, c2, c3], dim=-1).flatten(1)
     return -torch.log(-torch.log((words.double() + 0.5) / 4294967296.0))

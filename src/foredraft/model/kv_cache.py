@@ -134,6 +134,10 @@ class TreeCache(Cache):
         self._buffers: list[torch.Tensor] = []
         self._movable: dict[int | None, list[tuple[Callable[..., None], Any]]] = {}  # by window, what moves its slots
 
+    def span_of(self, window: int | None) -> Span:
+        """Return the slots of the layers with this window; all layers' slots where no window limits what is kept."""
+        return self.spans[window] if window in self.spans else self.spans[None]
+
     def take_shapes(self, shapes: Sequence[tuple[int, int]], dtype: torch.dtype) -> None:
         """Initialise every layer on the CPU, for its number of key heads and their size, before anything is written."""
         for layer, (heads, size) in zip(self._tree_layers, shapes, strict=True):

@@ -13,18 +13,27 @@ from foredraft.graph.tree import BoolArray
 from foredraft.model.kv_cache import Span
 
 
-def seen_rows(layout: Layout) -> BoolArray:
+def seen_rows(layout: Layout, window: int | None = None) -> BoolArray:
     """Return which of the H held rows and its own R rows each row of a pass may attend to, bool[R, H + R]."""
-    return np.tri(layout.rows, dtype=np.bool_) if layout.ancestors is None else layout.ancestors
+    seen = np.tri(layout.rows, dtype=np.bool_) if layout.ancestors is None else layout.ancestors
+    if window is None:
+        return seen
+    near: BoolArray = layout.positions[:, None] - np.append(layout.held, layout.positions) < window
+    return seen & near
 
 
-def attention_mask(layout: Layout, span: Span, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return the additive mask [1, 1, R, S + R] of R rows after S stored slots, held rows included."""
+def attention_mask(
+    layout: Layout, span: Span, window: int | None, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Return the additive mask [1, 1, R, S + R] of R rows after S stored slots, held rows included.
+
+    A row sees no more than `window` positions, its own included; None for all. The span may store more of them.
+    """
     committed = span.stored - len(layout.held)
     mask = joined_mask([layout], [committed], dtype)
-    if span.window is not None:
+    if window is not None:
         keys = np.concatenate([np.arange(span.base, span.base + committed), layout.held, layout.positions])
-        too_far = torch.from_numpy(layout.positions[:, None] - keys[None, :] >= span.window)
+        too_far = torch.from_numpy(layout.positions[:, None] - keys[None, :] >= window)
         mask.masked_fill_(too_far, torch.finfo(dtype).min)
     return mask.to(device)
 
@@ -46,12 +55,18 @@ def joined_mask(layouts: Sequence[Layout], committed: Sequence[int], dtype: torc
     return mask
 
 
-def slot_mask(committed: torch.Tensor, sees: torch.Tensor, visible: int, dtype: torch.dtype) -> torch.Tensor:
+def slot_mask(
+    committed: torch.Tensor, positions: torch.Tensor, sees: torch.Tensor, window: int | None, visible: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:  # fmt: skip
     """Return the additive mask of one sequence, [1, 1, R, visible], computed on the device, for recorded passes.
 
-    Every row sees the first `committed` slots, int64[], and those of the next C that `sees`, bool[R, C], says.
+    A row at one of the `positions`, int64[R], sees the first `committed` slots, int64[], which hold the positions from
+    0 on, as far as its `window` reaches, and those of the next C that `sees`, bool[R, C], says.
     """
-    after = torch.arange(visible, device=sees.device) - committed
-    chosen = sees.index_select(1, after.clamp(0, sees.shape[1] - 1)) & (after < sees.shape[1])
-    mask = torch.zeros(chosen.shape, dtype=dtype, device=sees.device)
-    return mask.masked_fill_(~(chosen | (after < 0)), torch.finfo(dtype).min)[None, None]
+    slots = torch.arange(visible, device=sees.device)
+    after = slots - committed
+    seen = sees.index_select(1, after.clamp(0, sees.shape[1] - 1)) & (after < sees.shape[1]) & (after >= 0)
+    before = after < 0 if window is None else (after < 0) & (positions[:, None] - slots < window)
+    mask = torch.zeros(seen.shape, dtype=dtype, device=sees.device)
+    return mask.masked_fill(~(seen | before), torch.finfo(dtype).min)[None, None]

@@ -1,43 +1,48 @@
 """A model's forward with fixed shapes at fixed addresses, so that a CUDA device can record a pass and replay it.
 
 Launching hundreds of kernels dominates the time of a pass of few rows; a recording (a CUDA graph) is one launch. It
-fixes shapes and addresses: rows are padded to one of a few counts, attention covers one of a few numbers of slots, and
-successive sequences use the slots of one store. Inputs are copied from pinned memory, and slots and masks are computed
-from them on the device. Padding repeats the first row, writes after all other rows, and is dropped. Other devices run
-the same code without recording. Does not depend on what rows mean.
+fixes shapes and addresses: rows are padded to one of a few counts, and successive sequences use the slots of one store.
+What is recorded is compiled first, which fuses small kernels (fused.py). Inputs are copied from pinned memory, and slots
+and masks are computed from them on the device. Padding repeats the first row, writes after all other rows, and is
+dropped. Other devices run the same code without compiling or recording. Does not depend on what rows mean.
 """
 
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
-from foredraft.contracts import Scores, TokenIds
+from foredraft.contracts import Scores
 from foredraft.errors import ForedraftError, ForedraftWarning, UsageError, told
 from foredraft.graph.layout import Layout
-from foredraft.graph.tree import BoolArray
-from foredraft.model.compiled.export import FunctionalForward
 from foredraft.model.device_draw import RowDraws
+from foredraft.model.fused import COLUMNS, Outputs, Pass, scored_pass
 from foredraft.model.kv_cache import TreeCache
-from foredraft.model.mask import seen_rows, slot_mask
+from foredraft.model.mask import seen_rows
 from foredraft.model.rounding import error_beyond_rounding
 from foredraft.model.support import inspect
 
-ROW_COUNTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)  # that passes are padded to; passes of more are not recorded
-COLUMNS = 256  # maximum number of held rows and rows of a pass together: the width of the ancestor mask that is sent
+ROW_COUNTS = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128)  # that passes are padded to; passes of more are not recorded
 _LEAST_SLOTS = 512
 _WARM_UPS = 2  # runs before a recording, in which libraries load kernels and choose algorithms
 
-Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Logits float[R, V], last hidden states float[R, D], and the most probable token after each row, int64[R], or -1 if
-its logit is not finite."""
 Compute = Callable[[], Outputs]
-Rows = tuple[torch.Tensor, torch.Tensor]
-"""int64[2 + 2 R]: number of tokens committed, slots in use, token ids, positions; and bool[R, COLUMNS]: whether a row
-may attend to each slot after the committed ones."""
+
+
+class Rows:
+    """The inputs of a pass of R rows, views of one block of memory, so that one copy sends them all."""
+
+    def __init__(self, rows: int, windows: int, **where: Any) -> None:
+        sizes = (2 * 8, rows * 8, rows * 8, windows * rows * COLUMNS)
+        self.memory = torch.zeros(sum(sizes), dtype=torch.uint8, **where)
+        bounds, ids, positions, sees = self.memory.split(sizes)
+        self.bounds = bounds.view(torch.int64)  # the number of tokens committed, and of slots in use
+        self.token_ids, self.positions = ids.view(torch.int64), positions.view(torch.int64)  # int64[R]
+        # bool[windows, R, COLUMNS]: whether a row may attend to each slot after the committed ones
+        self.sees = sees.view(torch.bool).view(windows, rows, COLUMNS)
 
 
 class RecordedForward:
@@ -56,13 +61,10 @@ class RecordedForward:
                 f"The model is spread over {', '.join(devices)}, and only a model on one device can be recorded; it "
                 "runs unrecorded. Load it onto one device."
             )
-        if any(window is not None for window in support.windows):
-            raise UsageError(
-                f"This {support.family} model has sliding windows, which foredraft does not record; it runs unrecorded."
-            )
-        self._functional = FunctionalForward(model)
+        self._model, self._windows = model, tuple(dict.fromkeys(support.windows))
+        self._pass: Pass | None = None
         self._store: torch.Tensor | None = None
-        self._passes: dict[tuple[int, int], Callable[[Layout, int], Outputs]] = {}
+        self._passes: dict[int, Callable[[Layout, int], Outputs]] = {}  # by number of rows
         self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
         self._owner: Callable[[], TreeCache | None] = lambda: None  # the sequence that uses the store
@@ -101,7 +103,7 @@ class RecordedForward:
         if settled and needed <= size:
             return self._store
         buffers = cache.reserved_buffers(0)
-        if not buffers or (cache in self._evicted and not settled):
+        if not buffers or (cache in self._evicted and not settled) or set(cache.spans) != {None}:
             return None
         if len({(each.shape, each.dtype) for each in buffers}) > 1:
             raise ForedraftError("its layers have keys and values of several shapes")
@@ -128,44 +130,43 @@ class RecordedForward:
     ) -> Scores:  # fmt: skip
         """Score the rows of `layout` with a recorded pass of `rows` rows, recording it if it is new."""
         stored = cache.length + cache.held
-        shape = rows, slots_for(stored + rows)
-        new = shape not in self._passes
+        new = rows not in self._passes
         if new:
-            self._passes[shape] = new_pass(self._functional, store, shape, self._stream, self._pool)
+            self._passes[rows] = self._new_pass(rows, store)
         cache.reserve(layout.rows)
-        logits, states, best = (each[: layout.rows] for each in self._passes[shape](layout, stored))
+        logits, states, best = (each[: layout.rows] for each in self._passes[rows](layout, stored))
         logits = logits.clone()  # the next replay overwrites them
         best = best.cpu()  # waits for the device, so that the pass is timed in full
-        if new and (error := error_beyond_rounding(logits, own(), self._functional.model)):
+        if new and (error := error_beyond_rounding(logits, own(), self._model)):
             raise ForedraftError(f"its scores are not the model's own, relative error {error:.1e}")
         draw = partial(self._draws.draw, logits, torch.from_numpy(layout.positions))
         return Scores(logits, states.clone() if hidden else None, best, draw)
 
+    def _new_pass(self, rows: int, store: torch.Tensor) -> Callable[[Layout, int], Outputs]:
+        """Return a function that sends the rows of a layout, after the slots in use, and scores them in a recorded pass.
 
-def new_pass(
-    functional: FunctionalForward, store: torch.Tensor, shape: tuple[int, int], stream: torch.cuda.Stream | None,
-    pool: Any,
-) -> Callable[[Layout, int], Outputs]:  # fmt: skip
-    """Return a function that sends the rows of a layout, after the slots in use, and scores them in a recorded pass.
+        The store holds every layer's slots, keys and then values, float[2 L, heads, C, head_dim]. The next call
+        overwrites the result. The previous one must have finished on the device, because the memory that is sent must
+        not change on its way.
+        """
+        if self._pass is None:
+            self._pass = scored_pass(self._model, self._windows, store)
+        compute, kinds = self._pass, len(self._windows)
+        sent = Rows(rows, kinds, pin_memory=store.is_cuda)
+        received = Rows(rows, kinds, device=store.device)
+        keys, values = (list(half.split(1)) for half in store.chunk(2))
+        inputs = received.bounds, received.token_ids, received.positions, received.sees, keys, values
+        replay: Compute | None = None
 
-    The store holds every layer's slots, keys and then values, float[2 L, heads, C, head_dim]; the shape is the number
-    of rows, and of slots that they attend to. The next call overwrites the result. The previous one must have finished
-    on the device, because the memory that is sent must not change on its way.
-    """
-    sent, received = empty_rows(shape[0], pin_memory=store.is_cuda), empty_rows(shape[0], device=store.device)
-    numbers, sees = (each.numpy() for each in sent)
-    replay: Compute | None = None
+        def run(layout: Layout, stored: int) -> Outputs:
+            nonlocal replay
+            write_rows(sent, layout, stored, self._windows)
+            received.memory.copy_(sent.memory, non_blocking=True)
+            if replay is None:
+                replay = recorded(lambda: compute(*inputs), stream=self._stream, pool=self._pool)
+            return replay()
 
-    def run(layout: Layout, stored: int) -> Outputs:
-        nonlocal replay
-        write_rows(numbers, sees, layout, stored)
-        for here, there in zip(sent, received, strict=True):
-            there.copy_(here, non_blocking=True)
-        if replay is None:
-            replay = recorded(lambda: scored(functional, store, received, shape[1]), stream=stream, pool=pool)
-        return replay()
-
-    return run
+        return run
 
 
 def recorded(compute: Compute, stream: torch.cuda.Stream | None, pool: Any) -> Compute:
@@ -203,37 +204,18 @@ def slots_for(needed: int) -> int:
     return power * 3 // 4 if power > _LEAST_SLOTS and needed <= power * 3 // 4 else power
 
 
-def empty_rows(rows: int, **where: Any) -> Rows:
-    """Return memory for the inputs of a pass of this many rows."""
-    numbers = torch.zeros(2 + 2 * rows, dtype=torch.int64, **where)
-    return numbers, torch.zeros(rows, COLUMNS, dtype=torch.bool, **where)
-
-
-def write_rows(numbers: TokenIds, sees: BoolArray, layout: Layout, stored: int) -> None:
-    """Write a layout's rows, after `stored` slots in use, to the arrays of `Rows`; padding repeats the first row."""
-    count, seen = layout.rows, seen_rows(layout)
-    numbers[:2] = stored - len(layout.held), stored
-    for row_of, values in zip(numbers[2:].reshape(2, -1), (layout.token_ids, layout.positions), strict=True):
+def write_rows(rows: Rows, layout: Layout, stored: int, windows: Sequence[int | None]) -> None:
+    """Write a layout's rows, after `stored` slots in use; padding repeats the first row."""
+    count = layout.rows
+    rows.bounds.numpy()[:] = stored - len(layout.held), stored
+    for written, values in ((rows.token_ids, layout.token_ids), (rows.positions, layout.positions)):
+        row_of = written.numpy()
         row_of[:count], row_of[count:] = values, values[0]
-    sees[:] = False
-    sees[:count, : seen.shape[1]] = seen
-    sees[count:] = sees[0]
-
-
-def scored(functional: FunctionalForward, store: torch.Tensor, received: Rows, visible: int) -> Outputs:
-    """Score rows from their inputs on the device alone: this is what is recorded.
-
-    They attend to `visible` slots of the store, float[2 L, heads, C, head_dim], their own included.
-    """
-    numbers, sees = received
-    committed, stored = numbers[0], numbers[1]
-    token_ids, positions = numbers[2:].view(2, 1, -1)
-    slots = stored + torch.arange(len(sees), device=store.device)
-    keys, values = (list(half.split(1)) for half in store.chunk(2))
-    mask = slot_mask(committed, sees, visible, store.dtype)
-    logits, hidden = functional(token_ids, positions, None, [mask], [slots], None, keys, values)
-    largest, best = logits.max(dim=-1)
-    return logits, hidden, best.masked_fill(~largest.isfinite(), -1)
+    for sees, window in zip(rows.sees.numpy(), windows, strict=True):
+        seen = seen_rows(layout, window)
+        sees[:] = False
+        sees[:count, : seen.shape[1]] = seen
+        sees[count:] = sees[0]
 
 
 def recorded_forward(model: Any) -> RecordedForward | None:

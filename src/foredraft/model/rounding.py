@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 EXACT = ("float32", "float64")  # in these a drafted text equals plain decoding; in others, near-ties may flip
-_TOLERANCE = {"float32": 1e-3, "float64": 1e-6}  # relative error; 5e-2 for other dtypes; chosen
+_TOLERANCE = {"float32": 1e-3, "float64": 1e-6}  # relative error; chosen
+_COARSE = 0.1  # for other dtypes: other kernels differ by 0.07 on 32 random layers in bfloat16; a wrong mask by 1
 
 
 def dtype_name(model: Any) -> str:
@@ -20,4 +21,4 @@ def error_beyond_rounding(scores: torch.Tensor, expected: torch.Tensor, model: A
     """Return the relative error of logits, as a norm; 0 if rounding in the model's dtype explains it. It may be NaN."""
     expected = expected.float()
     error = float((scores.float() - expected).norm() / expected.norm().clamp_min(1e-30))
-    return 0.0 if error < _TOLERANCE.get(dtype_name(model), 5e-2) else error
+    return 0.0 if error < _TOLERANCE.get(dtype_name(model), _COARSE) else error

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from foredraft.contracts import Scores, TokenIds
-from foredraft.errors import OutOfMemoryError, UnsupportedModelError
+from foredraft.errors import ForedraftError, OutOfMemoryError, UnsupportedModelError, told
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.model.compiled.export import row_arguments
 from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, kept_forward
@@ -55,7 +55,9 @@ class TorchTarget:
             self._probe()
 
     def new_cache(self) -> TreeCache:
-        cache = TreeCache(self.support.windows)
+        # where passes are recorded, every layer keeps all positions, so that slots stay where they are
+        windows = self.support.windows if self.recordings is None else (None,) * len(self.support.windows)
+        cache = TreeCache(windows)
         if self.compiled is not None:  # compiled code writes to existing buffers
             cache.take_shapes(self.compiled.record.shapes, self.dtype)
         return cache
@@ -82,7 +84,7 @@ class TorchTarget:
     @torch.inference_mode()
     def forward(self, layout: Layout, cache: TreeCache, *, hidden: bool = False) -> Scores:
         """Score every row of `layout`; the rows stay after the committed ones until `cache.commit`."""
-        with _out_of_memory(layout.rows, cache.length):
+        with _device_errors(layout.rows, cache.length):
             compiled = self._run_compiled(layout, cache)
             if compiled is not None:
                 return Scores(compiled[0], compiled[1] if hidden else None)
@@ -99,7 +101,7 @@ class TorchTarget:
     @torch.inference_mode()
     def run(self, layout: Layout, cache: TreeCache) -> None:
         """Run rows through the model for their keys, values and states; only the last row is scored."""
-        with _out_of_memory(layout.rows, cache.length):
+        with _device_errors(layout.rows, cache.length):
             if self._run_compiled(layout, cache, scored=1) is None:
                 self._run(layout, cache, scored=1)
 
@@ -135,10 +137,13 @@ class TorchTarget:
         return found[0], found[1]
 
     def _masks(self, layout: Layout, cache: TreeCache) -> torch.Tensor | dict[str, torch.Tensor] | None:
-        if layout.rows == 1 and not cache.held and all(window is None for window in cache.spans):
-            return None  # one row sees all; unmasked attention need not repeat grouped keys and values
-        masks = {window: attention_mask(layout, span, self.dtype, self.device) for window, span in cache.spans.items()}
         kinds = dict(zip(self.support.layer_types, self.support.windows, strict=True))
+        if layout.rows == 1 and not cache.held and all(window is None for window in kinds.values()):
+            return None  # one row sees all; unmasked attention need not repeat grouped keys and values
+        masks = {
+            window: attention_mask(layout, cache.span_of(window), window, self.dtype, self.device)
+            for window in kinds.values()
+        }
         return masks[self.support.windows[0]] if len(kinds) == 1 else {kind: masks[kinds[kind]] for kind in kinds}
 
     @torch.inference_mode()
@@ -162,11 +167,16 @@ class TorchTarget:
 
 
 @contextmanager
-def _out_of_memory(rows: int, context: int) -> Iterator[None]:
-    """Turn torch's allocation errors into an OutOfMemoryError."""
+def _device_errors(rows: int, context: int) -> Iterator[None]:
+    """Turn torch's allocation errors into an OutOfMemoryError, and those of a CUDA device into a ForedraftError."""
     try:
         yield
     except RuntimeError as error:
+        if "CUDA error" in str(error):
+            raise ForedraftError(
+                f"The device failed in a pass of {rows} rows after {context} tokens ({told(error)}). It takes no more "
+                "work from this process: start it again, and check the device with nvidia-smi if that repeats."
+            ) from error
         if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
             raise
         raise OutOfMemoryError(

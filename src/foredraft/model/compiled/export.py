@@ -89,6 +89,7 @@ class FunctionalForward(nn.Module):
                 use_cache=True,
                 **options,
             )
+        self.ranges = []  # the exporter objects to attributes that a forward leaves changed
         found = (output.logits[0], states[0][0])
         if scored is not None and not options:
             found = (found[0][scored], found[1][scored])
@@ -199,7 +200,7 @@ def row_arguments(
         torch.from_numpy(layout.token_ids[None]),
         torch.from_numpy(layout.positions[None]),
         torch.arange(0 if scored is None else rows - scored, rows),
-        [attention_mask(layout, span, dtype, torch.device("cpu")) for span in spans],
+        [attention_mask(layout, span, span.window, dtype, torch.device("cpu")) for span in spans],
         [torch.arange(first, first + rows) for first in stored],
         [torch.tensor([[0], [first + rows]]).repeat(1, rows) for first in stored] if ranges else None,
     )
@@ -256,18 +257,19 @@ def compiled_attention(forward: FunctionalForward) -> Iterator[list[int]]:
         config._attn_implementation = kernel  # noqa: SLF001  # the same
 
 
-def merge_products(program: torch.export.ExportedProgram) -> None:
+def merge_products(program: torch.export.ExportedProgram, *, apart: bool = False) -> None:
     """Make one product of linear maps of the same rows whose results are taken apart into heads: queries, keys, values.
 
     The program is changed in place; each number that comes out is the same as before. Those whose results go through a
-    function stay apart, as the compiler computes that within the product, unless their weights are quantised.
+    function stay apart, as the compiler computes that within the product, unless their weights are quantised, or the
+    functions are computed `apart`.
     """
     graph = program.graph_module.graph
     groups: dict[tuple[Any, ...], list[Node]] = {}
     for node in graph.nodes:
         if node.target is _BLOCKS:
             groups.setdefault((node.args[0], node.args[1].meta["val"].shape[1:]), []).append(node)
-        if node.target is not _LINEAR or not all(user.target in _TAKEN_APART for user in node.users):
+        if node.target is not _LINEAR or not (apart or all(user.target in _TAKEN_APART for user in node.users)):
             continue
         rows, *weights = node.args
         if all(isinstance(weight, Node) and weight.op == "placeholder" for weight in weights):  # there from the start

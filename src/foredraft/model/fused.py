@@ -1,0 +1,130 @@
+"""The forward of a recorded pass, from rows on the device alone; on a CUDA device it is compiled.
+
+Compiling fuses what lies between the products into few kernels, and makes one product of those of the same rows, whose
+weights are moved beside each other. Attention is ours (device_attention.py) where the model lets transformers choose
+it. Knows transformers' attention interface and torch's exporter and compiler. Does not record, nor know what rows mean.
+"""
+
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import nn
+
+from foredraft.errors import ForedraftWarning, told
+from foredraft.model.compiled.export import FunctionalForward, compiled_attention, merge_products
+from foredraft.model.mask import slot_mask
+
+COLUMNS = 256  # maximum number of held rows and rows of a pass together: the width of the ancestor mask that is sent
+_MOST_ROWS, _MOST_SLOTS = 128, 2**20  # that a compiled pass may have
+_TRACED_ROWS = 4  # chosen: unlike the other sizes, lest the exporter take them for one
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # that our attention takes
+
+Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Logits float[R, V], last hidden states float[R, D], and the most probable token after each row, int64[R], or -1 if
+its logit is not finite."""
+
+
+class ScoredPass(nn.Module):
+    """Scores rows with a model, whose layers have these `windows`, from inputs on its device.
+
+    With `ranges`, attention is told how many slots are in use, and reads no others.
+    """
+
+    def __init__(self, model: Any, windows: tuple[int | None, ...], *, ranges: bool) -> None:
+        super().__init__()
+        self.functional, self._windows, self._ranges = FunctionalForward(model), windows, ranges
+
+    def forward(
+        self,
+        bounds: torch.Tensor,  # int64[2], the number of tokens committed, and of slots in use
+        token_ids: torch.Tensor,  # int64[R]
+        positions: torch.Tensor,  # int64[R]
+        sees: torch.Tensor,  # bool[windows, R, COLUMNS], whether a row sees each slot after the committed ones
+        keys: list[torch.Tensor],  # for each layer, float[1, heads, C, head_dim], written in place
+        values: list[torch.Tensor],  # the same
+    ) -> Outputs:
+        """Score R rows, which attend to the C slots and are written after the slots in use."""
+        committed, stored = bounds.unbind()
+        slots = stored + torch.arange(token_ids.shape[0], device=bounds.device)
+        masks = [
+            slot_mask(committed, positions, seen, window, keys[0].shape[2], keys[0].dtype)
+            for seen, window in zip(sees.unbind(), self._windows, strict=True)
+        ]
+        ranges = None
+        if self._ranges:
+            first = torch.zeros_like(positions)
+            ranges = [torch.stack([first, first + stored + token_ids.shape[0]])] * len(masks)
+        logits, hidden = self.functional(
+            token_ids[None], positions[None], None, masks, [slots] * len(masks), ranges, keys, values
+        )
+        largest, best = logits.max(dim=-1)
+        return logits, hidden, best.masked_fill(~largest.isfinite(), -1)
+
+
+Pass = Callable[..., Outputs]
+"""What `ScoredPass.forward` does."""
+
+
+def scored_pass(model: Any, windows: tuple[int | None, ...], store: torch.Tensor) -> Pass:
+    """Return the `ScoredPass` of a model: compiled if the store, float[2 L, heads, C, head_dim], is on a CUDA device.
+
+    If it cannot be compiled, a warning says why, and it is not.
+    """
+    if store.is_cuda:
+        try:
+            return compiled_pass(model, windows, store)
+        except Exception as error:  # noqa: BLE001  # compilers can raise anything, and the model can run without them
+            sentence = f"This model's forward cannot be compiled for its device ({told(error)}); it runs uncompiled."
+            warnings.warn(sentence, ForedraftWarning, stacklevel=6)
+    return ScoredPass(model, windows, ranges=False)
+
+
+@torch.no_grad()
+def compiled_pass(
+    model: Any, windows: tuple[int | None, ...], store: torch.Tensor, backend: str = "inductor"
+) -> Pass:
+    """Trace the scored pass of a model for any number of rows, two at least, and of slots; it compiles at its first use.
+
+    The weights of products of the same rows are moved into one block of memory.
+    """
+    replaced = model.config._attn_implementation == "sdpa" and store.dtype in _DTYPES  # noqa: SLF001  # no public name
+    own = ScoredPass(model, windows, ranges=replaced).eval()
+    rows, slots = torch.export.Dim("rows", min=2, max=_MOST_ROWS), torch.export.Dim("slots", min=3, max=_MOST_SLOTS)
+    of_layers = [{2: slots}] * (len(store) // 2)
+    dimensions = None, {0: rows}, {0: rows}, {1: rows}, of_layers, of_layers
+    numbers = torch.zeros(3, _TRACED_ROWS, dtype=torch.int64, device=store.device)
+    sees = torch.ones(len(windows), _TRACED_ROWS, COLUMNS, dtype=torch.bool, device=store.device)
+    keys, values = (list(half.split(1)) for half in torch.zeros_like(store).chunk(2))
+    if store.is_cuda and replaced:
+        import foredraft.model.device_attention  # noqa: F401  # registers itself; Triton is needed on CUDA devices alone
+    with compiled_attention(own.functional) if replaced else nullcontext():
+        bounds, token_ids, positions = (each.clone() for each in numbers)  # the exporter takes one tensor for one input
+        example = bounds[:2], token_ids, positions, sees, keys, values
+        program = torch.export.export(own, example, strict=False, dynamic_shapes=dimensions)
+    merge_products(program, apart=True)
+    module = program.module()
+    _join_weights(module)
+    compiled: Pass = torch.compile(module, backend=backend, dynamic=True, fullgraph=True)
+    return compiled
+
+
+def _join_weights(module: Any) -> None:
+    """Put joined weights in the place of their concatenation in a traced module; the separate ones become views."""
+    graph = module.graph
+    for number, node in enumerate(graph.find_nodes(op="call_function", target=torch.ops.aten.cat.default)):
+        parts = node.args[0]
+        if not all(part.op == "get_attr" for part in parts):
+            continue
+        weights = [attrgetter(part.target)(module) for part in parts]
+        joined = torch.cat(weights)
+        for weight, place in zip(weights, joined.split([len(each) for each in weights]), strict=True):
+            weight.data = place
+        module.register_buffer(f"joined_{number}", joined)
+        with graph.inserting_before(node):
+            node.replace_all_uses_with(graph.get_attr(f"joined_{number}"))
+        graph.erase_node(node)
+    module.recompile()
