@@ -15,7 +15,7 @@ from foredraft.engine.guard import GuardedDrafter
 from foredraft.engine.single import decode, prefill
 from foredraft.engine.state import SequenceState
 from foredraft.engine.statistics import add_up, summarize
-from foredraft.errors import ForedraftWarning, NumericsError, OutOfMemoryError
+from foredraft.errors import ForedraftError, ForedraftWarning, NumericsError, OutOfMemoryError
 from foredraft.graph.layout import lay_out, lay_out_text
 from foredraft.graph.tree import chain_parents, path_to
 from foredraft.model import kv_cache
@@ -499,6 +499,15 @@ def test_the_cache_after_random_accepts_equals_a_fresh_prefill(llama, seed):
         torch.testing.assert_close(kept.keys[:, :, : len(ids) - 1], made.keys[:, :, : len(ids) - 1])
         torch.testing.assert_close(kept.values[:, :, : len(ids) - 1], made.values[:, :, : len(ids) - 1])
     torch.testing.assert_close(row_of(llama, cache, ids), row_of(llama, fresh, ids), rtol=1e-4, atol=1e-4)
+
+
+def test_a_device_that_fails_is_a_sentence(llama, monkeypatch):
+    def fails(*_, **__):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with TORCH_USE_CUDA_DSA")
+
+    monkeypatch.setattr(llama.model.model, "forward", fails)
+    with pytest.raises(ForedraftError, match=r"a pass of 9 rows after 0 tokens \(.*encountered\).*start it again"):
+        run(ORACLE, nodes=0, target=llama, prompt=np.arange(10), max_new_tokens=4)
 
 
 def test_memory_that_runs_out_ends_the_text_with_what_is_written(llama, monkeypatch):

@@ -84,10 +84,8 @@ def scored_pass(model: Any, windows: tuple[int | None, ...], store: torch.Tensor
 
 
 @torch.no_grad()
-def compiled_pass(
-    model: Any, windows: tuple[int | None, ...], store: torch.Tensor, backend: str = "inductor"
-) -> Pass:
-    """Trace the scored pass of a model for any number of rows, two at least, and of slots; it compiles at its first use.
+def compiled_pass(model: Any, windows: tuple[int | None, ...], store: torch.Tensor, backend: str = "inductor") -> Pass:
+    """Compile the scored pass of a model for any number of rows, two at least, and of slots; this takes a minute.
 
     The weights of products of the same rows are moved into one block of memory.
     """
@@ -109,6 +107,7 @@ def compiled_pass(
     module = program.module()
     _join_weights(module)
     compiled: Pass = torch.compile(module, backend=backend, dynamic=True, fullgraph=True)
+    compiled(*example)  # compiles now, so that a failure is told before anything is recorded
     return compiled
 
 

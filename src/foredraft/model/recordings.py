@@ -2,7 +2,7 @@
 
 Launching hundreds of kernels dominates the time of a pass of few rows; a recording (a CUDA graph) is one launch. It
 fixes shapes and addresses: rows are padded to one of a few counts, and successive sequences use the slots of one store.
-What is recorded is compiled first, which fuses small kernels (fused.py). Inputs are copied from pinned memory, and slots
+What is recorded is compiled first, which fuses small kernels (fused.py). Inputs are copied from pinned memory; slots
 and masks are computed from them on the device. Padding repeats the first row, writes after all other rows, and is
 dropped. Other devices run the same code without compiling or recording. Does not depend on what rows mean.
 """
@@ -143,7 +143,7 @@ class RecordedForward:
         return Scores(logits, states.clone() if hidden else None, best, draw)
 
     def _new_pass(self, rows: int, store: torch.Tensor) -> Callable[[Layout, int], Outputs]:
-        """Return a function that sends the rows of a layout, after the slots in use, and scores them in a recorded pass.
+        """Return a function that sends a layout's rows, after the slots in use, and scores them in a recorded pass.
 
         The store holds every layer's slots, keys and then values, float[2 L, heads, C, head_dim]. The next call
         overwrites the result. The previous one must have finished on the device, because the memory that is sent must
