@@ -13,7 +13,10 @@ import pytest
 import torch
 
 from foredraft.api import load
+from foredraft.server.bodies import Speculation
+from foredraft.server.generators import Generators
 from foredraft.server.running import Listening
+from foredraft.server.stores import Stores
 from support.toys import TOY
 
 pytestmark = pytest.mark.slow
@@ -89,6 +92,16 @@ def test_answers_do_not_depend_on_drafting_or_company(client, plain):
     for thread in threads:
         thread.join()
     assert found == [plain(max_new_tokens=40, temperature=0.8, seed=number).text for number in range(len(ways))]
+
+
+def test_a_request_changes_what_it_names_of_the_servers_own_drafting(tmp_path):
+    config = {"table": "none", "control": "measured", "verification": "rejection"}
+    default = load(TOY, speculative_config=config, compile=False, dtype="float32")
+    generators = Generators(default, config, Stores(tmp_path, default.tokenizer.backend_tokenizer))
+    fewer = generators.get("", Speculation(num_speculative_tokens=3))
+    assert (fewer.method, fewer.most_nodes, fewer.verification) == ("auto", 3, "rejection")
+    other = generators.get("", Speculation(method="prompt_lookup"))
+    assert (other.method, other.verification) == ("prompt_lookup", "rejection")
 
 
 def test_several_answers_follow_the_seeds(client, plain):

@@ -16,6 +16,7 @@ from foredraft.generator import Generator
 from foredraft.options import check_known
 from foredraft.server.bodies import Speculation
 from foredraft.server.stores import Stores
+from foredraft.speculation import parse_speculation
 
 _SELECTABLE = ("none", "auto", "adaptix", "rest", "prompt_lookup", "lookahead")  # need no other model and no KV cache
 _MOST = 32  # generators kept (chosen); the learned state of `auto` takes a few megabytes
@@ -24,8 +25,7 @@ _MOST = 32  # generators kept (chosen); the learned state of `auto` takes a few 
 class Generators:
     """Makes generators and caches the most recently used.
 
-    `default` is for requests without a key and without drafting options, and `config` holds the options of its method
-    and its number of nodes as `num_speculative_tokens`.
+    `default` is for requests without a key and without drafting options; `config` is its `speculative_config`.
     """
 
     def __init__(self, default: Generator, config: Mapping[str, Any], stores: Stores) -> None:
@@ -48,14 +48,15 @@ class Generators:
         check_known(method, self.methods, "A request cannot select the method", "Methods are")
         if folders and method not in ("auto", "rest"):
             raise UsageError(f"Method {method!r} does not use stores; leave stores out, or select 'auto' or 'rest'.")
-        options = (dict(self._config) if method == self.default.method else {}) | speculation.options
-        nodes = options.pop("num_speculative_tokens", None)
+        servers = self._config if method == self.default.method else {"verification": self.default.verification}
+        config = {**servers, **speculation.options}
         if speculation.num_speculative_tokens is not None:
-            nodes = speculation.num_speculative_tokens
-        options.pop("memory", None)  # only the default generator has it
+            config["num_speculative_tokens"] = speculation.num_speculative_tokens
+        config.pop("memory", None)  # only the default generator has it
         if folders:
-            options["store"] = folders[0]
-        made = Generator(self.default.target, self.default.tokenizer, method=method, options=options, nodes=nodes)
+            config["store"] = folders[0]
+        drafting = parse_speculation(method, config).drafting
+        made = Generator(self.default.target, self.default.tokenizer, **drafting)
         for folder in folders[1:]:
             cast(AutoDrafter | RestDrafter, made.drafter).library.open(folder)
         return made
