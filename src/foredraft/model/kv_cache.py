@@ -200,12 +200,12 @@ class TreeCache(Cache):
 
     def commit(self, rows: Sequence[int]) -> None:
         """Commit these rows of the held rows and then the last pass, ascending, and discard the others."""
-        kept = kept_rows(rows, self.held + self._rows)
-        if len(kept) and kept[-1] >= len(kept):  # the kept rows are not already at the front
-            self._gather(kept)
+        count, made = len(rows), self.held + self._rows
+        if count > made or any(row != place for place, row in enumerate(rows)):  # not already at the front
+            self._gather(kept_rows(rows, made))
         for span in self.spans.values():
-            span.stored += len(kept) - self.held
-        self.length += len(kept)
+            span.stored += count - self.held
+        self.length += count
         self._rows = self.held = 0
 
     @torch.inference_mode()

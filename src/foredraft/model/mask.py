@@ -22,10 +22,8 @@ def seen_rows(layout: Layout, window: int | None = None) -> BoolArray:
     return seen & near
 
 
-def attention_mask(
-    layout: Layout, span: Span, window: int | None, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    """Return the additive mask [1, 1, R, S + R] of R rows after S stored slots, held rows included.
+def attention_mask(layout: Layout, span: Span, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+    """Return the additive mask [1, 1, R, S + R] of R rows after S stored slots, held rows included, on the CPU.
 
     A row sees no more than `window` positions, its own included; None for all. The span may store more of them.
     """
@@ -35,7 +33,7 @@ def attention_mask(
         keys = np.concatenate([np.arange(span.base, span.base + committed), layout.held, layout.positions])
         too_far = torch.from_numpy(layout.positions[:, None] - keys[None, :] >= window)
         mask.masked_fill_(too_far, torch.finfo(dtype).min)
-    return mask.to(device)
+    return mask
 
 
 def joined_mask(layouts: Sequence[Layout], committed: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -48,9 +46,10 @@ def joined_mask(layouts: Sequence[Layout], committed: Sequence[int], dtype: torc
     mask = torch.zeros((1, 1, rows, width), dtype=dtype)
     first = 0
     for layout, at in zip(layouts, committed, strict=True):
-        blocked = torch.from_numpy(~seen_rows(layout))
-        own = mask[0, 0, first : first + layout.rows, at : at + blocked.shape[1]]
-        own.masked_fill_(blocked, torch.finfo(dtype).min)
+        if layout.rows > 1 or len(layout.held):  # a row alone sees all before it
+            blocked = torch.from_numpy(~seen_rows(layout))
+            own = mask[0, 0, first : first + layout.rows, at : at + blocked.shape[1]]
+            own.masked_fill_(blocked, torch.finfo(dtype).min)
         first += layout.rows
     return mask
 

@@ -141,7 +141,7 @@ class TorchTarget:
         if layout.rows == 1 and not cache.held and all(window is None for window in kinds.values()):
             return None  # one row sees all; unmasked attention need not repeat grouped keys and values
         masks = {
-            window: attention_mask(layout, cache.span_of(window), window, self.dtype, self.device)
+            window: attention_mask(layout, cache.span_of(window), window, self.dtype).to(self.device)
             for window in kinds.values()
         }
         return masks[self.support.windows[0]] if len(kinds) == 1 else {kind: masks[kinds[kind]] for kind in kinds}

@@ -16,7 +16,7 @@ from foredraft.errors import NumericsError
 from foredraft.graph.tree import FloatArray
 from foredraft.sampling import LogitsProcessor, Probabilities, SamplingOptions
 from foredraft.sampling.filters import distribution, filter_row, penalize
-from foredraft.sampling.logits import most_probable
+from foredraft.sampling.logits import most_probable, row_of, words_of
 from foredraft.sampling.noise import perturbed_argmax
 
 
@@ -53,13 +53,15 @@ class Sampler:
         """Return the chooser of the token after each row of `scores`, whose root is at position `at`."""
         on_device = scores.best is not None or scores.logits.device.type != "cpu"
         tokens = self._tokens_after_rows(scores) if on_device and not self._needs_prefix else None
+        rows = None if on_device or self._needs_prefix else words_of(scores.logits)
 
         def choose(row: int, path: Sequence[int]) -> int:
             position = at + len(path) + 1
             if tokens is not None:
                 token = tokens[row]
             else:
-                token = drawn(self._row(scores.logits[row], path), self._seed, position, *self._filters)
+                scored = self._row(scores.logits[row], path) if rows is None else row_of(rows, row)
+                token = drawn(scored, self._seed, position, *self._filters)
             if token < 0:
                 raise NumericsError(_unusable(position))
             return int(token)
