@@ -182,31 +182,38 @@ class Subject:
         Where hidden states enter, they are what the embeddings give for the tokens.
         """
         layout, spans = lay_out_text(token_ids, at), [Span(None, stored=at)] * len(self._spans)
-        ids, *others = row_arguments(layout, spans, self.dtype, ranges=ranges, scored=scored)
+        ids, *others = RowArguments(layout.rows, len(spans), self.dtype, ranges=ranges, scored=scored)(layout, spans)
         with torch.no_grad():
             return (ids if self._embed is None else self._embed(ids), *others)
 
 
-def row_arguments(
-    layout: Layout, spans: Collection[Span], dtype: torch.dtype, *, ranges: bool, scored: int | None = None
-) -> tuple[Any, ...]:
-    """Return the arguments of `FunctionalForward.forward` before the buffers, for the rows of one sequence.
+class RowArguments:
+    """Makes the arguments of `FunctionalForward.forward` before the buffers, for R rows of one sequence.
 
-    Takes its slots of each window, the masks' dtype, whether the forward takes each row's own range of slots, and how
-    many of the last rows are scored; None for all.
+    Takes the number of windows, the masks' dtype, whether the forward takes each row's own range of slots, and how many
+    of the last rows are scored; None for all. What is returned is valid until the next call, which writes to the same
+    memory: making small tensors takes longer than filling them.
     """
-    rows, stored = layout.rows, [span.stored for span in spans]
-    # numpy makes small arrays in a fraction of torch's time
-    return (
-        torch.from_numpy(layout.token_ids[None]),
-        torch.from_numpy(layout.positions[None]),
-        torch.from_numpy(np.arange(0 if scored is None else rows - scored, rows)),
-        [attention_mask(layout, span, span.window, dtype) for span in spans],
-        [torch.from_numpy(np.arange(first, first + rows)) for first in stored],
-        [torch.from_numpy(np.outer((0, first + rows), np.ones(rows, np.int64))) for first in stored]
-        if ranges
-        else None,
-    )
+
+    def __init__(self, rows: int, windows: int, dtype: torch.dtype, *, ranges: bool, scored: int | None = None) -> None:
+        self._rows, self._dtype = np.arange(rows), dtype
+        self._token_ids, self._positions = np.zeros((2, 1, rows), np.int64)
+        self._slots, self._ranges = np.zeros((windows, rows), np.int64), np.zeros((windows, 2, rows), np.int64)
+        self._first = tuple(
+            torch.from_numpy(each)
+            for each in (self._token_ids, self._positions, self._rows[0 if scored is None else rows - scored :])
+        )
+        self._last = (
+            [torch.from_numpy(each) for each in self._slots],
+            [torch.from_numpy(each) for each in self._ranges] if ranges else None,
+        )
+
+    def __call__(self, layout: Layout, spans: Collection[Span]) -> tuple[Any, ...]:
+        self._token_ids[0], self._positions[0] = layout.token_ids, layout.positions
+        for slots, ranges, span in zip(self._slots, self._ranges, spans, strict=True):
+            np.add(self._rows, span.stored, out=slots)
+            ranges[1] = span.stored + layout.rows
+        return (*self._first, [attention_mask(layout, span, span.window, self._dtype) for span in spans], *self._last)
 
 
 def _buffer_shapes(model: Any) -> list[tuple[int, int]]:
