@@ -11,6 +11,7 @@ import torch
 import foredraft.api as api_module
 from foredraft.api import Generator, load
 from foredraft.bench.cell import describe_environment
+from foredraft.cli.job import load_plain
 from foredraft.contracts import Scores
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import ForedraftWarning, NumericsError, UsageError
@@ -342,6 +343,13 @@ def test_graphs_are_used_on_a_gpu_where_they_are_asked_for(asked, monkeypatch):
     assert describe_environment(generator.target, TOY)["model"]["forward"] == "recorded"
     plain = load(TOY_DRAFT, method="none", dtype="float32", device="cpu", compile=False)
     assert generator.generate("def f(", max_new_tokens=12).text == plain.generate("def f(", max_new_tokens=12).text
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_commands_that_compare_methods_record_passes_on_a_gpu(eager, monkeypatch):
+    monkeypatch.setattr(api_module, "load_model", on_gpu)
+    generator = load_plain(TOY_DRAFT, "float32", eager, lambda *_: None)
+    assert (generator.target.recordings is None) == eager
 
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch):

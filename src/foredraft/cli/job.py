@@ -95,10 +95,19 @@ def measure_cost(generator: "Generator", tell: Callable[[float, str], None]) -> 
 def load_plain(
     model: str, dtype: str, eager: bool, tell: Callable[[float, str], None], device: str | None = None
 ) -> "Generator":
-    """Load a model with plain decoding, for commands that compare methods or generate training texts."""
+    """Load a model with plain decoding, for commands that compare methods or generate training texts.
+
+    On one CUDA device its passes are recorded, as these commands run many.
+    """
     from foredraft.api import load
 
-    return load(model, method="none", dtype=dtype, device=device, compile=False if eager else "auto", progress=tell)
+    generator = load(
+        model, method="none", dtype=dtype, device=device, compile=False if eager else "auto", progress=tell
+    )  # fmt: skip
+    loaded = generator.target.model
+    if not eager and loaded.device.type == "cuda" and not getattr(loaded, "hf_device_map", None):
+        generator.compile()
+    return generator
 
 
 def setting(temperature: float, top_p: float = 1.0, **arguments: int) -> dict[str, Any]:

@@ -103,7 +103,8 @@ def _with_top_tokens(verdict: Verdict, scores: Scores, top_k: int, most_rows: in
     if not top_k:
         return verdict
     rows = _top_rows(verdict, most_rows)
-    tokens, probabilities = top_probabilities(scores.logits, top_k, rows)
+    chosen = rows if len(rows) < len(scores.logits) else None
+    tokens, probabilities = top_probabilities(scores.logits, top_k, chosen)
     return replace(verdict, top_rows=rows, top_tokens=tokens, top_probabilities=probabilities)
 
 

@@ -46,13 +46,19 @@ def top_probabilities(logits: torch.Tensor, k: int, rows: IntArray | None = None
     """
     k = min(k, logits.shape[-1])
     if logits.device.type != "cpu":
-        chosen = logits if rows is None else logits[torch.from_numpy(rows).to(logits.device)]
-        probabilities, tokens = chosen.softmax(dim=-1, dtype=torch.float32).topk(k, dim=-1)
-        return tokens.to(torch.int32).cpu().numpy(), probabilities.cpu().numpy()  # few numbers leave the device
+        return top_on_device(logits if rows is None else logits[torch.from_numpy(rows).to(logits.device)], k)
     wanted = np.arange(len(logits), dtype=np.int32) if rows is None else rows
     found = np.empty((len(wanted), k), np.int32), np.empty((len(wanted), k), np.float32)
     top_of_rows(words_of(logits), wanted, *found)
     return found
+
+
+def top_on_device(logits: torch.Tensor, k: int) -> tuple[IntArray, FloatArray]:
+    """Return the same for all rows, with exact probabilities, of which few numbers leave the device in one copy."""
+    largest, tokens = logits.topk(k, dim=-1)
+    probabilities = (largest.float() - logits.float().logsumexp(dim=-1, keepdim=True)).exp()
+    bits, values = torch.stack([tokens.to(torch.int32).view(torch.float32), probabilities]).cpu().numpy()
+    return bits.view(np.int32), values
 
 
 @njit(cache=True)
