@@ -81,10 +81,12 @@ def test_rows_of_a_compiled_pass_score_as_the_model_does(family, traced):
 
 @pytest.mark.slow
 def test_a_compiled_pass_writes_the_same_text_and_shares_the_models_weights(traced):
-    model, expected = small_model(), written(TorchTarget(small_model()), *METHODS[-1], {})
+    model = llama()
+    expected = written(TorchTarget(model), *METHODS[-1], {})
     pointers = {each.untyped_storage().data_ptr() for each in model.parameters()}
     assert written(recorded_target(model), *METHODS[-1], {}) == expected
     assert len({each.untyped_storage().data_ptr() for each in model.parameters()}) < len(pointers)
+    assert not any(each.is_inference() for each in model.parameters())
     assert written(TorchTarget(model), "none", {}, 0, {}) == expected
 
 

@@ -111,6 +111,7 @@ def compiled_pass(model: Any, windows: tuple[int | None, ...], store: torch.Tens
     return compiled
 
 
+@torch.inference_mode(mode=False)  # weights made in inference mode could not be trained or traced later
 def _join_weights(module: Any) -> None:
     """Put joined weights in the place of their concatenation in a traced module; the separate ones become views."""
     graph = module.graph
@@ -119,7 +120,7 @@ def _join_weights(module: Any) -> None:
         if not all(part.op == "get_attr" for part in parts):
             continue
         weights = [attrgetter(part.target)(module) for part in parts]
-        joined = torch.cat(weights)
+        joined = torch.cat(weights).detach()
         for weight, place in zip(weights, joined.split([len(each) for each in weights]), strict=True):
             weight.data = place
         module.register_buffer(f"joined_{number}", joined)
