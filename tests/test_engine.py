@@ -510,14 +510,18 @@ def test_a_device_that_fails_is_a_sentence(llama, monkeypatch):
         run(ORACLE, nodes=0, target=llama, prompt=np.arange(10), max_new_tokens=4)
 
 
-def test_memory_that_runs_out_ends_the_text_with_what_is_written(llama, monkeypatch):
+@pytest.mark.parametrize(
+    "told",
+    ["DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.", "CUDA error: out of memory\n..."],
+)
+def test_memory_that_runs_out_ends_the_text_with_what_is_written(told, llama, monkeypatch):
     prompt, whole = np.arange(BLOCK - 10) % 97, 40
     plain, _ = run(ORACLE, nodes=0, target=llama, prompt=prompt, max_new_tokens=whole)
     allocated = kv_cache.allocated
 
     def limited(like, capacity):
         if capacity > BLOCK:
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
+            raise RuntimeError(told)
         return allocated(like, capacity)
 
     monkeypatch.setattr(kv_cache, "allocated", limited)

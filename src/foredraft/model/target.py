@@ -175,12 +175,14 @@ def _device_errors(rows: int, context: int) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if "CUDA error" in str(error):
+        what = str(error)
+        no_memory = isinstance(error, torch.OutOfMemoryError) or "allocate memory" in what or "out of memory" in what
+        if not no_memory and "CUDA error" in what:
             raise ForedraftError(
                 f"The device failed in a pass of {rows} rows after {context} tokens ({told(error)}). It takes no more "
                 "work from this process: start it again, and check the device with nvidia-smi if that repeats."
             ) from error
-        if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+        if not no_memory:
             raise
         raise OutOfMemoryError(
             f"There is no memory left for {rows} more rows after {context} tokens; ask for fewer tokens, or use a "
