@@ -97,16 +97,17 @@ def load_plain(
 ) -> "Generator":
     """Load a model with plain decoding, for commands that compare methods or generate training texts.
 
-    On one CUDA device its passes are recorded, as these commands run many.
+    On a CUDA device its passes are recorded, as these commands run many.
     """
     from foredraft.api import load
+    from foredraft.model.recordings import recorded_forward
 
     generator = load(
         model, method="none", dtype=dtype, device=device, compile=False if eager else "auto", progress=tell
     )  # fmt: skip
-    loaded = generator.target.model
-    if not eager and loaded.device.type == "cuda" and not getattr(loaded, "hf_device_map", None):
-        generator.compile()
+    target = generator.target
+    if not eager and target.model.device.type == "cuda":
+        target.recordings = recorded_forward(target.model)
     return generator
 
 

@@ -73,8 +73,8 @@ def drawn_rows(logits: torch.Tensor, positions: torch.Tensor, settings: torch.Te
     the rows', one before the tokens'; `settings` are float64[6]; `filters`: whether top-k, top-p or min-p is in effect.
     """
     rows = max(1, _MOST_AT_ONCE // logits.shape[1])
-    parts = zip(logits.split(rows), positions.split(rows), strict=True)
-    return torch.cat([_drawn(*part, settings, _counters(logits), filters=filters) for part in parts])
+    parts, counters = zip(logits.split(rows), positions.split(rows), strict=True), _counters(logits)
+    return torch.cat([_drawn(*part, settings, counters, filters=filters) for part in parts])
 
 
 def _counters(logits: torch.Tensor) -> torch.Tensor:

@@ -18,8 +18,7 @@ from foredraft.errors import ForedraftWarning, told
 from foredraft.model.compiled.export import FunctionalForward, compiled_attention, merge_products
 from foredraft.model.mask import slot_mask
 
-COLUMNS = 256  # maximum number of held rows and rows of a pass together: the width of the ancestor mask that is sent
-_MOST_ROWS, _MOST_SLOTS = 128, 2**20  # that a compiled pass may have
+COLUMNS = 256  # maximum number of held rows and rows of a pass together: the width of the ancestor mask; chosen
 _TRACED_ROWS = 4  # chosen: unlike the other sizes, lest the exporter take them for one
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # that our attention takes
 
@@ -91,7 +90,7 @@ def compiled_pass(model: Any, windows: tuple[int | None, ...], store: torch.Tens
     """
     replaced = model.config._attn_implementation == "sdpa" and store.dtype in _DTYPES  # noqa: SLF001  # no public name
     own = ScoredPass(model, windows, ranges=replaced).eval()
-    rows, slots = torch.export.Dim("rows", min=2, max=_MOST_ROWS), torch.export.Dim("slots", min=3, max=_MOST_SLOTS)
+    rows, slots = torch.export.Dim("rows", min=2, max=COLUMNS), torch.export.Dim("slots", min=3)
     of_layers = [{2: slots}] * (len(store) // 2)
     dimensions = None, {0: rows}, {0: rows}, {1: rows}, of_layers, of_layers
     numbers = torch.zeros(3, _TRACED_ROWS, dtype=torch.int64, device=store.device)
