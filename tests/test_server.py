@@ -3,8 +3,10 @@
 import asyncio
 import json
 import re
+import signal
 import threading
 import time
+from functools import partial
 
 import anthropic
 import httpx
@@ -16,6 +18,7 @@ from foredraft.api import load
 from foredraft.server.bodies import Speculation
 from foredraft.server.generators import Generators
 from foredraft.server.running import Listening
+from foredraft.server.service import Service
 from foredraft.server.stores import Stores
 from support.toys import TOY
 
@@ -28,10 +31,10 @@ TEMPLATE = (
 )
 
 
-def served(folder, **options):
+def served(folder, keys=(), **limits):
     """Run a server over the toy in a thread; return it, its generator and the thread."""
     generator = load(TOY, method="auto", speculative_config={"table": "none"}, compile=False, dtype="float32")
-    listening = Listening(generator, "toy", {"table": "none"}, port=0, stores=folder, **options)
+    listening = Listening(Service(generator, "toy", {"table": "none"}, stores=folder, **limits), port=0, keys=keys)
     thread = threading.Thread(target=listening.run)
     thread.start()
     return listening, generator, thread
@@ -356,7 +359,7 @@ def test_an_answer_that_nobody_reads_is_not_written_on(server, client):
 
 def test_a_client_that_goes_before_the_first_event_is_not_written_for(tmp_path):
     """By the application alone, so that the client is gone before the response begins."""
-    listening = Listening(load(TOY, method="none", compile=False), "toy", {}, port=0, stores=tmp_path)
+    listening = Listening(Service(load(TOY, method="none", compile=False), "toy", {}, stores=tmp_path), port=0)
     writer = listening._service.writer
     body = {"messages": QUESTION, "max_tokens": 900, "ignore_eos": True, "stream": True}
     given = iter([{"type": "http.request", "body": json.dumps(body).encode()}])
@@ -369,7 +372,7 @@ def test_a_client_that_goes_before_the_first_event_is_not_written_for(tmp_path):
 
     scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b"",
              "asgi": {"spec_version": "2.3"}}  # fmt: skip
-    asyncio.run(listening._server.config.app(scope, receive, send))
+    asyncio.run(listening.config.app(scope, receive, send))
     until(lambda: writer.running + writer.waiting == 0)
     writer.close(0.0)
     listening._socket.close()
@@ -391,13 +394,15 @@ def test_too_many_requests_are_told_to_come_back(tmp_path):
     thread.join()
 
 
-def test_stopping_finishes_what_was_begun(tmp_path):
+@pytest.mark.parametrize("by_signal", [False, True])
+def test_stopping_finishes_what_was_begun(tmp_path, by_signal):
     listening, _, thread = served(tmp_path)
     body = {"model": "toy", "messages": QUESTION, "max_tokens": 60, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{listening.address}/v1/chat/completions", json=body, timeout=PATIENCE) as stream:
         lines = stream.iter_lines()
         next(lines)
-        stopping = threading.Thread(target=listening.stop)
+        stop = partial(listening.handle_exit, signal.SIGTERM, None) if by_signal else listening.stop
+        stopping = threading.Thread(target=stop)
         stopping.start()
         assert [line for line in lines if line][-1] == "data: [DONE]"
     stopping.join()

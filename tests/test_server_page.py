@@ -8,6 +8,7 @@ import pytest
 
 from foredraft.api import load
 from foredraft.server.running import Listening
+from foredraft.server.service import Service
 from support.toys import TOY
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -39,7 +40,7 @@ def browser(tmp_path):
 
 def test_a_message_is_answered_and_compared(browser):
     generator = load(TOY, method="auto", speculative_config={"table": "none"}, compile=False, dtype="float32")
-    listening = Listening(generator, "toy", {"table": "none"}, port=0)
+    listening = Listening(Service(generator, "toy", {"table": "none"}), port=0)
     thread = threading.Thread(target=listening.run)
     thread.start()
     try:

@@ -1,13 +1,16 @@
 """What stands between requests and the batch: whose turn it is, who gives up, and what is kept for slow readers."""
 
+import asyncio
 import threading
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from foredraft.contracts import StepRecord
+from foredraft.server.answers import Choice
 from foredraft.server.processors import Logprobs
-from foredraft.server.writer import BusyError, Job, Writer
+from foredraft.server.writer import BusyError, Event, Job, Writer
 
 
 class Lane:
@@ -45,18 +48,16 @@ class Full:
 
 @pytest.fixture
 def writer():
-    told = []
     batch = Full()
-    made = Writer(batch, told.extend, most_at_once=1, most_waiting=1)
-    made.told, made.batch = told, batch
+    made = Writer(batch, most_at_once=1, most_waiting=1)
     yield made
     for _ in range(9):
         batch.allowed.release()
     made.close(5.0)
 
 
-def job(prepared="text"):
-    return Job(prepared, lambda _event: None)
+def job(prepared="text", told=None):
+    return Job(prepared, [].append if told is None else told.append)
 
 
 def until(holds):
@@ -68,14 +69,15 @@ def until(holds):
 
 
 def test_a_text_that_cannot_begin_does_not_end_the_writing(writer):
-    broken, sound = job("broken"), job()
-    writer.submit([broken])
-    until(lambda: writer.told)
-    assert isinstance(writer.told[0][1].failure, RuntimeError)
-    writer.submit([sound])
+    broken, sound = [], []
+    writer.submit([job("broken", broken)])
+    until(lambda: broken)
+    assert isinstance(broken[0].failure, RuntimeError)
+    writer.submit([job("text", sound)])
     writer.batch.allowed.release()
-    until(lambda: len(writer.told) == 2)
-    assert (writer.told[1][0], writer.told[1][1].finish) == (sound, "eos")
+    until(lambda: sound)
+    assert [event.finish for event in sound] == ["eos"]
+    assert len(broken) == 1
 
 
 def test_a_text_that_nobody_waits_for_makes_room_at_once(writer):
@@ -89,15 +91,24 @@ def test_a_text_that_nobody_waits_for_makes_room_at_once(writer):
     writer.submit([job()])
 
 
-def test_log_probabilities_of_many_positions_keep_no_whole_rows():
-    kept = Logprobs(2, SimpleNamespace(decode=lambda ids: ids[0]))
+def test_an_answer_that_nobody_takes_keeps_no_whole_rows_of_log_probabilities():
+    tokenizer = SimpleNamespace(decode=lambda ids, **_: "".join(f"{token} " for token in ids))
+    kept = Logprobs(2, tokenizer)
+    choice = Choice(tokenizer, (), False, kept, None, asyncio.Event())
     generator = torch.Generator().manual_seed(0)
-    ids, rows = [1], [torch.randn(1, 100, generator=generator) for _ in range(50)]
+    rows = [torch.randn(1, 100, generator=generator) for _ in range(50)]
     for number, row in enumerate(rows):
-        kept(torch.tensor([ids]), row)
-        ids.append(number)
-    assert len(kept._settled) == len(rows) - 1  # all but the last, of which there is one row
-    for number, row in enumerate(rows):
-        told, expected = kept.take(number), row[0].log_softmax(dim=-1)
+        kept(torch.tensor([[1]]), row)
+        choice.receive(Event((StepRecord((number,), 0, 0, (None,), {}),)))
+    assert not kept._rows
+    for number, (row, told) in enumerate(zip(rows, choice.take().tokens, strict=True)):
+        expected = row[0].log_softmax(dim=-1)
         assert told.logprob == pytest.approx(float(expected[number]))
-        assert [token for token, _ in told.top] == expected.topk(2).indices.tolist()
+        assert [token for token, _ in told.top] == [f"{token} " for token in expected.topk(2).indices.tolist()]
+
+
+def test_an_answer_that_cannot_be_decoded_fails_alone():
+    choice = Choice(SimpleNamespace(), (), False, None, None, asyncio.Event())
+    choice.receive(Event((StepRecord((1,), 0, 0, (None,), {}),)))
+    with pytest.raises(AttributeError, match="decode"):
+        choice.take()

@@ -19,9 +19,13 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 import foredraft
 from foredraft import UsageError
-from foredraft.integrations.generator_cache import ATTRIBUTE, MOST_GENERATORS, generators_of
-from foredraft.integrations.prepared import split_filters
-from foredraft.integrations.transformers import last_statistics
+from foredraft.integrations.transformers import (
+    ATTRIBUTE,
+    MOST_GENERATORS,
+    generators_of,
+    last_statistics,
+    split_filters,
+)
 from support import llamas
 from support.toys import TOY
 

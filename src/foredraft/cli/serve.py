@@ -49,6 +49,7 @@ def serve(
     keys = _keys(api_key)
     try:
         from foredraft.server.running import Listening
+        from foredraft.server.service import Service
     except ImportError as error:
         raise UsageError(
             f"The server needs packages that are not installed ({error.name}); run pip install 'foredraft[server]'."
@@ -57,10 +58,11 @@ def serve(
     generator = job.load(config, {})
     served_name = name or (model if "/" in model and not Path(model).exists() else Path(model).stem)
     config.pop("method", None)
-    listening = Listening(
-        generator, served_name, config, host=host, port=port, most_at_once=max_num_seqs,
-        most_waiting=max_waiting, cache_bytes=int(kv_cache_gib * 2**30), timeout=timeout, stores=stores, keys=keys,
+    service = Service(
+        generator, served_name, config, stores=stores, most_at_once=max_num_seqs, most_waiting=max_waiting,
+        cache_bytes=int(kv_cache_gib * 2**30), timeout=timeout,
     )  # fmt: skip
+    listening = Listening(service, host=host, port=port, keys=keys)
     is_compiled = generator.target.compiled is not None
     compiled = "compiled" if is_compiled else "not compiled (`foredraft compile` makes it faster)"
     say(f"{served_name} is {compiled}; method {generator.method}.", "dim")

@@ -5,27 +5,52 @@ one after the other. Unsupported arguments are rejected before the first token. 
 or verified.
 """
 
+import copy
 import inspect
-from collections.abc import Mapping, Sequence
+import math
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import GenerationMixin
+from transformers import (
+    EosTokenCriteria,
+    GenerationMixin,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    StoppingCriteriaList,
+)
+from transformers.generation import logits_process
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from foredraft.contracts import TokenIds
 from foredraft.engine.statistics import Statistics
 from foredraft.errors import UsageError
-from foredraft.integrations.generator_cache import generators_of
-from foredraft.integrations.prepared import NO_LIMIT, Row, own_processors, split_criteria, split_filters
+from foredraft.generator import Generator
+from foredraft.integrations.bound_tokenizer import tokenizer_for
+from foredraft.model.target import TorchTarget
 from foredraft.request import checked_ids
-from foredraft.sampling import SamplingOptions
+from foredraft.sampling import LEAST_TEMPERATURE, LogitsProcessor, SamplingOptions
+from foredraft.speculation import parse_speculation
+
+ATTRIBUTE = "_foredraft"  # of a model: its `GeneratorCache`
+MOST_GENERATORS = 4  # kept for a model; the least recently used one is dropped (chosen)
 
 _ACCEPTED = ("attention_mask", "position_ids", "past_key_values", "logits_to_keep", "use_cache")
 """Model arguments that `generate` adds itself; any other one was passed by the caller."""
 _OWN_MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
+_NO_LIMIT = 1 << 40  # maximum new tokens if nothing sets a limit; the model's window then does
+_FILTERS = (
+    (logits_process.TemperatureLogitsWarper, "temperature", LEAST_TEMPERATURE),
+    (logits_process.TopKLogitsWarper, "top_k", 1),
+    (logits_process.TopPLogitsWarper, "top_p", 1e-9),
+    (logits_process.MinPLogitsWarper, "min_p", 0.0),
+)
+"""The filters that the engine implements, in the order of their application, and the least value that it accepts."""
 
 
 def generate(
@@ -66,10 +91,10 @@ def generate(
             assistant_model=assistant, **model_kwargs,
         )  # fmt: skip
     _refuse(model, input_ids, config, mode, streamer, synced_gpus, model_kwargs)
-    cache = generators_of(model)
-    generator = cache.generator(model, speculative_config or {})
+    generators = generators_of(model)
+    generator = generators.generator(model, speculative_config or {})
     max_length, eos, criteria = split_criteria(stopping_criteria)
-    limit = NO_LIMIT if max_length is None else max_length - input_ids.shape[1]
+    limit = _NO_LIMIT if max_length is None else max_length - input_ids.shape[1]
     keeps_scores = config.return_dict_in_generate and config.output_scores
     keeps_logits = config.return_dict_in_generate and config.output_logits
     left, filters = (logits_processor, {}) if keeps_scores or not config.do_sample else split_filters(logits_processor)
@@ -99,13 +124,144 @@ def generate(
                     streamer.put(torch.tensor([token]))
         if streamer is not None:
             streamer.end()
-    cache.last = tuple(run.statistics for run in runs)
+    generators.last = tuple(run.statistics for run in runs)
     return _output(input_ids, rows, config)
 
 
 def last_statistics(model: Any) -> tuple[Statistics, ...]:
     """Return the statistics of the last call of `generate` on `model`, one record for each row; empty before it."""
     return generators_of(model).last
+
+
+def split_filters(processors: Iterable[Any]) -> tuple[LogitsProcessorList, dict[str, Any]]:
+    """Return the processors but for the last ones that the engine implements, and these as sampling options."""
+    left, options = list(processors), {}
+    for kind, name, least in reversed(_FILTERS):
+        last = left[-1] if left else None
+        # a subclass may behave differently, as does a filter that always keeps some tokens
+        if type(last) is not kind or getattr(last, name) < least or getattr(last, "min_tokens_to_keep", 1) != 1:
+            continue
+        if getattr(last, "filter_value", -math.inf) == -math.inf:
+            options[name] = getattr(left.pop(), name)
+    return LogitsProcessorList(left), options
+
+
+def split_criteria(criteria: Iterable[Any]) -> tuple[int | None, tuple[int, ...], StoppingCriteriaList]:
+    """Return a row's maximum length, padding included, the ids that end it, and the remaining criteria."""
+    lengths, eos, others = [], [], StoppingCriteriaList()
+    for each in criteria:
+        if type(each) is MaxLengthCriteria:
+            lengths.append(each.max_length)
+        elif type(each) is EosTokenCriteria:
+            eos.extend(each.eos_token_id.flatten().tolist())
+        else:
+            others.append(each)
+    return min(lengths, default=None), tuple(eos), others
+
+
+@dataclass(slots=True)
+class Row:
+    """One row of a batch: the inputs of its processors and criteria, and their results."""
+
+    number: int  # index of the row
+    batch: torch.Tensor  # int64[B, L], the prompts as passed to `generate`, padding included
+    prompt: TokenIds  # int64[n], the row without padding
+    processors: LogitsProcessorList  # the remaining ones; the row's own copies if the batch has several rows
+    criteria: StoppingCriteriaList  # called after every token
+    scores: list[torch.Tensor] | None  # processed logits, float32[V] for each token; None if they are not returned
+    logits: list[torch.Tensor] | None  # the same before processing
+    tokens: list[int] = field(default_factory=list)  # the tokens written
+
+    def engine_processors(self) -> tuple[LogitsProcessor, ...]:
+        """Return the processors for the engine to call at every emitted position; none if there is nothing to do."""
+        is_needed = bool(self.processors) or self.scores is not None or self.logits is not None
+        return (self._process,) if is_needed else ()
+
+    def stops(self, token: int) -> bool:
+        """Record an emitted token, and return whether a criterion ends the row with it."""
+        self.tokens.append(token)
+        if not self.criteria:
+            return False
+        new = torch.tensor([self.tokens], dtype=torch.long, device=self.batch.device)
+        ids = torch.cat([self.batch[self.number : self.number + 1], new], dim=1)
+        scores = None if self.scores is None else tuple(each[None] for each in self.scores)
+        return bool(torch.as_tensor(self.criteria(ids, scores)).any())
+
+    def _process(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Process float32[1, V] as transformers would, with the whole batch."""
+        scores = scores.to(self.batch.device)
+        if self.logits is not None:
+            self.logits.append(scores[0].clone())
+        if self.processors:
+            # processors may index their data by row, so this row is at its own index in a batch of copies
+            prompt = self.batch[self.number : self.number + 1]
+            ids = torch.cat([prompt, input_ids[:, len(self.prompt) :].to(prompt.device)], dim=1)
+            rows = len(self.batch)
+            processed = self.processors(ids.repeat(rows, 1), scores.repeat(rows, 1))  # type: ignore[arg-type]  # ids are int64
+            scores = processed[self.number : self.number + 1]
+        if self.scores is not None:
+            self.scores.append(scores[0].clone())
+        return scores
+
+
+def own_processors(processors: LogitsProcessorList, rows: int, model: Any) -> list[LogitsProcessorList]:
+    """Return the processors of each of `rows` rows; copies if there are several, as some processors keep state.
+
+    The model itself is not copied. A processor that cannot be copied is a UsageError.
+    """
+    if rows == 1 or not processors:
+        return [processors] * rows
+    try:
+        return [copy.deepcopy(processors, {id(model): model}) for _ in range(rows)]
+    except Exception as error:
+        names = ", ".join(type(each).__name__ for each in processors)
+        raise UsageError(
+            f"The logits processors ({names}) cannot be copied ({error}), and each row of a batch needs its own; "
+            "generate each row in a separate call."
+        ) from error
+
+
+class GeneratorCache:
+    """The generators of one model, by configuration, and `last`, the last call's statistics of each row.
+
+    They are an attribute of the model, so they are freed with it.
+    """
+
+    def __init__(self) -> None:
+        self.last: tuple[Statistics, ...] = ()
+        self._lock = threading.Lock()
+        self._made: list[tuple[tuple[Any, ...], Generator]] = []
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        # drafters hold locks and mapped files, and belong to one model: copies and pickles contain None instead
+        return type(None), ()
+
+    def generator(self, model: Any, config: Mapping[str, Any]) -> Generator:
+        """Return the generator for a configuration, an existing or a new one; errors are those of `generate`."""
+        weight = model.get_input_embeddings().weight
+        # a model that was moved, cast or resized, or runs another kernel, gets a new generator
+        state = weight.device, weight.dtype, weight.shape, getattr(model.config, "_attn_implementation", None)
+        with self._lock:
+            for number, (known, generator) in enumerate(self._made):
+                if known == (state, config):
+                    self._made.append(self._made.pop(number))
+                    return generator
+            asked = parse_speculation(None, config)
+            given = asked.options.pop("tokenizer", None)
+            tokenizer = tokenizer_for(str(getattr(model, "name_or_path", None) or ""), given, asked.options)
+            generator = Generator(TorchTarget(model), tokenizer, **asked.drafting)
+            # a copy, so that the caller's later changes do not matter; models in it are not copied
+            copied = {name: dict(value) if isinstance(value, Mapping) else value for name, value in config.items()}
+            self._made = [*self._made, ((state, copied), generator)][-MOST_GENERATORS:]
+            return generator
+
+
+def generators_of(model: Any) -> GeneratorCache:
+    """Return a model's generator cache, a new one if it has none."""
+    if not isinstance(vars(model).get(ATTRIBUTE), GeneratorCache):
+        setattr(model, ATTRIBUTE, GeneratorCache())
+    cache: GeneratorCache = getattr(model, ATTRIBUTE)
+    return cache
 
 
 def _output(input_ids: torch.Tensor, rows: Sequence[Row], config: Any) -> Any:

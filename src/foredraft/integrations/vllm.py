@@ -22,7 +22,7 @@ from foredraft.drafters import drafter_class, make_drafter, parse_options
 from foredraft.errors import ForedraftWarning, UsageError, told
 from foredraft.integrations.bound_tokenizer import tokenizer_for
 from foredraft.integrations.request_drafter import RequestDrafter
-from foredraft.options import check_range, nearest, options_from, shown, whole_number
+from foredraft.options import check_known, check_range, options_from, shown, whole_number
 from foredraft.standard_library import resources_for
 
 SUPPORTED = ("0.32", "0.33")  # versions of vLLM with the proposer interface below; others are rejected
@@ -141,10 +141,9 @@ def parse_proposer_options(given: Mapping[str, Any]) -> tuple[ProposerOptions, d
     names = [field.name for field in fields(ProposerOptions)]
     options = options_from(ProposerOptions, {key: given[key] for key in names if key in given}, "foredraft's proposer")
     own = {key: value for key, value in given.items() if key not in names}
-    method_names = [field.name for field in fields(drafter_class(options.method).Options)]
+    known = [*names, *(field.name for field in fields(drafter_class(options.method).Options))]
     for key in own:
-        if key not in method_names and (hint := nearest(key, names)):
-            raise UsageError(f"foredraft's proposer has no option {key!r}.{hint}")
+        check_known(key, known, "foredraft's proposer has no option", "Its options are")
     parse_options(options.method, own)
     for key in ("feedback", "feedback_weight", "feedback_top_k"):
         if own.get(key) not in (None, "off"):

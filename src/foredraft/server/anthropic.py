@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from foredraft.server import bodies
+from foredraft.server.answers import Answers
 from foredraft.server.metrics import drafting_of
 from foredraft.server.openai import usage_of
-from foredraft.server.replies import RequestError, event
-from foredraft.server.service import Answers
+from foredraft.server.replies import RequestError
 
 _KINDS = {
     400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 413: "request_too_large",
@@ -52,43 +52,37 @@ class MessagesRequest(CountRequest, bodies.GenerationRequest):
     service_tier: Literal["auto", "standard_only"] | None = None
 
     def text_request(self) -> bodies.TextRequest:
-        options = self.options(self.max_tokens, top_k=self.top_k)
-        return bodies.TextRequest(
-            [self.conversation()], options, stops=self.stop_sequences, speculative=self.speculative
-        )
+        options = self.options(self.max_tokens, top_k=self.top_k) | {"stop_strings": self.stop_sequences}
+        return bodies.TextRequest([self.conversation()], options, speculative=self.speculative)
 
-    async def whole(self, answers: Answers) -> dict[str, Any]:
-        [delta] = await answers.whole()
-        return self._message(answers, [{"type": "text", "text": delta.text}]) | {
-            "metrics": drafting_of(answers.records)
-        }
+    def whole(self, answers: Answers) -> dict[str, Any]:
+        content = {"type": "text", "text": answers.choices[0].text}
+        return self._message(answers, [content]) | {"metrics": drafting_of(answers.records)}
 
-    async def events(self, answers: Answers) -> AsyncIterator[bytes]:
-        yield _event("message_start", message=self._message(answers, []))
-        yield _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
+    async def events(self, answers: Answers) -> AsyncIterator[dict[str, Any]]:
+        yield {"type": "message_start", "message": self._message(answers, [])}
+        yield {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
         async for _, delta in answers.deltas():
             if delta.text:
-                yield _event("content_block_delta", index=0, delta={"type": "text_delta", "text": delta.text})
-        yield _event("content_block_stop", index=0)
-        yield _event("message_delta", delta=_stop_reason(answers), usage=_usage(answers))
-        yield _event("message_stop")
+                told = {"type": "text_delta", "text": delta.text}
+                yield {"type": "content_block_delta", "index": 0, "delta": told}
+        yield {"type": "content_block_stop", "index": 0}
+        yield {"type": "message_delta", "delta": _stop_reason(answers), "usage": _usage(answers)}
+        yield {"type": "message_stop"}
 
-    def failed(self, failure: RequestError) -> bytes:
-        return event(anthropic_error(failure), "error")
+    def failed(self, failure: RequestError) -> dict[str, Any]:
+        return anthropic_error(failure)
 
     def _message(self, answers: Answers, content: list[dict[str, str]]) -> dict[str, Any]:
         head = {"id": f"msg_{self._id}", "type": "message", "role": "assistant", "model": self.model}
         return head | {"content": content, "usage": _usage(answers)} | _stop_reason(answers)
 
 
-def _event(kind: str, **fields: Any) -> bytes:
-    return event({"type": kind} | fields, kind)
-
-
 def _stop_reason(answers: Answers) -> dict[str, str | None]:
     [choice] = answers.choices
+    found = choice.stops.found if choice.finish else None
     reason = {None: None, "length": "max_tokens", "stop": "end_turn"}[choice.finish]
-    return {"stop_reason": "stop_sequence" if choice.stops.found else reason, "stop_sequence": choice.stops.found}
+    return {"stop_reason": "stop_sequence" if found else reason, "stop_sequence": found}
 
 
 def _usage(answers: Answers) -> dict[str, int]:

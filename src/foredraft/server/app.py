@@ -5,7 +5,7 @@ Does not depend on how answers are generated or formatted.
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -18,18 +18,17 @@ from starlette.types import Receive, Scope, Send
 
 from foredraft.errors import ForedraftError
 from foredraft.server import bodies
+from foredraft.server.answers import Answers
 from foredraft.server.anthropic import CountRequest, MessagesRequest, anthropic_error
-from foredraft.server.openai import ChatRequest, CompletionRequest, error_shape
-from foredraft.server.replies import RequestError, failure_of
+from foredraft.server.openai import ChatRequest, CompletionRequest
+from foredraft.server.replies import RequestError, error_shape, failure_of, sent
 from foredraft.server.responses import ResponsesRequest
-from foredraft.server.service import Answers, Service
-from foredraft.server.stores import Stores
+from foredraft.server.service import Service
 from foredraft.text import decode
 
 AnyBody = TypeVar("AnyBody", bound=bodies.Body)
 
 _MOST_BYTES = 4 << 20  # of a body (chosen)
-_MOST_TEXTS = 64  # per request (chosen)
 _PAGE = Path(__file__).with_name("page.html")
 _GENERATING = {
     "/v1/chat/completions": ChatRequest,
@@ -39,21 +38,19 @@ _GENERATING = {
 }
 
 
-def make_app(
-    service: Service, stores: Stores, name: str, keys: tuple[str, ...], hosts: tuple[str, ...], lifespan: Any
-) -> FastAPI:
-    """Return the application for the model `name`, with FastAPI's `lifespan`.
+def make_app(service: Service, keys: tuple[str, ...], hosts: tuple[str, ...]) -> FastAPI:
+    """Return the application.
 
     `keys` are the accepted API keys; without any, `hosts` are the allowed host names, and none means all.
     """
-    app = FastAPI(title="foredraft", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.name, app.state.keys, app.state.hosts = name, keys, hosts
+    app = FastAPI(title="foredraft", docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.name, app.state.keys, app.state.hosts = service.name, keys, hosts
     for kind in (Exception, RequestError, ForedraftError, ValidationError, TimeoutError, HTTPException):
         app.add_exception_handler(kind, _failed)
     for path, body in _GENERATING.items():
         app.post(path)(_answering(service, body))
     _add_tokens(app, service)
-    _add_stores(app, service, stores)
+    _add_stores(app, service)
     _add_facts(app, service)
     return app
 
@@ -63,16 +60,13 @@ def _answering(service: Service, kind: type[Any]) -> Callable[[Request], Awaitab
 
     async def answer(request: Request) -> Response:
         key, body = await _read(request, kind)
-        body.model = request.app.state.name
-        text_request = body.text_request()
-        count = len(text_request.prompts) * text_request.n
-        if count > _MOST_TEXTS:
-            raise RequestError(400, f"The request needs {count} texts; the limit is {_MOST_TEXTS}.")
-        answers = await service.begin(text_request, key)
+        body.model = service.name
+        answers = await service.begin(body.text_request(), key)
         if body.stream:
             return _AnswerStream(service, answers, body)
         with service.attending(answers):
-            return JSONResponse(await _unless_gone(request, body.whole(answers)))
+            await _unless_gone(request, answers.ended())
+            return JSONResponse(body.whole(answers))
 
     return answer
 
@@ -81,16 +75,17 @@ class _AnswerStream(StreamingResponse):
     """Streams answers, and cancels unfinished ones at the end, also if the client leaves before the first event."""
 
     def __init__(self, service: Service, answers: Answers, body: Any) -> None:
-        async def content() -> AsyncIterator[bytes]:
-            try:
-                async for each in body.events(answers):
-                    yield each
-            except Exception as error:  # noqa: BLE001  # the response has started, so the error goes into the stream
-                yield body.failed(failure_of(error))
-
+        self._service, self._answers, self._body = service, answers, body
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        super().__init__(content(), media_type="text/event-stream", headers=headers)
-        self._service, self._answers = service, answers
+        super().__init__(self._content(), media_type="text/event-stream", headers=headers)
+
+    async def _content(self) -> AsyncIterator[bytes]:
+        try:
+            async for event in self._body.events(self._answers):
+                yield sent(event)
+            yield self._body.last_line
+        except Exception as error:  # noqa: BLE001  # the response has started, so the error goes into the stream
+            yield sent(self._body.failed(failure_of(error)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._service.attending(self._answers):
@@ -122,7 +117,9 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         return JSONResponse({"prompt": await service.in_turn(decode, generator.tokenizer, body.tokens)})
 
 
-def _add_stores(app: FastAPI, service: Service, stores: Stores) -> None:
+def _add_stores(app: FastAPI, service: Service) -> None:
+    stores = service.stores
+
     @app.get("/v1/stores")
     async def _stores(request: Request) -> Response:
         return JSONResponse({"object": "list", "data": await service.in_turn(stores.list, _key(request))})
@@ -168,14 +165,14 @@ def _add_facts(app: FastAPI, service: Service) -> None:
         return JSONResponse(model)
 
 
-async def _unless_gone(request: Request, work: Any) -> Any:
-    """Return the result of `work`; cancel it when the client disconnects."""
-    task = asyncio.ensure_future(work)
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, None]) -> None:
+    """Wait for `work`; cancel it when the client disconnects."""
+    task = asyncio.create_task(work)
     try:
         while not (await asyncio.wait({task}, timeout=0.2))[0]:
             if await request.is_disconnected():
                 raise RequestError(499, "The client disconnected.")
-        return task.result()
+        task.result()  # raises its failure
     finally:
         task.cancel()
 

@@ -7,11 +7,12 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from foredraft.sampling import SEED_LIMIT
+from foredraft.server.replies import RequestError, error_shape
 
 Item = TypeVar("Item")
 Many = Annotated[list[Item], Field(fail_fast=True)]
@@ -114,21 +115,20 @@ class TextRequest:
     options: Mapping[str, Any]  # generation arguments, None for missing ones
     tools: Sequence[Mapping[str, Any]] = ()  # for the chat template
     n: int = 1  # answers per prompt
-    stops: Sequence[str] = ()
     logprobs: int | None = None  # most probable tokens reported per position; None for no log-probabilities
     bias: Mapping[int, float] = field(default_factory=dict)  # added to the logits, by token id
     presence: float = 0.0
     frequency: float = 0.0
     shape: Shape | None = None
-    ignore_eos: bool = False  # continue after the end token
     speculative: Speculation | bool | None = None
 
 
 class GenerationRequest(Body):
     """The fields of all requests for a text; `seed` and `speculative` are extensions to some protocols.
 
-    A subclass is one route's body. It also translates itself (`text_request`), and formats the answers: `whole`, or
-    the `events` of a stream, which ends with `failed` if one fails.
+    A subclass is one route's body. It also translates itself (`text_request`), and formats the answers: all of them
+    when they have ended (`whole`), or the `events` of a stream, which ends with `failed` if one fails, and else with
+    `last_line` if there is one.
     """
 
     model: str | None = None
@@ -140,6 +140,11 @@ class GenerationRequest(Body):
     speculative: Speculation | bool | None = None
     _id: str = PrivateAttr(default_factory=lambda: uuid.uuid4().hex)  # of the answer
     _created: int = PrivateAttr(default_factory=lambda: int(time.time()))
+
+    last_line: ClassVar[bytes] = b""
+
+    def failed(self, failure: RequestError) -> dict[str, Any]:
+        return error_shape(failure)
 
     def options(self, most: int | None, **filters: Any) -> dict[str, Any]:
         """Return generation arguments, with None for missing ones; `most` is `max_new_tokens`.

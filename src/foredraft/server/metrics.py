@@ -20,13 +20,16 @@ Kind = TypeVar("Kind", Counter, Gauge, Histogram)
 
 
 class Metrics:
-    """The metrics of one server; `model` is the model's name for clients."""
+    """The metrics of one server; `model` is the model's name for clients. The gauges read `writer` when asked."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, writer: Writer) -> None:
         self._registry, self._model = CollectorRegistry(), model
-        self._running = self._made(Gauge, "num_requests_running", "Texts in the batch.")
-        self._waiting = self._made(Gauge, "num_requests_waiting", "Texts that wait to join the batch.")
-        self._memory = self._made(Gauge, "kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.")
+        for name, words, read in (
+            ("num_requests_running", "Texts in the batch.", lambda: writer.running),
+            ("num_requests_waiting", "Texts that wait to join the batch.", lambda: writer.waiting),
+            ("kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", lambda: writer.batch.memory_use),
+        ):
+            self._made(Gauge, name, words).set_function(read)
         self._prompts = self._made(Counter, "prompt_tokens", "Tokens of prompts.")
         self._written = self._made(Counter, "generation_tokens", "Tokens generated.")
         self._drafts = self._made(Counter, "spec_decode_num_drafts", "Drafts verified.")
@@ -41,31 +44,22 @@ class Metrics:
         self._queued = self._timed("request_queue_time", "From arrival to the batch.")
         self._whole = self._timed("e2e_request_latency", "From arrival to the end.")
 
-    def watch(self, writer: Writer) -> None:
-        """Read the gauges from `writer` whenever the metrics are collected."""
-        self._running.set_function(lambda: writer.running)
-        self._waiting.set_function(lambda: writer.waiting)
-        self._memory.set_function(lambda: writer.batch.memory_use)
-
-    def begun(self, jobs: Sequence[Job]) -> None:
-        self._prompts.inc(sum(len(job.prepared.prompt) for job in jobs))
-
     def advanced(self, job: Job, event: Event) -> None:
-        now, written = time.monotonic(), sum(len(record.emitted) for record in event.records)
-        for record in event.records:
-            if record.drafted:
-                self._drafts.inc()
-                self._drafted.inc(record.drafted)
-                self._accepted.inc(record.accepted)
-                for position in range(record.accepted):
-                    self._per_position.labels(self._model, str(position)).inc()
-        if not written:
+        now, total = time.monotonic(), summarize(event.records, 0.0)
+        if not total.emitted:
             return
-        self._written.inc(written)
+        self._written.inc(total.emitted)
+        self._drafts.inc(total.drafting_steps)
+        self._drafted.inc(total.drafted)
+        self._accepted.inc(total.accepted)
+        for record in event.records:
+            for position in range(record.accepted):
+                self._per_position.labels(self._model, str(position)).inc()
         if job.last_event:
-            for _ in range(written):
-                self._between.observe((now - job.last_event) / written)
+            for _ in range(total.emitted):
+                self._between.observe((now - job.last_event) / total.emitted)
         else:
+            self._prompts.inc(len(job.prepared.prompt))
             self._queued.observe(job.started - job.submitted)
             self._first.observe(now - job.submitted)
         job.last_event = now

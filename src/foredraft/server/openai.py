@@ -14,15 +14,13 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_v
 
 from foredraft.drafters.prediction import PREDICTION
 from foredraft.server import bodies
+from foredraft.server.answers import TOOL_CALL, Answers, Delta, Piece
 from foredraft.server.bodies import Body, Count, Many, TextRequest, text_of
-from foredraft.server.choice import Delta, Piece, StopFilter
 from foredraft.server.metrics import drafting_of
 from foredraft.server.processors import TokenLogprobs
-from foredraft.server.replies import RequestError, event
-from foredraft.server.service import TOOL_CALL, Answers
 
-_DONE = b"data: [DONE]\n\n"
 _CALL = re.compile(TOOL_CALL + r"\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
+_Part = tuple[dict[str, Any], list[Piece]]  # of a streamed choice: its format, and the pieces of text in it
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
 _OneStopOrMore = Annotated[bodies.Stops, BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
 
@@ -94,48 +92,50 @@ class _Request(bodies.GenerationRequest):
     ignore_eos: bool = False
     return_sources: bool = False
 
+    last_line = b"data: [DONE]\n\n"
     id_prefix: ClassVar[str]
     whole_object: ClassVar[str]
     chunk_object: ClassVar[str]
 
     @model_validator(mode="after")
-    def _streams_with_stream_fields(self) -> Self:
+    def _fields_agree(self) -> Self:
         if not self.stream and (self.stream_options is not None or self.return_sources):
             raise ValueError("stream_options and return_sources need stream to be true")
+        if self.ignore_eos and self._shape is not None:
+            raise ValueError("ignore_eos and response_format exclude each other; leave one of them out")
         return self
 
-    def failed(self, failure: RequestError) -> bytes:
-        return event(error_shape(failure))
+    @property
+    def _shape(self) -> bodies.Shape | None:
+        return None if self.response_format is None else self.response_format.shape
 
     def _request(
         self, prompts: Sequence[Any], most: int | None, logprobs: int | None,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> TextRequest:  # fmt: skip
-        options = self.options(most, top_k=self.top_k, min_p=self.min_p)
-        options["prediction"] = text_of(self.prediction.content) if self.prediction else None
-        options["repetition_penalty"] = self.repetition_penalty
-        shape = None if self.response_format is None else self.response_format.shape
+        options = self.options(most, top_k=self.top_k, min_p=self.min_p) | {
+            "stop_strings": self.stop or (), "repetition_penalty": self.repetition_penalty,
+            "prediction": text_of(self.prediction.content) if self.prediction else None,
+            "eos_token_id": () if self.ignore_eos else None,
+        }  # fmt: skip
         return TextRequest(
-            prompts, options, tools, self.n, self.stop or (), logprobs, self.logit_bias or {}, self.presence_penalty,
-            self.frequency_penalty, shape, self.ignore_eos, self.speculative,
+            prompts, options, tools, self.n, logprobs, self.logit_bias or {}, self.presence_penalty,
+            self.frequency_penalty, self._shape, self.speculative,
         )  # fmt: skip
 
     def _whole(self, choices: list[dict[str, Any]], answers: Answers) -> dict[str, Any]:
         counts = {"usage": usage_of(answers), "metrics": drafting_of(answers.records)}
-        return self._choices(self.whole_object, choices) | counts
+        return self._head(self.whole_object) | {"choices": choices} | counts
 
-    def _chunk(self, choice: dict[str, Any], pieces: Sequence[Piece] = ()) -> bytes:
-        sources = {"sources": pieces} if self.return_sources else {}
-        return event(self._choices(self.chunk_object, [choice]) | sources)
+    async def events(self, answers: Answers) -> AsyncIterator[dict[str, Any]]:
+        async for choice, pieces in self._parts(answers):
+            sources = {"sources": pieces} if self.return_sources else {}
+            yield self._head(self.chunk_object) | {"choices": [choice]} | sources
+        if self.stream_options is not None and self.stream_options.include_usage:
+            yield self._whole([], answers) | self._head(self.chunk_object)
 
-    def _end(self, answers: Answers) -> bytes:
-        if self.stream_options is None or not self.stream_options.include_usage:
-            return _DONE
-        return event(self._whole([], answers) | {"object": self.chunk_object}) + _DONE
-
-    def _choices(self, object_: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        head = {"id": f"{self.id_prefix}-{self._id}", "created": self._created, "model": self.model}
-        return head | {"object": object_, "choices": choices}
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": f"{self.id_prefix}-{self._id}", "object": kind, "created": self._created, "model": self.model}
 
 
 class ChatRequest(_Request):
@@ -166,46 +166,36 @@ class ChatRequest(_Request):
         return self
 
     def text_request(self) -> TextRequest:
-        tools = [tool.model_dump(exclude_none=True) for tool in self.tools or []] if self._has_tools else []
+        offered = [] if self.tool_choice == "none" or self.tools is None else self.tools
+        tools = [tool.model_dump(exclude_none=True) for tool in offered]
         prompts = [[message.for_template() for message in self.messages]]
         most, logprobs = self.max_completion_tokens or self.max_tokens, self.top_logprobs or 0
         return self._request(prompts, most, logprobs if self.logprobs else None, tools)
 
-    async def whole(self, answers: Answers) -> dict[str, Any]:
+    def whole(self, answers: Answers) -> dict[str, Any]:
         choices = []
-        for number, delta in enumerate(await answers.whole()):
-            content, finish = delta.text, delta.finish
-            message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-            if self._has_tools and (calls := _calls_in(content)):
-                finish = "tool_calls"
-                message |= {"content": content.partition(TOOL_CALL)[0].strip() or None, "tool_calls": calls}
-            choices.append(self._choice(number, finish, delta.tokens, message=message))
+        for number, choice in enumerate(answers.choices):
+            message: dict[str, Any] = {"role": "assistant", "content": choice.text + choice.held, "refusal": None}
+            if calls := _calls_in(choice.held):
+                message |= {"content": choice.text.strip() or None, "tool_calls": calls}
+            finish = "tool_calls" if calls else choice.finish
+            choices.append(self._choice(number, finish, choice.tokens, message=message))
         return self._whole(choices, answers)
 
-    async def events(self, answers: Answers) -> AsyncIterator[bytes]:
+    async def _parts(self, answers: Answers) -> AsyncIterator[_Part]:
         for number in range(len(answers.choices)):
-            yield self._chunk(self._choice(number, delta={"role": "assistant", "content": ""}))
-        # a possible tool call is held back until the end
-        filters = [StopFilter([TOOL_CALL] if self._has_tools else []) for _ in answers.choices]
+            yield self._choice(number, delta={"role": "assistant", "content": ""}), []
         async for number, delta in answers.deltas():
-            finish, pieces = delta.finish, filters[number].push(delta.pieces)
-            if pieces or delta.tokens:
-                content = {"content": "".join(text for text, _ in pieces)}
-                yield self._chunk(self._choice(number, None, delta.tokens, delta=content), pieces)
-            if finish is not None:
-                held = filters[number].held
+            if delta.pieces or delta.tokens:
+                yield self._choice(number, None, delta.tokens, delta={"content": delta.text}), delta.pieces
+            if delta.finish is not None:
+                held = answers.choices[number].held
                 if calls := _calls_in(held):
-                    finish = "tool_calls"
                     listed = [{"index": place} | call for place, call in enumerate(calls)]
-                    yield self._chunk(self._choice(number, delta={"tool_calls": listed}))
+                    yield self._choice(number, delta={"tool_calls": listed}), []
                 elif held:
-                    yield self._chunk(self._choice(number, delta={"content": held}))
-                yield self._chunk(self._choice(number, finish, delta={}))
-        yield self._end(answers)
-
-    @property
-    def _has_tools(self) -> bool:
-        return bool(self.tools) and self.tool_choice != "none"
+                    yield self._choice(number, delta={"content": held}), []
+                yield self._choice(number, "tool_calls" if calls else delta.finish, delta={}), []
 
     def _choice(
         self, number: int, finish: str | None = None, tokens: Sequence[TokenLogprobs] = (), **said: Any
@@ -234,16 +224,15 @@ class CompletionRequest(_Request):
         is_one = isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int)
         return self._request([self.prompt] if is_one else self.prompt, self.max_tokens, self.logprobs)
 
-    async def whole(self, answers: Answers) -> dict[str, Any]:
-        return self._whole([self._choice(*each) for each in enumerate(await answers.whole())], answers)
+    def whole(self, answers: Answers) -> dict[str, Any]:
+        return self._whole([self._choice(*each) for each in enumerate(answers.choices)], answers)
 
-    async def events(self, answers: Answers) -> AsyncIterator[bytes]:
+    async def _parts(self, answers: Answers) -> AsyncIterator[_Part]:
         offsets = [0] * len(answers.choices)
         async for number, delta in answers.deltas():
             if delta.pieces or delta.tokens or delta.finish:
-                yield self._chunk(self._choice(number, delta, offsets[number]), delta.pieces)
+                yield self._choice(number, delta, offsets[number]), delta.pieces
                 offsets[number] += sum(len(each.text) for each in delta.tokens)
-        yield self._end(answers)
 
     def _choice(self, number: int, delta: Delta, offset: int = 0) -> dict[str, Any]:
         """Return an answer, or the part of it that follows the tokens whose texts have `offset` characters."""
@@ -264,7 +253,7 @@ def usage_of(answers: Answers) -> dict[str, Any]:
     """
     written = sum(len(record.emitted) for record in answers.records)
     accepted = sum(record.sources.count(PREDICTION) for record in answers.records)
-    drafted = sum(choice.predicting.drafted for choice in answers.choices if choice.predicting is not None)
+    drafted = sum(choice.prediction.drafted for choice in answers.choices if choice.prediction is not None)
     return {
         "prompt_tokens": answers.prompt_tokens, "completion_tokens": written,
         "total_tokens": answers.prompt_tokens + written,
@@ -272,11 +261,6 @@ def usage_of(answers: Answers) -> dict[str, Any]:
             "accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted,
         },
     }  # fmt: skip
-
-
-def error_shape(failure: RequestError) -> dict[str, Any]:
-    """Return a failure in OpenAI's format."""
-    return {"error": {"message": failure.message, "type": failure.kind, "param": failure.param, "code": failure.code}}
 
 
 def _token(text: str, logprob: float) -> dict[str, Any]:
@@ -295,7 +279,8 @@ def _calls_in(text: str) -> list[dict[str, Any]]:
     except ValidationError:
         return []
     found = []
-    for name, given in ((call.name, call.arguments) for call in calls):
-        function = {"name": name, "arguments": given if isinstance(given, str) else json.dumps(given)}
+    for call in calls:
+        given = call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments)
+        function = {"name": call.name, "arguments": given}
         found.append({"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function})
     return found

@@ -3,7 +3,6 @@
 Each is called once per emitted position, drafted or not, in order, with the ids before it. Does not depend on HTTP.
 """
 
-import threading
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -54,41 +53,27 @@ class TokenLogprobs(NamedTuple):
 
 
 class Logprobs:
-    """Records the `top` log-probabilities of every position, under the softmax of the logits passed to it.
+    """Reports the `top` log-probabilities of every position, under the softmax of the logits passed to it.
 
-    `__call__` and `take` run on different threads. Only the last position, whose token may be unknown, keeps its full
-    row, so that a slow client costs little memory.
+    `take` is called on another thread, as soon as a position's token is known.
     """
 
     def __init__(self, top: int, tokenizer: Any) -> None:
-        self._top, self._tokenizer, self._lock = top, tokenizer, threading.Lock()
-        self._settled: deque[list[tuple[int, float]]] = deque()  # not taken yet: each token and the top ones
-        self._row: torch.Tensor | None = None  # float32[V], of the last position
+        self._top, self._tokenizer = top, tokenizer
+        self._rows: deque[torch.Tensor] = deque()  # float32[V], of the positions not taken yet
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Record the logits, float[1, V], and return them unchanged."""
-        row = scores[0].float().log_softmax(dim=-1)
-        with self._lock:
-            self._settle(int(input_ids[0, -1]))
-            self._row = row
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002  # a processor
+        """Keep the logits, float[1, V], and return them unchanged."""
+        self._rows.append(scores[0].float().log_softmax(dim=-1))
         return scores
 
     def take(self, token: int) -> TokenLogprobs:
         """Return the log-probabilities of the next position, whose token is `token`."""
-        with self._lock:
-            if not self._settled:
-                self._settle(token)
-            tokens = self._settled.popleft()
-        (text, logprob), *top = [(self._tokenizer.decode([token]), logprob) for token, logprob in tokens]
+        row = self._rows.popleft()
+        values, tokens = row.topk(self._top)
+        told = [(token, float(row[token])), *zip(tokens.tolist(), values.tolist(), strict=True)]
+        (text, logprob), *top = [(self._tokenizer.decode([each]), logprob) for each, logprob in told]
         return TokenLogprobs(text, logprob, top)
-
-    def _settle(self, token: int) -> None:
-        """Reduce the row of the last position, whose token is `token`, to what is reported."""
-        if self._row is not None:
-            values, tokens = self._row.topk(self._top)
-            top = zip(tokens.tolist(), values.tolist(), strict=True)
-            self._settled.append([(token, float(self._row[token])), *top])
-            self._row = None
 
 
 class Constraint:

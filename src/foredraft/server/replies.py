@@ -5,6 +5,7 @@ Messages contain no traceback and no local path. Does not depend on a protocol's
 
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,14 @@ _RETRY_SECONDS = 2  # value of the Retry-After header (chosen)
 _LOG = logging.getLogger("foredraft.server")
 _LATE = "The answer took longer than this server allows; request fewer tokens."
 _INTERNAL = "An internal error occurred; see the server's log."
+_KINDS = (
+    (PromptTooLongError, 400, "invalid_request_error", "context_length_exceeded"),
+    (UsageError, 400, "invalid_request_error", None),
+    (StoppingError, 503, "rate_limit_error", "overloaded"),
+    (BusyError, 429, "rate_limit_error", "overloaded"),
+    (OutOfMemoryError, 503, "rate_limit_error", "out_of_memory"),
+)
+"""Exceptions, each before its base class, with the status, type and code of their responses."""
 
 
 @dataclass(eq=False)
@@ -39,27 +48,18 @@ class RequestError(Exception):
 def failure_of(error: Exception) -> RequestError:
     """Return the client's view of an exception; unexpected ones are logged."""
     message = str(error)
-    match error:
-        case RequestError():
-            failure = error
-        case ValidationError():
-            failure = _of_body(error)
-        case PromptTooLongError():
-            failure = RequestError(400, message, code="context_length_exceeded")
-        case UsageError():
-            failure = RequestError(400, message)
-        case BusyError():
-            status = 503 if isinstance(error, StoppingError) else 429
-            failure = RequestError(status, message, "rate_limit_error", code="overloaded")
-        case OutOfMemoryError():
-            failure = RequestError(503, message, "rate_limit_error", code="out_of_memory")
-        case TimeoutError():
-            failure = RequestError(504, _LATE, "timeout_error")
-        case _:
-            _LOG.error("A request failed.", exc_info=error)
-            is_safe = isinstance(error, ForedraftError) and "/" not in message  # a slash may belong to a path
-            failure = RequestError(500, message if is_safe else _INTERNAL, "server_error")
-    return failure
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, ValidationError):
+        return _of_body(error)
+    for raised, status, kind, code in _KINDS:
+        if isinstance(error, raised):
+            return RequestError(status, message, kind, code=code)
+    if isinstance(error, TimeoutError):
+        return RequestError(504, _LATE, "timeout_error")
+    _LOG.error("A request failed.", exc_info=error)
+    is_safe = isinstance(error, ForedraftError) and "/" not in message  # a slash may belong to a path
+    return RequestError(500, message if is_safe else _INTERNAL, "server_error")
 
 
 def _of_body(error: ValidationError) -> RequestError:
@@ -72,7 +72,12 @@ def _of_body(error: ValidationError) -> RequestError:
     return RequestError(400, f"{place}: {message}." if place else f"{message}.", param=place)
 
 
-def event(data: Any, name: str | None = None) -> bytes:
-    """Return one event; `name` is its type where the protocol has one."""
-    body = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    return f"event: {name}\ndata: {body}\n\n".encode() if name else f"data: {body}\n\n".encode()
+def error_shape(failure: RequestError) -> dict[str, Any]:
+    """Return a failure in OpenAI's format."""
+    return {"error": {"message": failure.message, "type": failure.kind, "param": failure.param, "code": failure.code}}
+
+
+def sent(event: Mapping[str, Any]) -> bytes:
+    """Return an event as it is sent, under the name of its type where the protocol has types."""
+    name = f"event: {event['type']}\n" if "type" in event else ""
+    return f"{name}data: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()

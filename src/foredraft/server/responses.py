@@ -7,11 +7,11 @@ import itertools
 from collections.abc import AsyncIterator
 from typing import Any, Literal
 
+from foredraft.server.answers import Answers
 from foredraft.server.bodies import Body, Content, Count, GenerationRequest, Shape, Some, TextRequest, Turn
 from foredraft.server.metrics import drafting_of
 from foredraft.server.openai import JsonSchema, usage_of
-from foredraft.server.replies import RequestError, event
-from foredraft.server.service import Answers
+from foredraft.server.replies import RequestError
 
 
 class ResponsesItem(Turn):
@@ -55,15 +55,11 @@ class ResponsesRequest(GenerationRequest):
         options, shape = self.options(self.max_output_tokens), self.text.format.shape
         return TextRequest([messages], options, shape=shape, speculative=self.speculative)
 
-    async def whole(self, answers: Answers) -> dict[str, Any]:
-        [delta] = await answers.whole()
-        return self._finished(answers, delta.text)
-
-    async def events(self, answers: Answers) -> AsyncIterator[bytes]:
+    async def events(self, answers: Answers) -> AsyncIterator[dict[str, Any]]:
         numbers = itertools.count()
 
-        def numbered(kind: str, **fields: Any) -> bytes:
-            return event({"type": kind, "sequence_number": next(numbers)} | fields, kind)
+        def numbered(kind: str, **fields: Any) -> dict[str, Any]:
+            return {"type": kind, "sequence_number": next(numbers)} | fields
 
         place = {"output_index": 0, "item_id": f"msg_{self._id}", "content_index": 0}
         begun = self._response("in_progress", [])
@@ -71,25 +67,23 @@ class ResponsesRequest(GenerationRequest):
         yield numbered("response.in_progress", response=begun)
         yield numbered("response.output_item.added", output_index=0, item=self._item("in_progress", []))
         yield numbered("response.content_part.added", part=_part(""), **place)
-        text = ""
         async for _, delta in answers.deltas():
             if delta.text:
-                text += delta.text
                 yield numbered("response.output_text.delta", delta=delta.text, logprobs=[], **place)
-        finished = self._finished(answers, text)
+        finished, text = self.whole(answers), answers.choices[0].text
         yield numbered("response.output_text.done", text=text, logprobs=[], **place)
         yield numbered("response.content_part.done", part=_part(text), **place)
         yield numbered("response.output_item.done", output_index=0, item=finished["output"][0])
         yield numbered(f"response.{finished['status']}", response=finished)
 
-    def failed(self, failure: RequestError) -> bytes:
-        told = {"type": "error", "code": failure.code, "message": failure.message, "param": failure.param}
-        return event(told, "error")
+    def failed(self, failure: RequestError) -> dict[str, Any]:
+        return {"type": "error", "code": failure.code, "message": failure.message, "param": failure.param}
 
-    def _finished(self, answers: Answers, text: str) -> dict[str, Any]:
-        status = "incomplete" if answers.choices[0].finish == "length" else "completed"
+    def whole(self, answers: Answers) -> dict[str, Any]:
+        [choice] = answers.choices
+        status = "incomplete" if choice.finish == "length" else "completed"
         usage = usage_of(answers)
-        return self._response(status, [self._item(status, [_part(text)])]) | {
+        return self._response(status, [self._item(status, [_part(choice.text)])]) | {
             "usage": {
                 "input_tokens": usage["prompt_tokens"], "input_tokens_details": {"cached_tokens": 0},
                 "output_tokens": usage["completion_tokens"], "output_tokens_details": {"reasoning_tokens": 0},

@@ -38,7 +38,7 @@ class Job:
     """One text to generate; times are seconds of `time.monotonic`, 0 if not reached yet."""
 
     prepared: Prepared
-    send: "Callable[[tuple[Job, Event]], None]"  # called for every event by the `deliver` function of `Writer`
+    send: Callable[[Event], None]  # called for every event, on the writer's thread; must not raise
     cancelled: bool = False
     submitted: float = field(default_factory=time.monotonic)
     started: float = 0.0  # when it joined the batch
@@ -46,20 +46,11 @@ class Job:
     steps: int = 0  # steps delivered
 
 
-Progress = list[tuple[Job, Event]]
-
-
 class Writer:
-    """Generates up to `most_at_once` texts in an empty batch, while `most_waiting` more wait, until it is closed.
+    """Generates up to `most_at_once` texts in an empty batch, while `most_waiting` more wait, until it is closed."""
 
-    `deliver` receives the events of a step on the writer's thread, and must pass each to its job's `send`.
-    """
-
-    def __init__(
-        self, batch: Batch, deliver: Callable[[Progress], None], *, most_at_once: int, most_waiting: int
-    ) -> None:
-        self.batch, self._deliver = batch, deliver
-        self._most_at_once, self._most_waiting = most_at_once, most_waiting
+    def __init__(self, batch: Batch, most_at_once: int, most_waiting: int) -> None:
+        self.batch, self._most_at_once, self._most_waiting = batch, most_at_once, most_waiting
         self._waiting: deque[Job] = deque()
         self._lanes: dict[Lane, Job] = {}
         self._changed = threading.Condition()
@@ -116,18 +107,16 @@ class Writer:
                 if not self._waiting and not self._lanes:
                     return
             if time.monotonic() > self._until:
-                events = self._fail_all(StoppingError("The server is stopping, and the text was not finished."))
+                self._fail_all(StoppingError("The server is stopping, and the text was not finished."))
             else:
-                events = self._admit() + self._step()
-            if events:
-                self._deliver(events)
+                self._admit()
+                self._step()
 
-    def _admit(self) -> Progress:
-        """Remove cancelled texts and add waiting ones; return the events of those that cannot join."""
+    def _admit(self) -> None:
+        """Remove cancelled texts and add waiting ones; those that cannot join fail."""
         for lane in [lane for lane, job in self._lanes.items() if job.cancelled]:
             self.batch.leave(lane)
             del self._lanes[lane]
-        rejected = []
         while len(self._lanes) < self._most_at_once:
             with self._changed:
                 if not self._waiting:
@@ -139,29 +128,26 @@ class Writer:
             except Exception as error:  # noqa: BLE001  # no error may stop the other texts
                 if isinstance(error, OutOfMemoryError) and self._lanes:  # there is room once another text has ended
                     with self._changed:
-                        if not job.cancelled:
-                            self._waiting.appendleft(job)
+                        self._waiting.appendleft(job)
                     break
-                rejected.append((job, Event(failure=error)))
-        return rejected
+                job.send(Event(failure=error))
 
-    def _step(self) -> Progress:
+    def _step(self) -> None:
         try:
             lanes = self.batch.step() if self._lanes else []
         except Exception as error:  # noqa: BLE001  # no error may stop later requests
-            return self._fail_all(ForedraftError(f"A step failed ({told(error)}); the texts of its batch are lost."))
-        events = []
+            self._fail_all(ForedraftError(f"A step failed ({told(error)}); the texts of its batch are lost."))
+            return
         for lane in lanes:
             job = self._lanes[lane]
             records = tuple(lane.records[job.steps :])
             job.steps = len(lane.records)
-            events.append((job, Event(records, lane.seq.finish, lane.failure)))
             if lane.ended:
                 del self._lanes[lane]
-        return events
+            job.send(Event(records, lane.seq.finish, lane.failure))
 
-    def _fail_all(self, error: Exception) -> Progress:
-        """Drop every text, and return the event of each."""
+    def _fail_all(self, error: Exception) -> None:
+        """Drop every text, and tell each."""
         with self._changed:
             jobs = [*self._lanes.values(), *self._waiting]
             self._waiting.clear()
@@ -169,4 +155,5 @@ class Writer:
             if lane in self.batch:
                 self.batch.leave(lane)
         self._lanes.clear()
-        return [(job, Event(failure=error)) for job in jobs]
+        for job in jobs:
+            job.send(Event(failure=error))
