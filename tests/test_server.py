@@ -16,10 +16,8 @@ import torch
 
 from foredraft.api import load
 from foredraft.server.bodies import Speculation
-from foredraft.server.generators import Generators
 from foredraft.server.running import Listening
 from foredraft.server.service import Service
-from foredraft.server.stores import Stores
 from support.toys import TOY
 
 pytestmark = pytest.mark.slow
@@ -100,11 +98,12 @@ def test_answers_do_not_depend_on_drafting_or_company(client, plain):
 def test_a_request_changes_what_it_names_of_the_servers_own_drafting(tmp_path):
     config = {"table": "none", "control": "measured", "verification": "rejection"}
     default = load(TOY, speculative_config=config, compile=False, dtype="float32")
-    generators = Generators(default, config, Stores(tmp_path, default.tokenizer.backend_tokenizer))
-    fewer = generators.get("", Speculation(num_speculative_tokens=3))
+    service = Service(default, "toy", config, stores=tmp_path)
+    fewer = service.generator_for("", Speculation(num_speculative_tokens=3))
     assert (fewer.method, fewer.most_nodes, fewer.verification) == ("auto", 3, "rejection")
-    other = generators.get("", Speculation(method="prompt_lookup"))
+    other = service.generator_for("", Speculation(method="prompt_lookup"))
     assert (other.method, other.verification) == ("prompt_lookup", "rejection")
+    service.close()
 
 
 def test_several_answers_follow_the_seeds(client, plain):

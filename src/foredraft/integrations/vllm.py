@@ -117,13 +117,10 @@ def check_version(version: str | None) -> None:
 def read_options(additional_config: Any, environment: Mapping[str, str]) -> Mapping[str, Any]:
     """Return the options from `additional_config`, or from the file that `OPTIONS_VARIABLE` names, but not both."""
     given = additional_config.get(KEY) if isinstance(additional_config, Mapping) else None
-    path = environment.get(OPTIONS_VARIABLE)
-    if given is not None and path:
-        raise UsageError(
-            f"Options are given in additional_config[{KEY!r}] and in the file {path} ({OPTIONS_VARIABLE}); give one."
-        )
-    where = f"additional_config[{KEY!r}]"
+    where, path = f"additional_config[{KEY!r}]", environment.get(OPTIONS_VARIABLE)
     if path:
+        if given is not None:
+            raise UsageError(f"Options are given in {where} and in the file {path} ({OPTIONS_VARIABLE}); give one.")
         where = f"The file {path} ({OPTIONS_VARIABLE})"
         try:
             given = json.loads(Path(path).read_text(encoding="utf-8"))

@@ -134,6 +134,9 @@ class _Request(bodies.GenerationRequest):
         if self.stream_options is not None and self.stream_options.include_usage:
             yield self._whole([], answers) | self._head(self.chunk_object)
 
+    def _parts(self, answers: Answers) -> AsyncIterator[_Part]:
+        raise NotImplementedError
+
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": f"{self.id_prefix}-{self._id}", "object": kind, "created": self._created, "model": self.model}
 

@@ -1,4 +1,4 @@
-"""Turns requests into answers: tokenizes on one thread, and generates on the writer's thread.
+"""Turns requests into answers: chooses the drafter, tokenizes on one thread, and generates on the writer's thread.
 
 Does not depend on routes or on the format in which answers are sent.
 """
@@ -7,27 +7,33 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import llguidance.hf
 
-from foredraft.contracts import TokenIds
+from foredraft.contracts import Learner, TokenIds
+from foredraft.drafters import method_names
+from foredraft.drafters.auto import AutoDrafter
 from foredraft.drafters.prediction import ChainDrafter
+from foredraft.drafters.rest import RestDrafter
 from foredraft.errors import UsageError
 from foredraft.generator import CACHE_BYTES, Generator
 from foredraft.model.compiled.library import release_threads
+from foredraft.options import check_known
 from foredraft.sampling import SEED_LIMIT
 from foredraft.server.answers import TOOL_CALL, Answers, Choice
-from foredraft.server.bodies import TextRequest
-from foredraft.server.generators import Generators
+from foredraft.server.bodies import Speculation, TextRequest
 from foredraft.server.metrics import Metrics
 from foredraft.server.processors import GRAMMAR, Constraint, Logprobs, Penalties
 from foredraft.server.stores import Stores
 from foredraft.server.writer import Event, Job, Writer
+from foredraft.speculation import parse_speculation
 
 Result = TypeVar("Result")
+_SELECTABLE = ("none", "auto", "adaptix", "rest", "prompt_lookup", "lookahead")  # need no other model and no KV cache
+_MOST_GENERATORS = 32  # kept (chosen); the learned state of `auto` takes a few megabytes
 _MOST_TEXTS = 64  # per request (chosen)
 _UNLIMITED = 1 << 20  # default maximum of new tokens for a model without a window (chosen)
 
@@ -35,9 +41,11 @@ _UNLIMITED = 1 << 20  # default maximum of new tokens for a model without a wind
 class Service:
     """Generates answers with one model, whose name for clients is `name`.
 
-    `generator` and `config` are those of `Generators`, `stores` is the folder for what clients fill. The batch has room
-    for `most_at_once` texts and `cache_bytes` of keys and values, including prefixes kept from earlier requests;
-    `most_waiting` more texts may wait. An answer fails after `timeout` seconds.
+    `generator` is for requests without a key and without drafting options, and `config` is its `speculative_config`;
+    for others there are more, with the same model. Drafters with learned state are not shared between API keys.
+    `stores` is the folder for what clients fill. The batch has room for `most_at_once` texts and `cache_bytes` of keys
+    and values, including prefixes kept from earlier requests; `most_waiting` more texts may wait. An answer fails after
+    `timeout` seconds.
     """
 
     def __init__(
@@ -49,9 +57,10 @@ class Service:
                 f"Method {generator.method!r} drafts with the target's own layers, for one text at a time, so a server "
                 "cannot use it; choose another method."
             )
-        self.generator, self.name, self._timeout = generator, name, timeout
+        self.generator, self.name, self._config, self._timeout = generator, name, config, timeout
         self.stores = Stores(stores, generator.tokenizer.backend_tokenizer)
-        self.generators = Generators(generator, config, self.stores)
+        self.methods = [method for method in method_names() if method in (generator.method, *_SELECTABLE)]
+        self._made = lru_cache(_MOST_GENERATORS)(self._make_generator)
         self._preparing = ThreadPoolExecutor(1, "foredraft-prompts")
         self._preparing_now = 0  # texts being tokenized
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -97,6 +106,33 @@ class Service:
         self._preparing.shutdown()
         self.generator.save()
 
+    def generator_for(self, key: str, speculative: Speculation | bool | None) -> Generator:
+        """Return the generator of a request; UsageError for an unknown method, option or store."""
+        if speculative in (None, True) and not (key and isinstance(self.generator.drafter, Learner)):
+            return self.generator
+        if not isinstance(speculative, Speculation):
+            speculative = Speculation(method="none" if speculative is False else None)
+        folders = tuple(str(self.stores.existing(key, store)) for store in speculative.stores)
+        return self._made(key, speculative.model_dump_json(), folders)
+
+    def _make_generator(self, _key: str, speculation_json: str, folders: tuple[str, ...]) -> Generator:
+        own, speculation = self.generator, Speculation.model_validate_json(speculation_json)
+        method = own.method if speculation.method is None else speculation.method
+        check_known(method, self.methods, "A request cannot select the method", "Methods are")
+        if folders and method not in ("auto", "rest"):
+            raise UsageError(f"Method {method!r} does not use stores; leave stores out, or select 'auto' or 'rest'.")
+        config = dict(self._config) if method == own.method else {"verification": own.verification}
+        config |= speculation.options
+        if speculation.num_speculative_tokens is not None:
+            config["num_speculative_tokens"] = speculation.num_speculative_tokens
+        config.pop("memory", None)  # only the server's own generator has it
+        if folders:
+            config["store"] = folders[0]
+        made = Generator(own.target, own.tokenizer, **parse_speculation(method, config).drafting)
+        for folder in folders[1:]:
+            cast(AutoDrafter | RestDrafter, made.drafter).library.open(folder)
+        return made
+
     @cached_property
     def _grammar_tokenizer(self) -> llguidance.LLTokenizer:
         """The tokenizer for constraints; making it takes half a second."""
@@ -104,7 +140,7 @@ class Service:
         return llguidance.hf.from_tokenizer(self.generator.tokenizer, n_vocab=size, eos_token=list(eos) or None)
 
     def _choices(self, request: TextRequest, key: str, news: asyncio.Event) -> list[Choice]:
-        generator = self.generators.get(key, request.speculative)
+        generator = self.generator_for(key, request.speculative)
         template = str(getattr(generator.tokenizer, "chat_template", None))
         if request.tools and ("tools" not in template or TOOL_CALL not in template):
             raise UsageError(
