@@ -62,7 +62,7 @@ class Logprobs:
         self._top, self._tokenizer = top, tokenizer
         self._rows: deque[torch.Tensor] = deque()  # float32[V], of the positions not taken yet
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002  # a processor
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002  # a processor's signature
         """Keep the logits, float[1, V], and return them unchanged."""
         self._rows.append(scores[0].float().log_softmax(dim=-1))
         return scores

@@ -121,8 +121,8 @@ class Service:
         check_known(method, self.methods, "A request cannot select the method", "Methods are")
         if folders and method not in ("auto", "rest"):
             raise UsageError(f"Method {method!r} does not use stores; leave stores out, or select 'auto' or 'rest'.")
-        config = dict(self._config) if method == own.method else {"verification": own.verification}
-        config |= speculation.options
+        servers = self._config if method == own.method else {"verification": own.verification}
+        config = {**servers, **speculation.options}
         if speculation.num_speculative_tokens is not None:
             config["num_speculative_tokens"] = speculation.num_speculative_tokens
         config.pop("memory", None)  # only the server's own generator has it
