@@ -9,7 +9,7 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,9 @@ from foredraft.api import Generator
 from foredraft.atomic_file import store_file
 from foredraft.bench import cell as files
 from foredraft.bench.cell import Cell, Place
-from foredraft.bench.method import BASE, Method, cold_and_warm
+from foredraft.bench.method import BASE, PEER, Method, cold_and_warm
 from foredraft.bench.tasks import TaskPrompt
-from foredraft.bench.writer import Earlier, Writer, make_writer, write_interleaved
+from foredraft.bench.writer import MethodWriter, PeerWriter, write_interleaved
 from foredraft.contracts import TokenIds
 from foredraft.errors import UsageError
 
@@ -29,70 +29,33 @@ _WARM_TEXTS = 32  # maximum number of earlier texts that a warm drafter reads (c
 _WARM_UP_TOKENS = 8  # chosen
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The measurements of a run."""
-
-    model: str  # the name given by the user
-    methods: Sequence[Method]  # the columns; plain decoding always runs, and may be one
-    prompts: Sequence[TaskPrompt]
-    settings: Sequence[Mapping[str, Any]]  # generation arguments, each with `max_new_tokens` and `seed`
-
-    @property
-    def turns(self) -> int:
-        """Number of times `run_plan` calls `done`."""
-        return len(self.settings) * sum(len(prompt.turns) for prompt in self.prompts)
-
-
-def run_plan(
-    generator: Generator, plan: Plan, folder: Path | None = None, done: Callable[[], None] = lambda: None,
-    enough: Callable[[], bool] = lambda: False,
-) -> "Run":  # fmt: skip
-    """Measure the missing cells of a plan; changes the generator's method.
-
-    `folder` is that of existing and new cells, and of the cost curve. `done` is called after each turn of each prompt
-    in each setting; `enough` before each prompt, and True skips it and the rest of its setting.
-
-    UsageError for an invalid option, or a folder with cells of another environment; StoreError if a cell cannot be
-    written.
-    """
-    run = Run(generator, plan, folder)
-    for settings in plan.settings:
-        for writer in run.writers.values():
-            writer.forget()  # drop what was learned from the warm-up and from other settings
-        earlier: dict[str, list[tuple[TokenIds, TokenIds]]] = {}
-        for prompt in run.prompts:
-            if enough():
-                break
-            run.measure(prompt, settings, earlier.setdefault(prompt.task, []), done)
-    if folder is not None:
-        store_file(folder / files.COST_FILE, json.dumps(asdict(generator.cost)).encode() + b"\n")
-    return run
-
-
 class Run:
-    """A run of a plan, with all its cells: existing ones are read, and then the drafters are built."""
+    """A run of methods on prompts at several settings; after `measure`, with all its cells.
 
-    def __init__(self, generator: Generator, plan: Plan, folder: Path | None) -> None:
-        self.generator, self.plan, self.folder = generator, plan, folder
-        self.methods = cold_and_warm(plan.methods)
-        self.prompts = list({(prompt.task, prompt.number): prompt for prompt in plan.prompts}.values())
-        self.environment = files.describe_environment(generator.target, plan.model)
+    `model` is the name given by the user. Plain decoding always runs, and may be one of the methods. The settings are
+    generation arguments, each with `max_new_tokens` and `seed`. `folder` is that of existing cells, which are not
+    measured again, of new ones, and of the cost curve. Changes the generator's method.
+
+    UsageError for an invalid option, or a folder with cells of another environment.
+    """
+
+    def __init__(
+        self, generator: Generator, model: str, methods: Sequence[Method], prompts: Sequence[TaskPrompt],
+        settings: Sequence[Mapping[str, Any]], folder: Path | None = None,
+    ) -> None:  # fmt: skip
+        self.generator, self.model, self.settings, self.folder = generator, model, settings, folder
+        self.methods = cold_and_warm(methods)
+        self.prompts = list({(prompt.task, prompt.number): prompt for prompt in prompts}.values())
+        self.turns = len(settings) * sum(len(prompt.turns) for prompt in self.prompts)  # number of calls of `done`
+        self.environment = files.describe_environment(generator.target, model)
         self.cells: list[Cell] = []
         self.existing: dict[Place, Cell] = {}
         self.replaced: list[str] = []  # messages on existing cells that are measured again
-        self.writers: dict[str, Writer] = {}
-        wanted = {
-            self.place(settings, prompt, method, turn): prompt
-            for settings in plan.settings
-            for prompt in self.prompts
-            for turn in range(1, len(prompt.turns) + 1)
-            for method in self.methods
-        }
+        self.writers: dict[str, MethodWriter | PeerWriter] = {}
         if folder is not None:
-            self.find(folder, wanted)
+            self.find(folder)
         self.found = len(self.existing)
-        if self.found < len(wanted):
+        if self.found < self.turns * len(self.methods):
             self.warm_up()
 
     @property
@@ -101,16 +64,22 @@ class Run:
 
     def place(self, settings: Mapping[str, Any], prompt: TaskPrompt, method: Method, turn: int) -> Place:
         name, dtype = files.settings_name(settings), self.environment["model"]["dtype"]
-        return Place(self.plan.model, dtype, name, prompt.task, method.label, prompt.number, turn)
+        return Place(self.model, dtype, name, prompt.task, method.label, prompt.number, turn)
 
-    def find(self, folder: Path, wanted: Mapping[Place, TaskPrompt]) -> None:
+    def find(self, folder: Path) -> None:
         """Read the cells that need not be measured again, and collect the reasons for the others."""
         files.prepare_folder(folder)
         cells, self.replaced = files.read_cells(folder)
-        for place in wanted.keys() & cells.keys():
+        wanted = {
+            self.place(settings, prompt, method, turn): prompt
+            for settings in self.settings
+            for prompt in self.prompts
+            for turn in range(1, len(prompt.turns) + 1)
+            for method in self.methods
+        }
+        for place in [place for place in wanted if place in cells]:
             cell = cells[place]
-            unlike = files.differences(cell.environment, self.environment)
-            if unlike:
+            if unlike := files.differences(cell.environment, self.environment):
                 raise UsageError(
                     f"{folder} has cells of another environment ({unlike}), which cannot be compared with this one; "
                     "give another folder as --out."
@@ -124,17 +93,33 @@ class Run:
 
     def warm_up(self) -> None:
         """Build every drafter and generate a short text with each, so that cells exclude one-time costs."""
-        for method in [Method(BASE, label=BASE), *self.methods]:
-            writer = self.writers.setdefault(method.label, make_writer(self.generator, method))
-            for settings in self.plan.settings:  # sampling compiles code that greedy decoding does not use
-                try:
-                    arguments = {**settings, "max_new_tokens": _WARM_UP_TOKENS}
-                    for _ in writer.write(self.input(self.prompts[0], ()), arguments, ()):
-                        pass
-                except Exception:  # noqa: BLE001, S112  # the same failure is recorded in the method's cells
-                    continue
+        for label, method in {each.label: each for each in [Method(BASE, label=BASE), *self.methods]}.items():
+            is_peer = method.method == PEER
+            writer = PeerWriter(self.generator, method.options) if is_peer else MethodWriter(self.generator, method)
+            self.writers[label] = writer
+            for settings in self.settings:  # sampling compiles code that greedy decoding does not use
+                arguments = {**settings, "max_new_tokens": _WARM_UP_TOKENS}
+                text = writer.write(self.input(self.prompts[0], ()), arguments, ())
+                write_interleaved({label: text}, random.Random(0))  # noqa: S311  # an order; failures are recorded in cells
 
-    def measure(
+    def measure(self, done: Callable[[], None] = lambda: None, enough: Callable[[], bool] = lambda: False) -> None:
+        """Measure the missing cells; StoreError if one cannot be written.
+
+        `done` is called after each turn of each prompt in each setting; `enough` before each prompt, and True skips it
+        and the rest of its setting.
+        """
+        for settings in self.settings:
+            for writer in self.writers.values():
+                writer.forget()  # drop what was learned from the warm-up and from other settings
+            earlier: dict[str, list[tuple[TokenIds, TokenIds]]] = {}
+            for prompt in self.prompts:
+                if enough():
+                    break
+                self.measure_prompt(prompt, settings, earlier.setdefault(prompt.task, []), done)
+        if self.folder is not None:
+            store_file(self.folder / files.COST_FILE, json.dumps(asdict(self.generator.cost)).encode() + b"\n")
+
+    def measure_prompt(
         self, prompt: TaskPrompt, settings: Mapping[str, Any], earlier: list[tuple[TokenIds, TokenIds]],
         done: Callable[[], None],
     ) -> None:  # fmt: skip
@@ -157,7 +142,7 @@ class Run:
 
     def write(
         self, prompt: TaskPrompt, given: Any, settings: Mapping[str, Any], methods: Mapping[Place, Method],
-        earlier: Earlier,
+        earlier: Sequence[tuple[TokenIds, TokenIds]],
     ) -> dict[Place, Cell]:  # fmt: skip
         """Measure a turn with plain decoding and the methods, interleaved; save and return the cells."""
         arguments, turn = {**settings, "seed": settings["seed"] + prompt.number}, next(iter(methods)).turn
@@ -168,11 +153,12 @@ class Run:
         (base, _, base_failure), cells = written[""], {}
         for place, method in methods.items():
             own, counts, failure = written[method.label]
-            learned, failure = len(earlier) if method.memory == "warm" else 0, base_failure or failure
-            cell = Cell(place, arguments, _hash(prompt), self.environment, base, own, counts, learned, failure)
-            cells[place] = cell
+            learned = len(earlier) if method.memory == "warm" else 0
+            cells[place] = Cell(
+                place, arguments, _hash(prompt), self.environment, base, own, counts, learned, base_failure or failure
+            )
             if self.folder is not None:
-                files.append_cell(self.folder, cell)
+                files.append_cell(self.folder, cells[place])
         return cells
 
     def input(self, prompt: TaskPrompt, answers: tuple[str, ...]) -> Any:

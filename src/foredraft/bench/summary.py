@@ -10,22 +10,12 @@ from typing import Any
 import numpy as np
 
 from foredraft.bench.cell import Cell
-from foredraft.bench.drafts import DraftCounts, Reliability, add_counts
+from foredraft.bench.drafts import DraftCounts, add_counts
 from foredraft.bench.metrics import LOOP_SHARE, Ratio, finite, mean, mean_speed_up, repeated_share, speed_up
 from foredraft.engine.statistics import Statistics, add_up
 
 ALL = "all"  # task name of the row over all tasks
 PARTS = ("draft", "forward", "verify", "commit", "other")
-HEADINGS = {
-    "method": "method", "task": "task", "texts": "texts", "speed_up": "speed-up [95%]",
-    "speed_up_without_loops": "without loops [95%]", "speed_up_macro": "mean over texts [95%]",
-    "tokens_per_step": "tokens / step", "tokens_per_step_macro": "its mean over texts",
-    "nodes_per_step": "nodes / step", "acceptance": "accepted / drafted", "share": "accepted / emitted",
-    "harmonic_mean": "HM", "length": "acceptance length", "reached": "reached depth 1, 2, ...",
-    "split": "ms / token: draft + forward + other", "milliseconds": "ms / token", "prefill": "prefill, ms",
-    "identical": "identical", "repeated": "repeated 8-grams", "stalled": "stalled",
-}  # of the figures in `shown`  # fmt: skip
-
 Rows = tuple[list[str], list[list[str]]]  # headings and rows of a table
 
 _DEPTHS = 8  # depths shown in a table
@@ -69,7 +59,7 @@ class Summary:
         del figures["estimated"]
         figures |= {"nodes_per_step": self.nodes_per_step, "reached": self.reached}
         figures["statistics"] = self.statistics.as_dict()
-        figures["reliability"] = [asdict(each) for each in self.counts.reliability]
+        figures["reliability"] = self.counts.reliability
         for name in ("speed_up", "speed_up_macro", "speed_up_without_loops"):
             figures[name] = {key: finite(value) for key, value in figures[name].items()}
         return {name: finite(value) if isinstance(value, float) else value for name, value in figures.items()}
@@ -127,14 +117,14 @@ def _summary(settings: str, task: str, method: str, group: Sequence[Cell]) -> Su
 # --- tables
 
 
-def table(summaries: Iterable[Summary], names: Sequence[str], **headings: str) -> Rows:
-    """Return a row for each summary; `names` are of figures in `shown`; `headings` replace those of `HEADINGS`."""
+def table(summaries: Iterable[Summary], names: Sequence[str]) -> Rows:
+    """Return a row for each summary; `names` are of figures in `shown`."""
     rows = [shown(each) for each in summaries]
-    return [(HEADINGS | headings)[name] for name in names], [[row[name] for name in names] for row in rows]
+    return list(names), [[row[name] for name in names] for row in rows]
 
 
 def shown(each: Summary) -> dict[str, str]:
-    """Return a summary's figures as strings; `-` for undefined ones."""
+    """Return a summary's figures as strings, by heading; `-` for undefined ones."""
     counts, drafts = each.statistics, each.statistics.drafted > 0
     draft, forward = each.milliseconds["draft"], each.milliseconds["forward"]
     split = draft, forward, sum(each.milliseconds.values()) - draft - forward
@@ -142,22 +132,22 @@ def shown(each: Summary) -> dict[str, str]:
         "method": each.method,
         "task": each.task,
         "texts": f"{each.texts} ({each.failed} failed)" if each.failed else str(each.texts),
-        "speed_up": str(each.speed_up),
-        "speed_up_without_loops": f"{each.speed_up_without_loops} ({each.texts_without_loops})",
-        "speed_up_macro": str(each.speed_up_macro),
-        "reached": " ".join(f"{share:.2f}" for share in each.reached[:_DEPTHS]) or "-",
-        "split": " + ".join(f"{part:.2f}" for part in split),
-        "tokens_per_step": f"{counts.tokens_per_target_step:.2f}",
-        "tokens_per_step_macro": f"{each.tokens_per_target_step_macro:.2f}",
-        "nodes_per_step": f"{each.nodes_per_step:.1f}" if drafts else "-",
-        "acceptance": f"{counts.draft_acceptance_rate:.2f}" if drafts else "-",
-        "share": f"{counts.drafted_share:.2f}" if drafts else "-",
-        "harmonic_mean": f"{counts.harmonic_mean:.2f}" if drafts else "-",
-        "length": f"{counts.mean_acceptance_length:.2f}" if drafts else "-",
-        "milliseconds": f"{1e3 * counts.decode_seconds_per_token:.2f}",
-        "prefill": "-" if each.whole_time else f"{1e3 * counts.prefill_seconds / max(each.texts, 1):.0f}",
+        "speed-up [95%]": str(each.speed_up),
+        "without loops [95%]": f"{each.speed_up_without_loops} ({each.texts_without_loops})",
+        "mean over texts [95%]": str(each.speed_up_macro),
+        "tokens / step": f"{counts.tokens_per_target_step:.2f}",
+        "its mean over texts": f"{each.tokens_per_target_step_macro:.2f}",
+        "nodes / step": f"{each.nodes_per_step:.1f}" if drafts else "-",
+        "accepted / drafted": f"{counts.draft_acceptance_rate:.2f}" if drafts else "-",
+        "accepted / emitted": f"{counts.drafted_share:.2f}" if drafts else "-",
+        "HM": f"{counts.harmonic_mean:.2f}" if drafts else "-",
+        "acceptance length": f"{counts.mean_acceptance_length:.2f}" if drafts else "-",
+        "reached depth 1, 2, ...": " ".join(f"{share:.2f}" for share in each.reached[:_DEPTHS]) or "-",
+        "ms / token: draft + forward + other": " + ".join(f"{part:.2f}" for part in split),
+        "ms / token": f"{1e3 * counts.decode_seconds_per_token:.2f}",
+        "prefill, ms": "-" if each.whole_time else f"{1e3 * counts.prefill_seconds / max(each.texts, 1):.0f}",
         "identical": f"{each.identical}/{each.texts}",
-        "repeated": f"{each.repeated:.2f}",
+        "repeated 8-grams": f"{each.repeated:.2f}",
         "stalled": "-" if each.whole_time else f"{each.stalled:.1%}",
     }
 
@@ -172,10 +162,14 @@ def source_table(summaries: Iterable[Summary]) -> Rows:
     return ["method", "source", "drafted", "accepted", "share"], rows
 
 
-def reliability_table(curve: Iterable[Reliability]) -> Rows:
-    """Return a table of estimated against actual acceptance."""
-    headings = ["estimate", "nodes", "mean estimate", "accepted"]
-    return headings, [
-        [f"{each.low:g} to {each.high:g}", str(each.nodes), f"{each.estimate:.3f}", f"{each.accepted:.3f}"]
-        for each in curve
+def reliability_table(bins: Iterable[Mapping[str, float]]) -> Rows:
+    """Return a table of estimated against actual acceptance, from `DraftCounts.reliability`."""
+    return ["estimate", "nodes", "mean estimate", "accepted"], [
+        [
+            f"{each['low']:g} to {each['high']:g}",
+            str(each["nodes"]),
+            f"{each['estimate']:.3f}",
+            f"{each['accepted']:.3f}",
+        ]
+        for each in bins
     ]

@@ -9,8 +9,7 @@ tasks.
 import random
 import warnings
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -21,7 +20,7 @@ import torch
 from foredraft import api
 from foredraft.bench.cell import Writing
 from foredraft.bench.drafts import DraftCounts, count_drafts
-from foredraft.bench.method import BASE, PEER, Method
+from foredraft.bench.method import BASE, Method
 from foredraft.bench.replay import replay_steps
 from foredraft.contracts import CostCurve, Learner, StepRecord, TokenIds
 from foredraft.control import StepCosts
@@ -77,29 +76,21 @@ class MethodWriter:
 def _in_slices(generator: api.Generator, prompt: Any, arguments: Mapping[str, Any]) -> Generator[None, None, Writing]:
     """Generate with the attached drafter; in one slice if passes are recorded, because recordings use one KV cache."""
     size = _SLICE if generator.target.recordings is None else float("inf")
-    seconds = 0.0
-
-    @contextmanager
-    def timed() -> Iterator[None]:
-        nonlocal seconds
+    start = perf_counter()
+    run = generator.start(prompt, **arguments)
+    steps, tokens, seconds = run.steps(), size, perf_counter() - start
+    while tokens >= size:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", category=ForedraftWarning)  # a failed drafter makes a failed cell
-            start = perf_counter()
-            yield
-            seconds += perf_counter() - start
-
-    with timed():
-        run = generator.start(prompt, **arguments)
-    steps, tokens = run.steps(), size
-    while tokens >= size:
-        tokens = 0
-        with timed():
+            start, tokens = perf_counter(), 0
             while tokens < size and (step := next(steps, None)) is not None:
                 tokens += len(step.emitted)
+            seconds += perf_counter() - start
         if tokens >= size:
             yield
-    with timed():
-        text = generator.result(run)
+    start = perf_counter()
+    text = generator.result(run)
+    seconds += perf_counter() - start
     nanoseconds = sum((Counter(step.nanoseconds) for step in text.steps), Counter())
     parts = {part: nanoseconds.pop(part, 0) / 1e9 for part in ("draft", "forward", "verify", "commit")}
     parts["other"] = nanoseconds.total() / 1e9
@@ -112,12 +103,12 @@ def _in_slices(generator: api.Generator, prompt: Any, arguments: Mapping[str, An
 class PeerWriter:
     """Generates texts with transformers' `generate`: plain, with prompt lookup, or with an assistant model."""
 
-    def __init__(self, generator: api.Generator, method: Method) -> None:
-        self._generator, self._options = generator, dict(method.options)
-        for name in self._options:
+    def __init__(self, generator: api.Generator, options: Mapping[str, Any]) -> None:
+        self._generator, self._options = generator, dict(options)
+        for name in options:
             check_known(name, _PEER_OPTIONS, "The peer transformers has no option", "Its options are")
-        if "assistant_model" in self._options:
-            target, name = generator.target, str(self._options["assistant_model"])
+        if "assistant_model" in options:
+            target, name = generator.target, str(options["assistant_model"])
             self._options["assistant_model"] = load_model(name, target.dtype, str(target.device))
 
     def write(self, prompt: Any, arguments: Mapping[str, Any], earlier: Earlier) -> Text:  # noqa: ARG002  # the peer does not learn
@@ -150,14 +141,6 @@ class PeerWriter:
 
     def forget(self) -> None:
         """Do nothing; the peer does not learn."""
-
-
-Writer = MethodWriter | PeerWriter
-
-
-def make_writer(generator: api.Generator, method: Method) -> Writer:
-    """Build the writer of a method; raises the errors of its drafter, such as UsageError and StoreError."""
-    return PeerWriter(generator, method) if method.method == PEER else MethodWriter(generator, method)
 
 
 def write_interleaved(texts: Mapping[str, Text], order: random.Random) -> dict[str, Written]:
