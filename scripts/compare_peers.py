@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from foredraft.bench.cell import Environment, describe_environment
-from foredraft.bench.metrics import speed_up
 from foredraft.bench.report import COLORS, STYLE, check_matplotlib, new_figure, png
+from foredraft.bench.summary import speed_up
 from foredraft.bench.tasks import DEFAULT_TASKS, load_task
 from foredraft.model.loading import load_model, load_tokenizer
 from foredraft.model.target import TorchTarget

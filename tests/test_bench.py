@@ -13,14 +13,12 @@ import pytest
 from foredraft.api import load
 from foredraft.bench.cell import CELLS_FILE, VERSION, Cell, append_cell, describe_environment, differences, read_cells
 from foredraft.bench.method import cold_and_warm, parse_method
-from foredraft.bench.metrics import Ratio, mean_speed_up, speed_up
 from foredraft.bench.recommendation import advise
 from foredraft.bench.report import checked_cells, write_report
-from foredraft.bench.runner import Run
+from foredraft.bench.runner import MethodWriter, Run, stalled_seconds, write_interleaved
 from foredraft.bench.serve import shared_out
-from foredraft.bench.summary import ALL, summarize_cells
+from foredraft.bench.summary import ALL, Ratio, mean_speed_up, speed_up, summarize_cells
 from foredraft.bench.tasks import TaskPrompt, load_task
-from foredraft.bench.writer import MethodWriter, stalled_seconds, write_interleaved
 from foredraft.cli import main
 from foredraft.contracts import CostCurve, StepRecord
 from foredraft.drafters.prompt_lookup import PromptLookupDrafter
@@ -124,8 +122,8 @@ def test_any_file_is_a_task_by_its_field(tmp_path):
 
 def test_the_second_turn_is_asked_after_the_models_answer():
     prompt = PROMPTS[2]
-    assert [message["role"] for message in prompt.after(("A number.",))] == ["user", "assistant", "user"]
-    assert prompt.after(("A number.",))[1:] == (
+    assert [message["role"] for message in prompt.prompt(("A number.",))] == ["user", "assistant", "user"]
+    assert prompt.prompt(("A number.",))[1:] == (
         {"role": "assistant", "content": "A number."}, {"role": "user", "content": prompt.turns[1]},
     )  # fmt: skip
 
@@ -186,7 +184,7 @@ def test_the_second_turn_follows_the_plain_answer(finished, generator):
         for turn in (1, 2)
     )
     answer = generator.tokenizer.decode(first.base.token_ids, skip_special_tokens=True)
-    assert second.base.prompt_tokens == len(generator.encode(PROMPTS[2].after((answer,))))
+    assert second.base.prompt_tokens == len(generator.encode(PROMPTS[2].prompt((answer,))))
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from foredraft.bench.drafts import account_of
+from foredraft.bench.summary import account_of
 from foredraft.cli import main
 from foredraft.contracts import CostCurve, Draft, StepRecord, Verdict
 from foredraft.engine.statistics import summarize

@@ -68,7 +68,7 @@ def transformers(model: str, threads: int, **options: Any) -> Ask:
     import torch
 
     from foredraft.api import load
-    from foredraft.bench.writer import PeerWriter
+    from foredraft.bench.runner import PeerWriter
 
     torch.set_num_threads(threads)
     generator = load(model, method="none", compile=False)

@@ -21,7 +21,7 @@ import torch
 from foredraft.atomic_file import unwritable
 from foredraft.bench.drafts import DraftCounts
 from foredraft.engine.statistics import Statistics
-from foredraft.errors import UsageError
+from foredraft.errors import UsageError, told
 from foredraft.model.compiled.package import processor_lines
 from foredraft.model.fingerprint import architecture, fingerprint
 from foredraft.model.rounding import dtype_name
@@ -136,8 +136,9 @@ def read_cells(folder: Path) -> tuple[dict[Place, Cell], list[str]]:
             found = body.pop("version")
             cell = Cell.from_json(body) if found == VERSION else None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-            damaged.append(f"Line {number} of {path} is damaged ({reason}); its cell is measured again by `bench run`.")
+            damaged.append(
+                f"Line {number} of {path} is damaged ({told(error)}); its cell is measured again by `bench run`."
+            )
             continue
         if cell is None:
             raise UsageError(

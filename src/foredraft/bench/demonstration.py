@@ -12,7 +12,7 @@ from typing import Any
 
 from foredraft.api import Generator, Prompt
 from foredraft.bench.method import PEER
-from foredraft.bench.writer import PeerWriter
+from foredraft.bench.runner import PeerWriter
 from foredraft.engine.statistics import Statistics
 from foredraft.generation import Generation, Stream
 

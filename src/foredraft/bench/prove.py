@@ -90,7 +90,7 @@ def prove(
     def texts() -> list[tuple[int, ...]]:
         found = []
         for each in prompts:
-            found.append(generator.generate(each.prompt, **settings, seed=seed + each.number).token_ids)
+            found.append(generator.generate(each.prompt(), **settings, seed=seed + each.number).token_ids)
             done()
         return found
 
@@ -103,7 +103,7 @@ def prove(
         for each, actual, expected in zip(prompts, texts(), plain, strict=True):
             if actual != expected:
                 given, label = {**settings, "seed": seed + each.number}, f"{each.task}[{each.number}]"
-                differences.append(difference_between(generator, each.prompt, given, actual, expected, label))
+                differences.append(difference_between(generator, each.prompt(), given, actual, expected, label))
         tokens = sum(map(len, plain))
         proofs.append(Proof(method.label, len(prompts), tokens, tuple(differences), is_exact(generator)))
     return proofs

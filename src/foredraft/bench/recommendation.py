@@ -13,9 +13,8 @@ from typing import Any
 from foredraft.api import Generator
 from foredraft.bench.cell import Cell, Environment
 from foredraft.bench.method import BASE, PEER, parse_method
-from foredraft.bench.metrics import LEAST_PAIRS, Ratio
 from foredraft.bench.runner import Run
-from foredraft.bench.summary import ALL, Summary, overall, summarize_cells
+from foredraft.bench.summary import ALL, LEAST_PAIRS, Ratio, Summary, overall, summarize_cells
 from foredraft.bench.tasks import TaskPrompt
 from foredraft.contracts import CostCurve
 from foredraft.errors import UsageError

@@ -9,6 +9,7 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -128,20 +129,18 @@ def _written(out: Path, title: str, sections: Sequence[Section]) -> list[Path]:
     loader = FileSystemLoader(Path(__file__).parent / "templates")
     templates: Any = Environment(loader=loader, autoescape=select_autoescape(["html.j2"]))
     templates.filters["base64"] = lambda data: base64.b64encode(data).decode()
-    made = (templates.get_template(f"{name}.j2") for name in (PAGE, MARKDOWN))
-    page, text = (each.render(title=title, sections=sections) for each in made)
-    folder = out / PICTURES
+    files = {f"{PICTURES}/{each.name}.png": each.png for section in sections for each in section.pictures}
+    for name in (MARKDOWN, PAGE):
+        files[name] = f"{templates.get_template(f'{name}.j2').render(title=title, sections=sections)}\n".encode()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for each in (drawn for section in sections for drawn in section.pictures):
-            write_file(folder / f"{each.name}.png", each.png)
-        write_file(out / MARKDOWN, f"{text}\n".encode())
-        write_file(out / PAGE, page.encode())
+        (out / PICTURES).mkdir(parents=True, exist_ok=True)
+        for name, data in files.items():
+            write_file(out / name, data)
     except OSError as error:
         raise UsageError(
             f"The report cannot be written to {out} ({error.strerror}); give another folder as --out."
         ) from error
-    return [out / PAGE, out / MARKDOWN, folder]
+    return [out / PAGE, out / MARKDOWN, out / PICTURES]
 
 
 # --- pictures
@@ -149,12 +148,10 @@ def _written(out: Path, title: str, sections: Sequence[Section]) -> list[Path]:
 
 def check_matplotlib() -> None:
     """Raise UsageError if matplotlib is not installed."""
-    try:
-        import matplotlib as _  # noqa: F401, ICN001  # tests only that it is installed
-    except ImportError as error:
+    if find_spec("matplotlib") is None:
         raise UsageError(
             'A report needs matplotlib, which is not installed; install it with: pip install "foredraft[report]".'
-        ) from error
+        )
 
 
 def new_figure(height: float) -> Any:

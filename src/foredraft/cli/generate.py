@@ -146,8 +146,8 @@ def _compare(
     unless all passes are compiled and round identically: then the exit status is 1.
     """
     from foredraft.bench.demonstration import ROUNDS
-    from foredraft.bench.metrics import LOOP_SHARE, repeated_share
     from foredraft.bench.prove import is_exact
+    from foredraft.bench.summary import LOOP_SHARE, repeated_share
     from foredraft.model.rounding import dtype_name
 
     method, sampled = generator.method, samples(generator, options)
@@ -253,7 +253,7 @@ def explain(
     config, options = job.config(), setting(temperature, max_new_tokens=max_new_tokens, seed=seed)
     generator = job.load(config, options)
     with working("writing"):
-        from foredraft.bench.drafts import account_for
+        from foredraft.bench.summary import account_for
         from foredraft.generation import pieces
 
         generation, account = account_for(generator, prompt_for(generator, text), options)
