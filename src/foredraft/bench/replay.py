@@ -25,11 +25,8 @@ def read_records(path: Path, tokenizer: Any) -> list[tuple[TokenIds, TokenIds]]:
     Prompts go through the chat template, if any; records with an empty text are skipped. UsageError for a file that
     cannot be read, an invalid line, or no record.
     """
-    rows = list(read_json_lines(path))
-    if not rows:
-        raise UsageError(f"{path} holds no record; each line needs `prompt` and `output`.")
     texts, has_template = [], getattr(tokenizer, "chat_template", None)
-    for number, row in rows:
+    for number, row in read_json_lines(path):
         if not isinstance(row, Mapping) or not all(isinstance(row.get(name), str) for name in ("prompt", "output")):
             raise UsageError(f"Line {number} of {path} needs the texts `prompt` and `output`; add them.")
         prompt = row["prompt"]
@@ -37,11 +34,13 @@ def read_records(path: Path, tokenizer: Any) -> list[tuple[TokenIds, TokenIds]]:
         ids = [tokenizer(text, add_special_tokens=False).input_ids for text in (question, row["output"])]
         if ids[0] and ids[1]:
             texts.append((np.array(ids[0], np.int64), np.array(ids[1], np.int64)))
+    if not texts:
+        raise UsageError(f"{path} holds no record; each line needs `prompt` and `output`.")
     return texts
 
 
 def replay(drafter: Drafter, texts: Sequence[tuple[TokenIds, TokenIds]], nodes: int, vocabulary: int) -> dict[str, Any]:
-    """Run `drafter` on every text, as separate sequences, with at most `nodes` nodes per step; return figures by name.
+    """Run `drafter` on at least one text, each a sequence, with at most `nodes` nodes per step; return figures by name.
 
     "steps" are target passes; "macro" is the mean over records; the times of `propose` are in microseconds.
     """
@@ -63,11 +62,11 @@ def replay(drafter: Drafter, texts: Sequence[tuple[TokenIds, TokenIds]], nodes: 
         "steps": sum(steps),
         "drafted": sum(counts.drafted_by_depth),
         "accepted": sum(counts.accepted_by_depth),
-        "tokens_per_target_step": sum(tokens) / max(sum(steps), 1),
-        "tokens_per_target_step_macro": float(np.mean(np.divide(tokens, steps))) if texts else 0.0,
+        "tokens_per_target_step": sum(tokens) / sum(steps),
+        "tokens_per_target_step_macro": float(np.mean(np.divide(tokens, steps))),
         "reliability": counts.reliability,
-        "propose_median_us": float(np.median(micros)) if micros else 0.0,
-        "propose_p99_us": float(np.quantile(micros, 0.99)) if micros else 0.0,
+        "propose_median_us": float(np.median(micros)),
+        "propose_p99_us": float(np.quantile(micros, 0.99)),
     }
 
 

@@ -37,6 +37,7 @@ from foredraft.model.loading import load_model
 from foredraft.options import check_known
 from foredraft.testing.recording import Recorder
 
+_PLAIN = ""  # label of plain decoding, which may be a method of the run too
 _WARM_TEXTS = 32  # maximum number of earlier texts that a warm drafter reads (chosen)
 _WARM_UP_TOKENS = 8  # chosen
 _REPLAY_NODES = 16  # drafted nodes per step while a warm drafter reads earlier texts (chosen)
@@ -71,7 +72,7 @@ class Run:
         self.turns = len(settings) * sum(len(prompt.turns) for prompt in self.prompts)  # number of calls of `done`
         self.environment = files.describe_environment(generator.target, model)
         self.cells: list[Cell] = []
-        self.existing: dict[Place, Cell] = {}
+        self.existing: dict[Place, Cell] = {}  # read or measured
         self.replaced: list[str] = []  # messages on existing cells that are measured again
         self.writers: dict[str, MethodWriter | PeerWriter] = {}
         if folder is not None:
@@ -99,14 +100,15 @@ class Run:
             for turn in range(1, len(prompt.turns) + 1)
             for method in self.methods
         }
-        for place in [place for place in wanted if place in cells]:
-            cell = cells[place]
+        for place, prompt in wanted.items():
+            if (cell := cells.get(place)) is None:
+                continue
             if unlike := files.differences(cell.environment, self.environment):
                 raise UsageError(
                     f"{folder} has cells of another environment ({unlike}), which cannot be compared with this one; "
                     "give another folder as --out."
                 )
-            if cell.prompt_hash != _hash(wanted[place]):
+            if cell.prompt_hash != _hash(prompt):
                 self.replaced.append(f"The cell {place} was of another prompt and is measured again.")
             elif cell.failure:
                 self.replaced.append(f"The cell {place} had failed and is measured again.")
@@ -115,14 +117,14 @@ class Run:
 
     def warm_up(self) -> None:
         """Build every drafter and generate a short text with each, so that cells exclude one-time costs."""
-        for label, method in {each.label: each for each in [Method(BASE, label=BASE), *self.methods]}.items():
+        for method in [Method(BASE, label=_PLAIN), *self.methods]:
             is_peer = method.method == PEER
             writer = PeerWriter(self.generator, method.options) if is_peer else MethodWriter(self.generator, method)
-            self.writers[label] = writer
+            self.writers[method.label] = writer
             for settings in self.settings:  # sampling compiles code that greedy decoding does not use
                 arguments = {**settings, "max_new_tokens": _WARM_UP_TOKENS}
                 text = writer.write(self.input(self.prompts[0], ()), arguments, ())
-                write_interleaved({label: text}, random.Random(0))  # noqa: S311  # an order; failures are recorded in cells
+                write_interleaved({method.label: text}, random.Random(0))  # noqa: S311  # an order; failures are recorded in cells
 
     def measure(self, done: Callable[[], None] = lambda: None, enough: Callable[[], bool] = lambda: False) -> None:
         """Measure the missing cells; StoreError if one cannot be written.
@@ -148,11 +150,8 @@ class Run:
         """Measure the turns of one prompt; each turn follows plain decoding's answers to the earlier ones."""
         answers: tuple[str, ...] = ()
         for turn in range(1, len(prompt.turns) + 1):
-            places = {self.place(settings, prompt, method, turn): method for method in self.methods}
             given = self.input(prompt, answers)
-            missing = {place: method for place, method in places.items() if place not in self.existing}
-            written = self.write(prompt, given, settings, missing, earlier) if missing else {}
-            cells = [self.existing.get(place) or written[place] for place in places]
+            cells = self.measure_turn(prompt, turn, given, settings, earlier)
             self.cells += cells
             done()
             base = next((cell.base for cell in cells if cell.base is not None), None)
@@ -162,26 +161,28 @@ class Run:
             del earlier[:-_WARM_TEXTS]
             answers = (*answers, self.generator.tokenizer.decode(base.token_ids, skip_special_tokens=True))
 
-    def write(
-        self, prompt: TaskPrompt, given: Any, settings: Mapping[str, Any], methods: Mapping[Place, Method],
-        earlier: Earlier,
-    ) -> dict[Place, Cell]:  # fmt: skip
-        """Measure a turn with plain decoding and the methods, interleaved; save and return the cells."""
-        arguments, turn = {**settings, "seed": settings["seed"] + prompt.number}, next(iter(methods)).turn
-        order = random.Random(f"{settings['seed']}/{prompt.task}/{prompt.number}/{turn}")  # noqa: S311  # an order, not a secret
-        labels = ("", *(method.label for method in methods.values()))  # "" is plain decoding, which may be a column too
-        texts = {label: self.writers[label or BASE].write(given, arguments, earlier) for label in labels}
-        written = write_interleaved(texts, order)
-        (base, _, base_failure), cells = written[""], {}
-        for place, method in methods.items():
+    def measure_turn(
+        self, prompt: TaskPrompt, turn: int, given: Any, settings: Mapping[str, Any], earlier: Earlier
+    ) -> list[Cell]:
+        """Return a turn's cells; the missing ones are measured, interleaved with plain decoding, and saved."""
+        places = {self.place(settings, prompt, method, turn): method for method in self.methods}
+        missing = {place: method for place, method in places.items() if place not in self.existing}
+        if missing:
+            arguments = {**settings, "seed": settings["seed"] + prompt.number}
+            order = random.Random(f"{settings['seed']}/{prompt.task}/{prompt.number}/{turn}")  # noqa: S311  # an order, not a secret
+            labels = (_PLAIN, *(method.label for method in missing.values()))
+            texts = {label: self.writers[label].write(given, arguments, earlier) for label in labels}
+            written = write_interleaved(texts, order)
+            base, _, base_failure = written[_PLAIN]
+        for place, method in missing.items():
             own, counts, failure = written[method.label]
             learned = len(earlier) if method.memory == "warm" else 0
-            cells[place] = Cell(
+            self.existing[place] = Cell(
                 place, arguments, _hash(prompt), self.environment, base, own, counts, learned, base_failure or failure
             )
             if self.folder is not None:
-                files.append_cell(self.folder, cells[place])
-        return cells
+                files.append_cell(self.folder, self.existing[place])
+        return [self.existing[place] for place in places]
 
     def input(self, prompt: TaskPrompt, answers: tuple[str, ...]) -> Any:
         """Return the model's input; without a chat template, the messages are joined to one text."""
