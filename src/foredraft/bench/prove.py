@@ -50,7 +50,6 @@ class Difference:
 
     @property
     def near_tie(self) -> bool:
-        """Whether rounding explains the difference."""
         return self.gap <= self.tolerance
 
 

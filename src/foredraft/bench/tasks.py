@@ -100,8 +100,8 @@ def load_task(task: str, folder: Path | None, limit: int) -> list[TaskPrompt]:
     if category:
         known = [group.partition("/")[2] for group in groups if "/" in group]
         check_known(category, known, f"The task {name} has no category", "Its categories are")
-    wanted = [groups[task]] if category else groups.values()
-    return [prompt for group in wanted for prompt in spread(group, limit)]
+        groups = {task: groups[task]}
+    return [prompt for group in groups.values() for prompt in spread(group, limit)]
 
 
 def spread(prompts: list[TaskPrompt], limit: int) -> list[TaskPrompt]:
