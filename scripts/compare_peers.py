@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from foredraft.bench.cell import Environment, describe_environment
-from foredraft.bench.metrics import speed_up
-from foredraft.bench.report import COLORS, check_matplotlib, picture
+from foredraft.bench.report import COLORS, STYLE, check_matplotlib, new_figure, png
+from foredraft.bench.summary import speed_up
 from foredraft.bench.tasks import DEFAULT_TASKS, load_task
 from foredraft.model.loading import load_model, load_tokenizer
 from foredraft.model.target import TorchTarget
@@ -309,21 +309,21 @@ def page(
 
 def bars(tables: Mapping[float, Sequence[Figures]]) -> bytes:
     """Return a PNG with a bar for each peer and a panel for each temperature; foredraft's bars are coloured."""
+    from matplotlib import rc_context
 
-    def draw(figure: Any) -> None:
-        names = [each.name for each in next(iter(tables.values()))][::-1]
+    names = [each.name for each in next(iter(tables.values()))][::-1]
+    colors = [COLORS[0 if name.startswith(OURS) else 6] for name in names]
+    with rc_context(STYLE):
+        figure = new_figure(1 + 0.25 * max(len(figures) for figures in tables.values()))
         columns = figure.subplots(1, len(tables), sharey=True, squeeze=False)[0]
         for axes, (temperature, figures) in zip(columns, tables.items(), strict=True):
             values = {each.name: each.milliseconds for each in figures}
-            colors = [COLORS[0 if name.startswith(OURS) else 6] for name in names]
             drawn = axes.barh(names, [values.get(name, 0.0) for name in names], color=colors)
             axes.bar_label(drawn, fmt="%.1f", padding=3, fontsize=8)
             axes.margins(x=0.15)
             axes.tick_params(labelsize=8)
             axes.set_xlabel(f"ms / token, temperature {temperature:g}", fontsize=9)
-
-    height = 1 + 0.25 * max(len(figures) for figures in tables.values())
-    return picture("peers", "Milliseconds per token of each peer.", height, draw).png
+        return png(figure)
 
 
 def parsed() -> argparse.Namespace:

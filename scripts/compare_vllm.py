@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from foredraft.bench.metrics import LOOP_SHARE, repeated_share
+from foredraft.bench.summary import LOOP_SHARE, repeated_share
 from foredraft.bench.tasks import DEFAULT_TASKS, TaskPrompt, load_task
 from foredraft.model.gguf import SMOLLM2
 from foredraft.model.loading import located

@@ -94,8 +94,8 @@ def measure_loans(
     shapes |= {f"graph, tau {tau}": replace(rules, tau=tau) for tau in TAUS}
     sums = {shape: _Sums(float) for shape in shapes}
     for prompt in prompts:
-        text = generator.generate(prompt.prompt, max_new_tokens=tokens)
-        ids = np.concatenate([generator.encode(prompt.prompt), np.array(text.token_ids, np.int64)])
+        text = generator.generate(prompt.prompt(), max_new_tokens=tokens)
+        ids = np.concatenate([generator.encode(prompt.prompt()), np.array(text.token_ids, np.int64)])
         ends = range(len(ids) - len(text.token_ids), len(ids), every)
         for shape, shape_rules in shapes.items():
             _draft_along(model, ids, ends, shape_rules, rules.out_degree, sums[shape])

@@ -13,14 +13,12 @@ import pytest
 from foredraft.api import load
 from foredraft.bench.cell import CELLS_FILE, VERSION, Cell, append_cell, describe_environment, differences, read_cells
 from foredraft.bench.method import cold_and_warm, parse_method
-from foredraft.bench.metrics import Ratio, mean_speed_up, speed_up
 from foredraft.bench.recommendation import advise
 from foredraft.bench.report import checked_cells, write_report
-from foredraft.bench.runner import Plan, run_plan
+from foredraft.bench.runner import MethodWriter, Run, stalled_seconds, write_interleaved
 from foredraft.bench.serve import shared_out
-from foredraft.bench.summary import ALL, summarize_cells
+from foredraft.bench.summary import ALL, Ratio, mean_speed_up, speed_up, summarize_cells
 from foredraft.bench.tasks import TaskPrompt, load_task
-from foredraft.bench.writer import make_writer, stalled_seconds, write_interleaved
 from foredraft.cli import main
 from foredraft.contracts import CostCurve, StepRecord
 from foredraft.drafters.prompt_lookup import PromptLookupDrafter
@@ -41,7 +39,6 @@ PROMPTS = (
     TaskPrompt("sums", 3, ("Compute 3 * 4. Compute 3 * 4.",)),
     TaskPrompt("talk", 0, ("What is a prime number?", "And what is an even number?")),
 )
-PLAN = Plan(TOY, METHODS, PROMPTS, SETTINGS)
 CELLS = len(SETTINGS) * 4 * len(METHODS)
 
 
@@ -50,11 +47,18 @@ def generator():
     return load(TOY, method="none", dtype="float32")
 
 
+def run(generator, folder=None, done=lambda: None, *, methods=METHODS, prompts=PROMPTS, settings=SETTINGS):
+    """Run the methods on the prompts, by default all of them."""
+    result = Run(generator, TOY, methods, prompts, settings, folder)
+    result.measure(done)
+    return result
+
+
 @pytest.fixture(scope="module")
 def finished(generator, tmp_path_factory):
     """A folder with every cell of the plan; nobody writes to it."""
     folder = tmp_path_factory.mktemp("cells")
-    result = run_plan(generator, PLAN, folder)
+    result = run(generator, folder)
     assert (len(result.cells), result.found) == (CELLS, 0)
     return folder
 
@@ -118,8 +122,8 @@ def test_any_file_is_a_task_by_its_field(tmp_path):
 
 def test_the_second_turn_is_asked_after_the_models_answer():
     prompt = PROMPTS[2]
-    assert [message["role"] for message in prompt.after(("A number.",))] == ["user", "assistant", "user"]
-    assert prompt.after(("A number.",))[1:] == (
+    assert [message["role"] for message in prompt.prompt(("A number.",))] == ["user", "assistant", "user"]
+    assert prompt.prompt(("A number.",))[1:] == (
         {"role": "assistant", "content": "A number."}, {"role": "user", "content": prompt.turns[1]},
     )  # fmt: skip
 
@@ -180,13 +184,13 @@ def test_the_second_turn_follows_the_plain_answer(finished, generator):
         for turn in (1, 2)
     )
     answer = generator.tokenizer.decode(first.base.token_ids, skip_special_tokens=True)
-    assert second.base.prompt_tokens == len(generator.encode(PROMPTS[2].after((answer,))))
+    assert second.base.prompt_tokens == len(generator.encode(PROMPTS[2].prompt((answer,))))
 
 
 @pytest.mark.slow
 def test_what_is_there_is_not_measured_again(copied, generator):
     before = (copied / CELLS_FILE).read_bytes()
-    result = run_plan(generator, PLAN, copied)
+    result = run(generator, copied)
     assert (len(result.cells), result.found, result.replaced) == (CELLS, CELLS, [])
     assert (copied / CELLS_FILE).read_bytes() == before
 
@@ -202,11 +206,11 @@ def test_a_run_that_was_killed_and_resumed_gives_the_same_cells(finished, tmp_pa
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_plan(generator, PLAN, tmp_path, killed)
+        run(generator, tmp_path, killed)
     assert 0 < len(cells_of(tmp_path)) < CELLS
     path = tmp_path / CELLS_FILE
     path.write_bytes(path.read_bytes()[:-100])  # in the middle of a line
-    result = run_plan(generator, PLAN, tmp_path)
+    result = run(generator, tmp_path)
     assert len(result.replaced) == 1
     assert "damaged" in result.replaced[0]
     cells, damaged = read_cells(tmp_path)
@@ -225,7 +229,7 @@ def test_damaged_and_changed_cells_are_named_and_measured_again(copied, finished
     append_cell(copied, dataclasses.replace(cell, prompt_hash="another"))
     _, damaged = read_cells(copied)
     assert [re.match(r"Line \d+", each)[0] for each in damaged] == ["Line 1", "Line 2"]
-    result = run_plan(generator, PLAN, copied)
+    result = run(generator, copied)
     assert result.found == CELLS - 3
     assert len(result.replaced) == 3
     assert "of another prompt" in result.replaced[-1]
@@ -235,8 +239,7 @@ def test_damaged_and_changed_cells_are_named_and_measured_again(copied, finished
 
 @pytest.mark.slow
 def test_a_new_method_is_added_to_what_is_there(copied, generator):
-    plan = dataclasses.replace(PLAN, methods=[*METHODS, parse_method("prompt_lookup:{}")])
-    result = run_plan(generator, plan, copied)
+    result = run(generator, copied, methods=[*METHODS, parse_method("prompt_lookup:{}")])
     assert (result.found, len(result.cells)) == (CELLS, CELLS * 4 // 3)
 
 
@@ -250,7 +253,7 @@ def test_a_method_that_raises_on_one_prompt_fails_there_and_only_there(tmp_path,
         return propose(drafting, view, budget)
 
     monkeypatch.setattr(PromptLookupDrafter, "propose", raises_on_sums)
-    result = run_plan(generator, PLAN, tmp_path)
+    result = run(generator, tmp_path)
     assert len(result.cells) == CELLS
     assert [(cell.place.method, cell.place.number) for cell in result.failures] == [("prompt_lookup", 3)] * 2
     assert "no such sum" in result.failures[0].failure
@@ -259,7 +262,7 @@ def test_a_method_that_raises_on_one_prompt_fails_there_and_only_there(tmp_path,
         ("prompt_lookup", "sums", 1), ("prompt_lookup", ALL, 1),
     }  # fmt: skip
     monkeypatch.setattr(PromptLookupDrafter, "propose", propose)
-    again = run_plan(generator, PLAN, tmp_path)
+    again = run(generator, tmp_path)
     assert (again.found, again.failures) == (CELLS - 2, [])
 
 
@@ -267,7 +270,7 @@ def test_methods_write_a_text_by_turns_a_slice_at_a_time(generator):
     turns = []
 
     def aloud(name):
-        text = make_writer(generator, parse_method(name)).write("Once upon a", {"max_new_tokens": 64, "seed": 0}, ())
+        text = MethodWriter(generator, parse_method(name)).write("Once upon a", {"max_new_tokens": 64, "seed": 0}, ())
         while True:
             turns.append(name)
             try:
@@ -286,7 +289,7 @@ def test_methods_write_a_text_by_turns_a_slice_at_a_time(generator):
 def test_a_text_is_not_drafted_by_what_was_learned_of_it_in_another_setting(generator):
     method = parse_method('auto:{"table": "none", "num_speculative_tokens": 8}')
     once, twice = (
-        run_plan(generator, Plan(TOY, [method], PROMPTS[:1], settings))
+        run(generator, methods=[method], prompts=PROMPTS[:1], settings=settings)
         for settings in ([{"max_new_tokens": 32, "seed": 0}], [{"max_new_tokens": 32, "seed": seed} for seed in (1, 0)])
     )
     assert once.cells[0].own.statistics.accepted == twice.cells[-1].own.statistics.accepted
@@ -328,7 +331,7 @@ def test_unlike_environments_are_neither_added_to_nor_compared(copied, generator
     other = {**cell.environment, part: {**cell.environment[part], name: "another"}}
     append_cell(copied, dataclasses.replace(cell, environment=other))
     with pytest.raises(UsageError, match=f"another environment.*{name}"):
-        run_plan(generator, PLAN, copied)
+        run(generator, copied)
     with pytest.raises(UsageError, match=f"different environments.*{name}"):
         checked_cells(copied)
 
@@ -340,6 +343,18 @@ def test_weights_and_configuration_both_tell_models_apart():
     assert not differences(described(), described())
     assert "hash" in differences(described(), described(seed=1))
     assert "hash" in differences(described(), described(rope_parameters={"rope_type": "default", "rope_theta": 5e5}))
+
+
+def test_cells_of_earlier_releases_without_estimates_are_read(copied):
+    path = copied / CELLS_FILE
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        if row["counts"] is not None:
+            row["counts"]["estimated"] = []
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for each in summarize_cells(cells_of(copied)):
+        assert each.counts.reliability == []
+        assert sum(each.counts.drafted_by_depth) == each.statistics.drafted
 
 
 def test_cells_of_another_version_are_refused(copied):
@@ -355,7 +370,7 @@ def test_what_learns_between_texts_is_measured_cold_and_warm(tmp_path, generator
     assert [each.memory for each in cold_and_warm([method])] == ["cold", "warm"]
     prompts = [TaskPrompt("same", number, ("Tell me about the sea.",)) for number in range(2)]
     settings = {"max_new_tokens": 24, "seed": 0}
-    run_plan(generator, Plan(TOY, [method], prompts, [settings]), tmp_path)
+    run(generator, tmp_path, methods=[method], prompts=prompts, settings=[settings])
     cells = {(cell.place.method.split()[-1], cell.place.number): cell for cell in cells_of(tmp_path)}
     assert {key: cell.learned_texts for key, cell in cells.items()} == {
         ("cold", 0): 0, ("warm", 0): 0, ("cold", 1): 0, ("warm", 1): 1,
@@ -371,15 +386,15 @@ def test_the_peer_writes_the_same_greedy_text_plainly_and_assisted(generator):
         'transformers:{"prompt_lookup_num_tokens":4}',
         f'transformers:{{"assistant_model":"{TOY_DRAFT}"}}',
     )
-    plan = Plan(TOY, [parse_method(text) for text in peers], PROMPTS[1:2], SETTINGS[:1])
-    result = run_plan(generator, plan)
+    only = {"prompts": PROMPTS[1:2], "settings": SETTINGS[:1]}
+    result = run(generator, methods=[parse_method(text) for text in peers], **only)
     assert [cell.failure for cell in result.cells] == [""] * 3
     plain, lookup, assisted = ((cell.base, cell.own) for cell in result.cells)
     assert {own.token_ids for _, own in (plain, lookup, assisted)} == {plain[0].token_ids}
     assert plain[1].statistics.steps == plain[1].statistics.emitted
     assert lookup[1].statistics.steps <= plain[1].statistics.steps
     with pytest.raises(UsageError, match=r"no option 'prompt_lookup'. Did you mean"):
-        run_plan(generator, dataclasses.replace(plan, methods=[parse_method('transformers:{"prompt_lookup":4}')]))
+        run(generator, methods=[parse_method('transformers:{"prompt_lookup":4}')], **only)
 
 
 # --- figures

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from foredraft.bench.drafts import make_account
+from foredraft.bench.summary import account_of
 from foredraft.cli import main
 from foredraft.contracts import CostCurve, Draft, StepRecord, Verdict
 from foredraft.engine.statistics import summarize
@@ -35,11 +35,11 @@ def test_an_account_adds_up_by_hand():
     ]
     steps = (step((0, 1, 7), 2, 3, 4), step((7,), 0, 2, 3), step((8,), 0, 0, 2))
     generation = Generation("text", (0, 1, 7, 7, 8), "length", 1, 0, steps, summarize(steps, 0.0))
-    account = make_account(generation, verdicts, ("one", "other"), CostCurve((1, 4), (0.002, 0.005)))
-    assert [tuple(each.values()) for each in account.sources] == [
+    account = account_of(generation, verdicts, ("one", "other"), CostCurve((1, 4), (0.002, 0.005)))
+    assert [tuple(each.values()) for each in account["sources"]] == [
         ("one", 3, 1, 2), ("other", 2, 1, 1)
     ]  # fmt: skip
-    found = {each.low: (each.nodes, each.estimate, each.accepted) for each in account.counts.reliability}
+    found = {each["low"]: (each["nodes"], each["estimate"], each["accepted"]) for each in account["reliability"]}
     assert found == {
         0.0: (1, pytest.approx(0.03), 0.0),
         0.1: (1, pytest.approx(0.1), 0.0),
@@ -47,13 +47,13 @@ def test_an_account_adds_up_by_hand():
         0.4: (1, pytest.approx(0.5), 1.0),
         0.8: (1, pytest.approx(0.9), 1.0),
     }
-    assert account.plain_steps == 1
-    assert account.expected == {
+    assert account["plain_steps"] == 1
+    assert account["expected"] == {
         "tokens": pytest.approx((1 + 1.43 + 1 + 0.4) / 2),
         "plain_milliseconds": 2,
         "drafted_milliseconds": pytest.approx((5 + 4) / 2),
     }
-    assert account.measured == {
+    assert account["measured"] == {
         "tokens": 2, "plain_milliseconds": 2, "drafted_milliseconds": 3.5, "overhead_milliseconds": 1,
     }  # fmt: skip
 

@@ -8,8 +8,8 @@ import pytest
 import foredraft
 from foredraft.api import load
 from foredraft.bench import recommendation
-from foredraft.bench.metrics import Ratio
 from foredraft.bench.recommendation import recommend
+from foredraft.bench.summary import Ratio
 from foredraft.bench.tasks import TaskPrompt, load_task
 from foredraft.cli import main
 from foredraft.errors import UsageError

@@ -1,7 +1,6 @@
 """Replay: recorded answers drive drafters, and only those sampled as asked count."""
 
 import json
-from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -51,9 +50,8 @@ def test_what_cannot_be_replayed_is_refused(records, method, says, capsys):
 
 def test_a_drafter_that_knows_the_record_needs_one_step_for_each_budget():
     text = np.arange(40, dtype=np.int64) % 7
-    result = replay(OracleDrafter(continuation_in(text)), [(text[:4], text[4:])], 3, 7)
-    assert (result.tokens.tolist(), result.steps.tolist()) == ([36], [9])
-    figures = result.as_dict()
+    figures = replay(OracleDrafter(continuation_in(text)), [(text[:4], text[4:])], 3, 7)
+    assert (figures["tokens"], figures["steps"]) == (36, 9)
     assert figures["tokens_per_target_step"] == figures["tokens_per_target_step_macro"] == 4
 
 
@@ -82,13 +80,14 @@ class HalfRightDrafter:
 
 def test_estimates_are_counted_by_hand():
     texts = [(np.array([number]), np.arange(10, 10 + length)) for number, length in enumerate((4, 2, 1, 6, 3))]
-    result = replay(HalfRightDrafter(texts), texts, 2, 99)
-    assert result.steps.tolist() == [2, 1, 1, 3, 2]  # two tokens a step while two are left
-    (curve,) = [each for each in result.counts.reliability if each.nodes]
-    assert (curve.low, curve.high, curve.estimate) == (0.4, 0.6, 0.5)
-    assert curve.nodes == 2 * (2 + 1 + 3 + 1)
-    assert curve.accepted == 0.5
-    assert result.as_dict()["reliability"] == [asdict(curve)]
+    figures = replay(HalfRightDrafter(texts), texts, 2, 99)
+    steps = [2, 1, 1, 3, 2]  # two tokens a step while two are left
+    assert (figures["tokens"], figures["steps"]) == (4 + 2 + 1 + 6 + 3, sum(steps))
+    assert figures["tokens_per_target_step_macro"] == pytest.approx((4 / 2 + 2 / 1 + 1 / 1 + 6 / 3 + 3 / 2) / 5)
+    (curve,) = figures["reliability"]
+    assert (curve["low"], curve["high"], curve["estimate"]) == (0.4, 0.6, 0.5)
+    assert curve["nodes"] == 2 * (2 + 1 + 3 + 1)
+    assert curve["accepted"] == 0.5
 
 
 def test_figures_are_shown(records, capsys):

@@ -68,12 +68,11 @@ def transformers(model: str, threads: int, **options: Any) -> Ask:
     import torch
 
     from foredraft.api import load
-    from foredraft.bench.method import PEER, Method
-    from foredraft.bench.writer import PeerWriter
+    from foredraft.bench.runner import PeerWriter
 
     torch.set_num_threads(threads)
     generator = load(model, method="none", compile=False)
-    peer = PeerWriter(generator, Method(PEER, options, label=PEER))
+    peer = PeerWriter(generator, options)
 
     def ask(request: Mapping[str, Any]) -> Answer:
         given = {name: request[name] for name in ("max_new_tokens", "seed")}

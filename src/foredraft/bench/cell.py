@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 
+from foredraft.atomic_file import unwritable
 from foredraft.bench.drafts import DraftCounts
 from foredraft.engine.statistics import Statistics
-from foredraft.errors import StoreError, UsageError
+from foredraft.errors import UsageError, told
 from foredraft.model.compiled.package import processor_lines
 from foredraft.model.fingerprint import architecture, fingerprint
 from foredraft.model.rounding import dtype_name
@@ -60,7 +61,6 @@ class Place:
     turn: int = 1  # number of the question in a conversation, from 1
 
     def __str__(self) -> str:
-        """Return the place in the form used in messages."""
         return f"{self.task}[{self.number}] turn {self.turn}, {self.method}, {self.settings}"
 
 
@@ -79,18 +79,17 @@ class Cell:
     failure: str = ""  # the error's type and message
 
     @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> "Cell":
+    def from_json(cls, body: dict[str, Any]) -> "Cell":
         """Restore a cell from JSON of its `asdict`."""
-
-        def writing(given: Mapping[str, Any] | None) -> Writing | None:
-            if given is None:
-                return None
-            restored = {"token_ids": tuple(given["token_ids"]), "statistics": Statistics(**given["statistics"])}
-            return Writing(**{**given, **restored})
-
-        counts = None if body["counts"] is None else DraftCounts.from_json(body["counts"])
-        writings = {name: writing(body[name]) for name in ("base", "own")}
-        return cls(**{**body, "place": Place(**body["place"]), **writings, "counts": counts})
+        restored: dict[str, Any] = {
+            "place": Place(**body["place"]),
+            "counts": body["counts"] and DraftCounts(**body["counts"]),
+        }
+        for name in ("base", "own"):
+            if given := body[name]:
+                parts = {"token_ids": tuple(given["token_ids"]), "statistics": Statistics(**given["statistics"])}
+                restored[name] = Writing(**given | parts)
+        return cls(**body | restored)
 
 
 def settings_name(settings: Mapping[str, Any]) -> str:
@@ -114,12 +113,12 @@ def prepare_folder(folder: Path) -> None:
 
 def append_cell(folder: Path, cell: Cell) -> None:
     """Append a cell to a folder's file, or raise StoreError; a later cell replaces an earlier one of the same place."""
+    path = folder / CELLS_FILE
     try:
-        with (folder / CELLS_FILE).open("ab") as file:
+        with path.open("ab") as file:
             file.write(json.dumps({"version": VERSION, **asdict(cell)}).encode() + b"\n")
     except OSError as error:
-        message = f"The results in {folder} cannot be written ({error.strerror}); give another folder."
-        raise StoreError(message) from error
+        raise unwritable(path, error) from error
 
 
 def read_cells(folder: Path) -> tuple[dict[Place, Cell], list[str]]:
@@ -137,8 +136,9 @@ def read_cells(folder: Path) -> tuple[dict[Place, Cell], list[str]]:
             found = body.pop("version")
             cell = Cell.from_json(body) if found == VERSION else None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-            damaged.append(f"Line {number} of {path} is damaged ({reason}); its cell is measured again by `bench run`.")
+            damaged.append(
+                f"Line {number} of {path} is damaged ({told(error)}); its cell is measured again by `bench run`."
+            )
             continue
         if cell is None:
             raise UsageError(
@@ -177,12 +177,11 @@ def describe_environment(target: TorchTarget, model: str) -> Environment:
 
 def differences(one: Environment, other: Environment) -> str:
     """Return up to three differences of two environments, such as `torch 2.6.0 and 2.7.0`; commits may differ."""
-    both = {part: (one.get(part, {}), other.get(part, {})) for part in ("machine", "versions", "model")}
     found = [
-        f"{name} {mine.get(name)} and {theirs.get(name)}"
-        for mine, theirs in both.values()
-        for name in sorted({*mine, *theirs})
-        if mine.get(name) != theirs.get(name)
+        f"{name} {one[part].get(name)} and {other[part].get(name)}"
+        for part in ("machine", "versions", "model")
+        for name in sorted({*one[part], *other[part]})
+        if one[part].get(name) != other[part].get(name)
     ]
     return "; ".join(found[:3])
 

@@ -11,8 +11,8 @@ from statistics import median
 from typing import Any
 
 from foredraft.api import Generator, Prompt
-from foredraft.bench.method import PEER, Method
-from foredraft.bench.writer import PeerWriter
+from foredraft.bench.method import PEER
+from foredraft.bench.runner import PeerWriter
 from foredraft.engine.statistics import Statistics
 from foredraft.generation import Generation, Stream
 
@@ -83,7 +83,7 @@ def perform(generator: Generator, scene: Scene, show: Callable[[Stream], None] =
     prompt: Prompt = [{"role": "user", "content": scene.prompt}]
     options = {"seed": 0, **scene.options}
     written, plain = write_in_rounds(generator, prompt, options, show)
-    peer = PeerWriter(generator, Method(PEER, label=PEER)).written(prompt, options).statistics
+    peer = PeerWriter(generator, {}).written(prompt, options).statistics
     milliseconds = {
         PEER: _milliseconds([peer]),
         "none": _milliseconds([each.statistics for each in plain]),
@@ -106,7 +106,7 @@ def write_in_rounds(
     otherwise draft from the repetition before. `show` receives the first drafted text as a stream, whose rest is
     consumed here; `tell` the share of the texts done.
     """
-    plain = Generator(generator.target, generator.tokenizer, method="none", options={}, nodes=None)
+    plain = Generator(generator.target, generator.tokenizer, method="none")
     brief = {**options, "max_new_tokens": min(_WARM_UP_TOKENS, options.get("max_new_tokens", _WARM_UP_TOKENS))}
     for each in (generator, plain):
         each.generate(prompt, **brief)
@@ -115,9 +115,7 @@ def write_in_rounds(
     show(stream)
     deque(stream, maxlen=0)
     texts = {generator: [stream.generation], plain: list[Generation]()}
-    order = [
-        each for number in range(ROUNDS) for each in ((generator, plain) if number % 2 == 0 else (plain, generator))
-    ]
+    order = [each for number in range(ROUNDS) for each in (generator, plain)[:: (-1) ** number]]
     for number, each in enumerate(order[1:]):
         tell(number / (len(order) - 1))
         generator.forget()

@@ -17,7 +17,7 @@ import torch
 from foredraft.api import Generator, Prompt
 from foredraft.bench.method import PEER, Method
 from foredraft.bench.tasks import TaskPrompt
-from foredraft.contracts import Needs, TokenIds, Verification
+from foredraft.contracts import Needs, Verification
 from foredraft.control import FixedControl
 from foredraft.errors import UsageError
 from foredraft.graph.layout import lay_out_text
@@ -50,7 +50,6 @@ class Difference:
 
     @property
     def near_tie(self) -> bool:
-        """Whether rounding explains the difference."""
         return self.gap <= self.tolerance
 
 
@@ -74,45 +73,36 @@ class Proof:
         return all(each.near_tie and not self.exact for each in self.differences)
 
 
-def keeps_tokens(method: Method, settings: Mapping[str, Any], vocabulary: int) -> bool:
-    """Return whether a method must emit plain decoding's tokens: always, except when sampling under rejection."""
-    return method.verification == "matched" or not GenerationOptions.parse(settings).sampling(vocabulary).do_sample
-
-
 def prove(
     generator: Generator, methods: Sequence[Method], prompts: Sequence[TaskPrompt], settings: Mapping[str, Any], *,
     seed: int = 0, done: Callable[[], None] = lambda: None,
 ) -> list[Proof]:  # fmt: skip
-    """Compare every method with plain decoding on every prompt; `done` is called after each text.
+    """Compare methods with plain decoding on every prompt; `done` is called after each text.
 
-    Changes the generator's method. `settings` are generation arguments without the seed, which is `seed` plus the
-    prompt's number. UsageError for the peer, and for a method that samples under rejection.
+    A method that samples under rejection is left out, because that keeps the distribution of the text but not its
+    tokens. Changes the generator's method. `settings` are generation arguments without the seed, which is `seed` plus
+    the prompt's number. UsageError for the peer.
     """
-    for method in methods:
-        if method.method == PEER:
-            raise UsageError("transformers cannot be proved; `foredraft bench run` compares its texts with ours.")
-        if not keeps_tokens(method, settings, generator.target.vocabulary):
-            raise UsageError(
-                f"{method.label} samples under rejection, which keeps the distribution of the text but not its tokens; "
-                "compare it without sampling (--temperature 0)."
-            )
+    if any(method.method == PEER for method in methods):
+        raise UsageError("transformers cannot be proved; `foredraft bench run` compares its texts with ours.")
 
     def texts() -> list[tuple[int, ...]]:
         found = []
         for each in prompts:
-            found.append(generator.generate(each.prompt, **settings, seed=seed + each.number).token_ids)
+            found.append(generator.generate(each.prompt(), **settings, seed=seed + each.number).token_ids)
             done()
         return found
 
     generator.use("none")
     plain, proofs = texts(), []
-    for method in methods:
+    sampled = GenerationOptions.parse(settings).sampling(generator.target.vocabulary).do_sample
+    for method in (each for each in methods if each.verification == "matched" or not sampled):
         generator.use(**method.drafting)
         differences = []
         for each, actual, expected in zip(prompts, texts(), plain, strict=True):
             if actual != expected:
                 given, label = {**settings, "seed": seed + each.number}, f"{each.task}[{each.number}]"
-                differences.append(difference_between(generator, each.prompt, given, actual, expected, label))
+                differences.append(difference_between(generator, each.prompt(), given, actual, expected, label))
         tokens = sum(map(len, plain))
         proofs.append(Proof(method.label, len(prompts), tokens, tuple(differences), is_exact(generator)))
     return proofs
@@ -122,30 +112,12 @@ def difference_between(
     generator: Generator, prompt: Prompt, given: Mapping[str, Any], actual: Sequence[int], expected: Sequence[int],
     label: str = "",
 ) -> Difference:  # fmt: skip
-    """Return the first difference of the `actual` ids from plain decoding's `expected` ids."""
-    position = common_length(actual, expected)
+    """Return the first difference of the `actual` ids from plain decoding's `expected` ids.
+
+    The scores whose gap it has include penalty, filters, temperature and noise, but no logits processors.
+    """
+    target, position = generator.target, common_length(actual, expected)
     prefix = np.concatenate([generator.encode(prompt), np.array(expected[:position], np.int64)])
-    return Difference(label, position, *_top_two_gap(generator, prefix, given))
-
-
-def is_exact(generator: Generator) -> bool:
-    """Return whether no difference between the generator's method and plain decoding is allowed.
-
-    True for float32 and float64, and for every dtype if all verifying passes are compiled and a row's result is
-    bit-identical with any number of rows. Drafters with their own target verify with the uncompiled model.
-    """
-    if dtype_name(generator.target.model) in EXACT:
-        return True
-    compiled, own_target = generator.target.compiled, generator.drafter.needs.target is not None
-    return compiled is not None and not own_target and compiled.rounds_alike(generator.most_nodes + 1)
-
-
-def _top_two_gap(generator: Generator, prefix: TokenIds, given: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the gap between the two best tokens after `prefix`, int64[n], and the gap that rounding explains.
-
-    Scores include penalty, filters, temperature and noise, but no logits processors.
-    """
-    target = generator.target
     cache = target.new_cache()
     target.prefill(prefix[:-1], cache)
     logits = target.forward(lay_out_text(prefix[-1:], len(prefix) - 1), cache).logits[0]
@@ -159,7 +131,19 @@ def _top_two_gap(generator: Generator, prefix: TokenIds, given: Mapping[str, Any
         scores = np.log(weights[left]) + gumbel_noise(sampling.seed, len(prefix), left)
         tolerance /= sampling.temperature
     best = np.sort(scores)[-2:]
-    return float(best[-1] - best[0]), tolerance
+    return Difference(label, position, float(best[-1] - best[0]), tolerance)
+
+
+def is_exact(generator: Generator) -> bool:
+    """Return whether no difference between the generator's method and plain decoding is allowed.
+
+    True for float32 and float64, and for every dtype if all verifying passes are compiled and a row's result is
+    bit-identical with any number of rows. Drafters with their own target verify with the uncompiled model.
+    """
+    if dtype_name(generator.target.model) in EXACT:
+        return True
+    compiled, own_target = generator.target.compiled, generator.drafter.needs.target is not None
+    return compiled is not None and not own_target and compiled.rounds_alike(generator.most_nodes + 1)
 
 
 # --- the rules

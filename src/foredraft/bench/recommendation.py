@@ -13,9 +13,8 @@ from typing import Any
 from foredraft.api import Generator
 from foredraft.bench.cell import Cell, Environment
 from foredraft.bench.method import BASE, PEER, parse_method
-from foredraft.bench.metrics import LEAST_PAIRS, Ratio
-from foredraft.bench.runner import Plan, run_plan
-from foredraft.bench.summary import ALL, Summary, overall, summarize_cells
+from foredraft.bench.runner import Run
+from foredraft.bench.summary import ALL, LEAST_PAIRS, Ratio, Summary, overall, summarize_cells
 from foredraft.bench.tasks import TaskPrompt
 from foredraft.contracts import CostCurve
 from foredraft.errors import UsageError
@@ -63,21 +62,21 @@ def recommend(
         return done > 0 and elapsed + per_prompt > seconds
 
     methods = [parse_method(name) for name in CANDIDATES]
-    plan = Plan(model, methods, ordered, [{**sampling, "max_new_tokens": tokens, "seed": 0}])
-    result = run_plan(generator, plan, enough=enough)
-    summaries = summarize_cells(result.cells)
-    ranked = _ranked([each for each in overall(summaries) if each.texts])
+    run = Run(generator, model, methods, ordered, [{**sampling, "max_new_tokens": tokens, "seed": 0}])
+    run.measure(enough=enough)
+    summaries = summarize_cells(run.cells)
+    ranked, _ = _ranked(summaries)
     if not ranked:
-        reason = result.failures[0].failure if result.failures else "the time was too short"
+        reason = run.failures[0].failure if run.failures else "the time was too short"
         raise UsageError(f"No prompt could be measured ({reason}); give other prompts or more time.")
     best, figure = ranked[0]
     helps = figure.low > 1
-    use, *more = advise(summaries, result.cells[0].environment)
+    use, *more = advise(summaries, run.environment)
     if best.texts < LEAST_PAIRS:
         use = f"Only {best.texts} of the prompts could be measured, too few for an interval: give more time. {use}"
     method, figures = best.method if helps else BASE, tuple(each for each, _ in ranked)
     sentences = (use, *_reasons(best, curve, helps), *more)
-    return Recommendation(method, figures, best.texts, tokens, sentences, tuple(result.failures))
+    return Recommendation(method, figures, best.texts, tokens, sentences, tuple(run.failures))
 
 
 def _interleaved(prompts: Sequence[TaskPrompt]) -> list[TaskPrompt]:
@@ -112,13 +111,13 @@ def _reasons(best: Summary, curve: CostCurve, helps: bool) -> list[str]:
 def advise(summaries: Sequence[Summary], environment: Environment) -> list[str]:
     """Return sentences that interpret the summaries of one setting, with all tasks and methods."""
     totals = overall(summaries)
-    own = [each for each in totals if not _is_baseline(each) and each.texts]
-    if not own:
+    ranked, without_loops = _ranked(summaries)
+    if not ranked:
         return ["These cells have no method of foredraft to recommend."]
-    (best, figure), *others = _ranked(own)
-    no_loops, where = _without_loops(own), f"{environment['model']['name']} in {environment['model']['dtype']}"
+    (best, figure), *others = ranked
+    where = f"{environment['model']['name']} in {environment['model']['dtype']}"
     if figure.low > 1:
-        texts = "over the texts that do not loop" if no_loops else "over all texts"
+        texts = "over the texts that do not loop" if without_loops else "over all texts"
         use = f"use {best.method}: {texts} it is {figure} times as fast as plain decoding (95% interval)."
         equal = [each.method for each, ratio in others if ratio.high >= figure.low]
         use += f" Its interval overlaps that of {', '.join(equal)}." if equal else ""
@@ -132,11 +131,11 @@ def advise(summaries: Sequence[Summary], environment: Environment) -> list[str]:
         loops = f"{looping} of {best.texts} plain texts loop, which favours methods that copy; "
         sentences.append(
             f"{loops}with them, {best.method} is {best.speed_up} times as fast."
-            if no_loops
+            if without_loops
             else f"{loops}the other texts are too few to be used alone, so read these figures as an upper bound."
         )
-    sentences += [*_controls(totals), _identity(own, environment)]
-    if (stalled := max((each.stalled for each in totals), default=0.0)) >= _MUCH_STALLED:
+    sentences += [*_controls(totals), _identity([each for each, _ in ranked], environment)]
+    if (stalled := max(each.stalled for each in totals)) >= _MUCH_STALLED:
         sentences.append(
             f"Other load delayed passes for up to {stalled:.1%} of the time, which the figures exclude. Do not trust "
             "small differences."
@@ -144,16 +143,12 @@ def advise(summaries: Sequence[Summary], environment: Environment) -> list[str]:
     return sentences
 
 
-def _without_loops(own: Sequence[Summary]) -> bool:
-    """Return whether there are enough texts without loops to ignore the others."""
-    return min((each.texts_without_loops for each in own), default=0) >= _ENOUGH_TEXTS
-
-
-def _ranked(own: Sequence[Summary]) -> list[tuple[Summary, Ratio]]:
-    """Return the methods with the speed-up that counts, fastest first."""
-    no_loops = _without_loops(own)
-    pairs = [(each, each.speed_up_without_loops if no_loops else each.speed_up) for each in own]
-    return sorted(pairs, key=lambda pair: pair[1].value, reverse=True)
+def _ranked(summaries: Sequence[Summary]) -> tuple[list[tuple[Summary, Ratio]], bool]:
+    """Return foredraft's methods with the speed-up that counts, fastest first, and whether it is without loops."""
+    own = [each for each in overall(summaries) if each.texts and not _is_baseline(each)]
+    without_loops = min((each.texts_without_loops for each in own), default=0) >= _ENOUGH_TEXTS
+    pairs = [(each, each.speed_up_without_loops if without_loops else each.speed_up) for each in own]
+    return sorted(pairs, key=lambda pair: pair[1].value, reverse=True), without_loops
 
 
 def _is_baseline(summary: Summary) -> bool:

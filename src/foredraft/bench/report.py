@@ -9,6 +9,7 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +18,23 @@ import numpy as np
 from foredraft.atomic_file import write_file
 from foredraft.bench.cell import COST_FILE, Cell, differences, read_cells
 from foredraft.bench.recommendation import advise
-from foredraft.bench.summary import ALL, HEADINGS, Rows, Summary, overall, shown, source_table, summarize_cells, table
+from foredraft.bench.summary import ALL, Rows, Summary, overall, shown, source_table, summarize_cells, table
 from foredraft.contracts import CostCurve
 from foredraft.errors import UsageError
 from foredraft.model.cost import read_curve
 
 PAGE, MARKDOWN, PICTURES = "report.html", "report.md", "pictures"
 
-_COLUMNS = [name for name in HEADINGS if name not in ("reached", "split")]
 COLORS = ("#0b66b0", "#c8500a", "#07825f", "#a8437f", "#8a6a00", "#5a57c9", "#6b7280", "#b02a37")  # of methods
 _MARKERS = "osD^vP*X"
 _INK, _FAINT = "#1f2328", "#d8dde3"
-_STYLE: Any = {  # matplotlib types the keys one by one
+STYLE: Any = {  # matplotlib types the keys one by one
     "font.size": 11.5, "text.color": _INK, "axes.labelcolor": _INK, "axes.edgecolor": _FAINT, "xtick.color": _INK,
     "ytick.color": _INK, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
     "grid.color": _FAINT, "grid.linewidth": 0.7,
 }  # fmt: skip
 _WIDTH, _RESOLUTION = 6.4, 160  # inches, dots per inch
+_LEFT_OUT = ("reached depth 1, 2, ...", "ms / token: draft + forward + other")  # of the table, as pictures show them
 _DEEPEST = 12  # maximum depth in a picture
 _LONGEST_LABEL = 44  # characters
 
@@ -63,22 +64,21 @@ def write_report(folder: Path, out: Path, tell: Callable[[float, str], None] = l
     UsageError without matplotlib, for a folder that is not writable, and as `checked_cells`.
     """
     check_matplotlib()
+    from matplotlib import rc_context
+
     cells, damaged = checked_cells(folder)
     environment, summaries = cells[0].environment, summarize_cells(cells)
     methods = list(dict.fromkeys(cell.place.method for cell in cells))
     names = list(dict.fromkeys(summary.settings for summary in summaries))
     sections = []
-    for number, name in enumerate(names):
-        tell(number / len(names), "drawing")
-        chosen = [summary for summary in summaries if summary.settings == name]
-        ordered = sorted(chosen, key=lambda each: (methods.index(each.method), each.task != ALL))
-        tables = {"Speed-up by task": _by_task(chosen, methods), "Figures": table(ordered, _COLUMNS)}
-        sources = source_table(overall(chosen))
-        tables |= {"Draft sources": sources} if sources[1] else {}
-        sections.append(Section(_heading(name), advise(chosen, environment), _pictures(chosen, methods, name), tables))
-    curve = read_curve(folder / COST_FILE)
-    if curve is not None:
-        sections.append(Section("Cost of verification", (), [_verification_cost(curve)], {}))
+    with rc_context(STYLE):
+        for number, name in enumerate(names):
+            tell(number / len(names), "drawing")
+            chosen = [summary for summary in summaries if summary.settings == name]
+            pictures, tables = _pictures(chosen, methods, name), _tables(chosen, methods)
+            sections.append(Section(_heading(name), advise(chosen, environment), pictures, tables))
+        if (curve := read_curve(folder / COST_FILE)) is not None:
+            sections.append(Section("Cost of verification", (), [_verification_cost(curve)], {}))
     commits = sorted({cell.environment["code"]["commit"] for cell in cells} - {""})
     facts = [[name, value] for part in ("model", "machine", "versions") for name, value in environment[part].items()]
     facts += [["commit", ", ".join(commits) or "unknown"], ["cells", str(len(cells))]]
@@ -110,11 +110,17 @@ def _heading(settings: str) -> str:
     return f"{decoding}, up to {limit} tokens per text, {seed.replace('seed', 'seed ')}"
 
 
-def _by_task(summaries: Sequence[Summary], methods: Sequence[str]) -> Rows:
+def _tables(summaries: Sequence[Summary], methods: Sequence[str]) -> dict[str, Rows]:
+    """Return the tables of a setting: speed-ups with a column for each task, all figures, and draft sources."""
     tasks = sorted({each.task for each in summaries}, key=lambda task: (task != ALL, task))
-    found = {(each.method, each.task): shown(each)["speed_up"] for each in summaries}
+    found = {(each.method, each.task): str(each.speed_up) for each in summaries}
     rows = [[method, *(found.get((method, task), "-") for task in tasks)] for method in methods]
-    return ["method", *tasks], [row for row in rows if set(row[1:]) != {"-"}]
+    by_task = ["method", *tasks], [row for row in rows if set(row[1:]) != {"-"}]
+    ordered = sorted(summaries, key=lambda each: (methods.index(each.method), each.task != ALL))
+    columns = [name for name in shown(ordered[0]) if name not in _LEFT_OUT]
+    sources = source_table(overall(summaries))
+    tables = {"Speed-up by task": by_task, "Figures": table(ordered, columns)}
+    return tables | ({"Draft sources": sources} if sources[1] else {})
 
 
 def _written(out: Path, title: str, sections: Sequence[Section]) -> list[Path]:
@@ -123,20 +129,18 @@ def _written(out: Path, title: str, sections: Sequence[Section]) -> list[Path]:
     loader = FileSystemLoader(Path(__file__).parent / "templates")
     templates: Any = Environment(loader=loader, autoescape=select_autoescape(["html.j2"]))
     templates.filters["base64"] = lambda data: base64.b64encode(data).decode()
-    made = (templates.get_template(f"{name}.j2") for name in (PAGE, MARKDOWN))
-    page, text = (each.render(title=title, sections=sections) for each in made)
-    folder = out / PICTURES
+    files = {f"{PICTURES}/{each.name}.png": each.png for section in sections for each in section.pictures}
+    for name in (MARKDOWN, PAGE):
+        files[name] = f"{templates.get_template(f'{name}.j2').render(title=title, sections=sections)}\n".encode()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for each in (drawn for section in sections for drawn in section.pictures):
-            write_file(folder / f"{each.name}.png", each.png)
-        write_file(out / MARKDOWN, f"{text}\n".encode())
-        write_file(out / PAGE, page.encode())
+        (out / PICTURES).mkdir(parents=True, exist_ok=True)
+        for name, data in files.items():
+            write_file(out / name, data)
     except OSError as error:
         raise UsageError(
             f"The report cannot be written to {out} ({error.strerror}); give another folder as --out."
         ) from error
-    return [out / PAGE, out / MARKDOWN, folder]
+    return [out / PAGE, out / MARKDOWN, out / PICTURES]
 
 
 # --- pictures
@@ -144,40 +148,34 @@ def _written(out: Path, title: str, sections: Sequence[Section]) -> list[Path]:
 
 def check_matplotlib() -> None:
     """Raise UsageError if matplotlib is not installed."""
-    try:
-        import matplotlib as _  # noqa: F401, ICN001  # tests only that it is installed
-    except ImportError as error:
+    if find_spec("matplotlib") is None:
         raise UsageError(
             'A report needs matplotlib, which is not installed; install it with: pip install "foredraft[report]".'
-        ) from error
+        )
 
 
-def picture(name: str, alt: str, height: float, draw: Callable[[Any], None]) -> Picture:
-    """Draw a matplotlib figure `height` inches high."""
-    import matplotlib as mpl
+def new_figure(height: float) -> Any:
+    """Return an empty matplotlib figure, `height` inches high."""
     from matplotlib.figure import Figure
 
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(_WIDTH, height), dpi=_RESOLUTION, layout="constrained")
-        draw(figure)
-        file = io.BytesIO()
-        figure.savefig(file, format="png")
-    return Picture(name, alt, file.getvalue())
+    return Figure(figsize=(_WIDTH, height), dpi=_RESOLUTION, layout="constrained")
 
 
-def _plot(name: str, alt: str, height: float, draw: Callable[[Any], None]) -> Picture:
-    """Draw a picture with one pair of axes, and a legend above if there are labels."""
+def png(figure: Any) -> bytes:
+    """Return a figure as a PNG file."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png")
+    return file.getvalue()
 
-    def draw_all(figure: Any) -> None:
-        axes = figure.add_subplot()
-        draw(axes)
-        handles, labels = axes.get_legend_handles_labels()
-        if labels:
-            longest = max(map(len, labels))
-            columns = 3 if longest < 16 else 2 if longest < 30 else 1
-            figure.legend(handles, labels, loc="outside upper left", ncols=columns, fontsize=9.5)
 
-    return picture(name, alt, height, draw_all)
+def _picture(name: str, alt: str, axes: Any) -> Picture:
+    """Return a picture of one pair of axes, with a legend above if there are labels."""
+    handles, labels = axes.get_legend_handles_labels()
+    if labels:
+        longest = max(map(len, labels))
+        columns = 3 if longest < 16 else 2 if longest < 30 else 1
+        axes.figure.legend(handles, labels, loc="outside upper left", ncols=columns, fontsize=9.5)
+    return Picture(name, alt, png(axes.figure))
 
 
 def _pictures(summaries: Sequence[Summary], methods: Sequence[str], name: str) -> list[Picture]:
@@ -195,59 +193,52 @@ def _speed_ups(summaries: Sequence[Summary], methods: Sequence[str], name: str) 
     tasks = list(dict.fromkeys(each.task for each in summaries))
     rows = {(each.task, each.method): each.speed_up for each in summaries if each.texts}
     present = [method for method in methods if any(method == other for _, other in rows)]
-
-    def draw(axes: Any) -> None:
-        axes.axvline(1, color=_INK, linewidth=1, linestyle=(0, (3, 3)))
-        offsets = np.linspace(-0.34, 0.34, len(present)) if len(present) > 1 else np.zeros(1)
-        for method, offset in zip(present, offsets, strict=True):
-            points = [(row, rows[task, method]) for row, task in enumerate(tasks) if (task, method) in rows]
-            places, values, low, high = np.array([(row, each.value, each.low, each.high) for row, each in points]).T
-            lengths = np.array([values - low, high - values])
-            errors = np.where(np.isfinite(lengths) & (lengths < values), np.clip(lengths, 0, None), 0)
-            style = _style(method, methods)
-            axes.errorbar(values, places + offset, xerr=errors, linestyle="none", linewidth=1.6, **style)
-        _label_rows(axes, [task.removeprefix("embedded/") for task in tasks])
-        axes.set_xlabel("times as fast as plain decoding (95% interval)")
-
-    height = 1.5 + len(tasks) * (0.22 + 0.15 * len(present)) + 0.12 * len(present)
-    return _plot(name, "Speed-up over plain decoding by task and method, with 95% intervals.", height, draw)
+    axes = new_figure(1.5 + len(tasks) * (0.22 + 0.15 * len(present)) + 0.12 * len(present)).add_subplot()
+    axes.axvline(1, color=_INK, linewidth=1, linestyle=(0, (3, 3)))
+    offsets = np.linspace(-0.34, 0.34, len(present)) if len(present) > 1 else np.zeros(1)
+    for method, offset in zip(present, offsets, strict=True):
+        points = [(row, rows[task, method]) for row, task in enumerate(tasks) if (task, method) in rows]
+        places, values, low, high = np.array([(row, each.value, each.low, each.high) for row, each in points]).T
+        lengths = np.array([values - low, high - values])
+        errors = np.where(np.isfinite(lengths) & (lengths < values), np.clip(lengths, 0, None), 0)
+        style = _style(method, methods)
+        axes.errorbar(values, places + offset, xerr=errors, linestyle="none", linewidth=1.6, **style)
+    _label_rows(axes, [task.removeprefix("embedded/") for task in tasks])
+    axes.set_xlabel("times as fast as plain decoding (95% interval)")
+    return _picture(name, "Speed-up over plain decoding by task and method, with 95% intervals.", axes)
 
 
 def _acceptance_by_depth(summaries: Sequence[Summary], methods: Sequence[str], name: str) -> Picture:
-    def draw(axes: Any) -> None:
-        for each in summaries:
-            if each.counts.accepted_by_depth and each.statistics.drafting_steps:
-                reached = np.array(each.counts.accepted_by_depth[:_DEEPEST]) / each.statistics.drafting_steps
-                axes.plot(np.arange(1, len(reached) + 1), reached, **_style(each.method, methods))
-        axes.grid()
-        ticks = range(1, _DEEPEST + 1)
-        axes.set(ylim=(0, 1), xticks=ticks, xlabel="depth in the draft", ylabel="share of drafting steps")
-
-    return _plot(name, "Share of drafting steps accepted at least to each depth.", 3.8, draw)
+    axes = new_figure(3.8).add_subplot()
+    for each in summaries:
+        if each.counts.accepted_by_depth and each.statistics.drafting_steps:
+            reached = np.array(each.counts.accepted_by_depth[:_DEEPEST]) / each.statistics.drafting_steps
+            axes.plot(np.arange(1, len(reached) + 1), reached, **_style(each.method, methods))
+    axes.grid()
+    ticks = range(1, _DEEPEST + 1)
+    axes.set(ylim=(0, 1), xticks=ticks, xlabel="depth in the draft", ylabel="share of drafting steps")
+    return _picture(name, "Share of drafting steps accepted at least to each depth.", axes)
 
 
 def _time_split(summaries: Sequence[Summary], name: str) -> Picture:
-    def draw(axes: Any) -> None:
-        left = np.zeros(len(summaries))
-        for part, color in zip(summaries[0].milliseconds, (1, 0, 2, 4, 6), strict=True):
-            widths = np.array([each.milliseconds[part] for each in summaries])
-            axes.barh(range(len(summaries)), widths, left=left, color=COLORS[color], label=part, height=0.6)
-            left += widths
-        _label_rows(axes, [_short(each.method) for each in summaries])
-        axes.set_axisbelow(True)
-        axes.set_xlabel("milliseconds per emitted token")
-
-    return _plot(name, "Milliseconds per emitted token by part of the step.", 1.5 + 0.42 * len(summaries), draw)
+    axes, left = new_figure(1.5 + 0.42 * len(summaries)).add_subplot(), np.zeros(len(summaries))
+    for part, color in zip(summaries[0].milliseconds, (1, 0, 2, 4, 6), strict=True):
+        widths = np.array([each.milliseconds[part] for each in summaries])
+        axes.barh(range(len(summaries)), widths, left=left, color=COLORS[color], label=part, height=0.6)
+        left += widths
+    _label_rows(axes, [_short(each.method) for each in summaries])
+    axes.set_axisbelow(True)
+    axes.set_xlabel("milliseconds per emitted token")
+    return _picture(name, "Milliseconds per emitted token by part of the step.", axes)
 
 
 def _verification_cost(curve: CostCurve) -> Picture:
-    def draw(axes: Any) -> None:
-        axes.plot(curve.rows, 1e3 * np.array(curve.seconds), color=COLORS[0], marker="o", markersize=5)
-        axes.grid()
-        axes.set_ylim(bottom=0)
-        axes.set(xlabel="rows of a pass: the root and the drafted tokens", ylabel="milliseconds")
-
-    return _plot("verification", "Milliseconds of a forward pass by its number of rows.", 3.2, draw)
+    axes = new_figure(3.2).add_subplot()
+    axes.plot(curve.rows, 1e3 * np.array(curve.seconds), color=COLORS[0], marker="o", markersize=5)
+    axes.grid()
+    axes.set_ylim(bottom=0)
+    axes.set(xlabel="rows of a pass: the root and the drafted tokens", ylabel="milliseconds")
+    return _picture("verification", "Milliseconds of a forward pass by its number of rows.", axes)
 
 
 def _label_rows(axes: Any, labels: Sequence[str]) -> None:

@@ -1,98 +1,84 @@
 """Paired runs: every method and plain decoding on the same prompts, in one process, in random order.
 
 Plain decoding runs again for each prompt with a missing cell, so that a pair never spans two processes. The order of a
-prompt's methods depends only on the seed and the prompt, so a resumed run has the same order. Does not depend on how
-methods work, and prints nothing.
+prompt's methods depends only on the seed and the prompt, so a resumed run has the same order. A text is generated in
+slices, and the methods' slices are interleaved, so that variations of the machine's speed affect all methods alike.
+transformers' `generate`, the peer, uses one slice; its sampled texts have the same distribution as ours but other
+random draws, and its forward passes are counted by a hook. Does not depend on how methods work, and prints nothing.
 """
 
 import hashlib
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+import warnings
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
+import torch
 
-from foredraft.api import Generator
+from foredraft import api
 from foredraft.atomic_file import store_file
 from foredraft.bench import cell as files
-from foredraft.bench.cell import Cell, Place
-from foredraft.bench.method import BASE, Method, cold_and_warm
+from foredraft.bench.cell import Cell, Place, Writing
+from foredraft.bench.drafts import DraftCounts, count_drafts
+from foredraft.bench.method import BASE, PEER, Method, cold_and_warm
+from foredraft.bench.replay import replay_steps
 from foredraft.bench.tasks import TaskPrompt
-from foredraft.bench.writer import Earlier, Writer, make_writer, write_interleaved
-from foredraft.contracts import TokenIds
-from foredraft.errors import UsageError
+from foredraft.contracts import CostCurve, Learner, StepRecord, TokenIds
+from foredraft.control import StepCosts
+from foredraft.engine.statistics import Statistics
+from foredraft.errors import ForedraftWarning, UsageError, told
+from foredraft.model.loading import load_model
+from foredraft.options import check_known
+from foredraft.testing.recording import Recorder
 
+_PLAIN = ""  # label of plain decoding, which may be a method of the run too
 _WARM_TEXTS = 32  # maximum number of earlier texts that a warm drafter reads (chosen)
 _WARM_UP_TOKENS = 8  # chosen
+_REPLAY_NODES = 16  # drafted nodes per step while a warm drafter reads earlier texts (chosen)
+_SLICE = 16  # tokens (chosen): shorter than speed variations of the machine, long enough for warm CPU caches
+_STALL = 5.0  # a pass that takes this many times its expected time is stalled (chosen)
+_PEER_OPTIONS = ("prompt_lookup_num_tokens", "max_matching_ngram_size", "assistant_model", "num_assistant_tokens")
+_PEER_SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The measurements of a run."""
-
-    model: str  # the name given by the user
-    methods: Sequence[Method]  # the columns; plain decoding always runs, and may be one
-    prompts: Sequence[TaskPrompt]
-    settings: Sequence[Mapping[str, Any]]  # generation arguments, each with `max_new_tokens` and `seed`
-
-    @property
-    def turns(self) -> int:
-        """Number of times `run_plan` calls `done`."""
-        return len(self.settings) * sum(len(prompt.turns) for prompt in self.prompts)
-
-
-def run_plan(
-    generator: Generator, plan: Plan, folder: Path | None = None, done: Callable[[], None] = lambda: None,
-    enough: Callable[[], bool] = lambda: False,
-) -> "Run":  # fmt: skip
-    """Measure the missing cells of a plan; changes the generator's method.
-
-    `folder` is that of existing and new cells, and of the cost curve. `done` is called after each turn of each prompt
-    in each setting; `enough` before each prompt, and True skips it and the rest of its setting.
-
-    UsageError for an invalid option, or a folder with cells of another environment; StoreError if a cell cannot be
-    written.
-    """
-    run = Run(generator, plan, folder)
-    for settings in plan.settings:
-        for writer in run.writers.values():
-            writer.forget()  # drop what was learned from the warm-up and from other settings
-        earlier: dict[str, list[tuple[TokenIds, TokenIds]]] = {}
-        for prompt in run.prompts:
-            if enough():
-                break
-            run.measure(prompt, settings, earlier.setdefault(prompt.task, []), done)
-    if folder is not None:
-        store_file(folder / files.COST_FILE, json.dumps(asdict(generator.cost)).encode() + b"\n")
-    return run
+Earlier = Sequence[tuple[TokenIds, TokenIds]]  # texts for a warm drafter to read: prompt and output ids, int64[n]
+Written = tuple[Writing | None, DraftCounts | None, str]
+"""A text's measurements, its draft counts (None for the peer and plain decoding), and the error of a failed one."""
+Text = Generator[None, None, Written]  # a text that is generated slice by slice while it is iterated over
 
 
 class Run:
-    """A run of a plan, with all its cells: existing ones are read, and then the drafters are built."""
+    """A run of methods on prompts at several settings; after `measure`, with all its cells.
 
-    def __init__(self, generator: Generator, plan: Plan, folder: Path | None) -> None:
-        self.generator, self.plan, self.folder = generator, plan, folder
-        self.methods = cold_and_warm(plan.methods)
-        self.prompts = list({(prompt.task, prompt.number): prompt for prompt in plan.prompts}.values())
-        self.environment = files.describe_environment(generator.target, plan.model)
+    `model` is the name given by the user. Plain decoding always runs, and may be one of the methods. The settings are
+    generation arguments, each with `max_new_tokens` and `seed`. `folder` is that of existing cells, which are not
+    measured again, of new ones, and of the cost curve. Changes the generator's method.
+
+    UsageError for an invalid option, or a folder with cells of another environment.
+    """
+
+    def __init__(
+        self, generator: api.Generator, model: str, methods: Sequence[Method], prompts: Sequence[TaskPrompt],
+        settings: Sequence[Mapping[str, Any]], folder: Path | None = None,
+    ) -> None:  # fmt: skip
+        self.generator, self.model, self.settings, self.folder = generator, model, settings, folder
+        self.methods = cold_and_warm(methods)
+        self.prompts = list({(prompt.task, prompt.number): prompt for prompt in prompts}.values())
+        self.turns = len(settings) * sum(len(prompt.turns) for prompt in self.prompts)  # number of calls of `done`
+        self.environment = files.describe_environment(generator.target, model)
         self.cells: list[Cell] = []
-        self.existing: dict[Place, Cell] = {}
+        self.existing: dict[Place, Cell] = {}  # read or measured
         self.replaced: list[str] = []  # messages on existing cells that are measured again
-        self.writers: dict[str, Writer] = {}
-        wanted = {
-            self.place(settings, prompt, method, turn): prompt
-            for settings in plan.settings
-            for prompt in self.prompts
-            for turn in range(1, len(prompt.turns) + 1)
-            for method in self.methods
-        }
+        self.writers: dict[str, MethodWriter | PeerWriter] = {}
         if folder is not None:
-            self.find(folder, wanted)
+            self.find(folder)
         self.found = len(self.existing)
-        if self.found < len(wanted):
+        if self.found < self.turns * len(self.methods):
             self.warm_up()
 
     @property
@@ -101,21 +87,28 @@ class Run:
 
     def place(self, settings: Mapping[str, Any], prompt: TaskPrompt, method: Method, turn: int) -> Place:
         name, dtype = files.settings_name(settings), self.environment["model"]["dtype"]
-        return Place(self.plan.model, dtype, name, prompt.task, method.label, prompt.number, turn)
+        return Place(self.model, dtype, name, prompt.task, method.label, prompt.number, turn)
 
-    def find(self, folder: Path, wanted: Mapping[Place, TaskPrompt]) -> None:
+    def find(self, folder: Path) -> None:
         """Read the cells that need not be measured again, and collect the reasons for the others."""
         files.prepare_folder(folder)
         cells, self.replaced = files.read_cells(folder)
-        for place in wanted.keys() & cells.keys():
-            cell = cells[place]
-            unlike = files.differences(cell.environment, self.environment)
-            if unlike:
+        wanted = {
+            self.place(settings, prompt, method, turn): prompt
+            for settings in self.settings
+            for prompt in self.prompts
+            for turn in range(1, len(prompt.turns) + 1)
+            for method in self.methods
+        }
+        for place, prompt in wanted.items():
+            if (cell := cells.get(place)) is None:
+                continue
+            if unlike := files.differences(cell.environment, self.environment):
                 raise UsageError(
                     f"{folder} has cells of another environment ({unlike}), which cannot be compared with this one; "
                     "give another folder as --out."
                 )
-            if cell.prompt_hash != _hash(wanted[place]):
+            if cell.prompt_hash != _hash(prompt):
                 self.replaced.append(f"The cell {place} was of another prompt and is measured again.")
             elif cell.failure:
                 self.replaced.append(f"The cell {place} had failed and is measured again.")
@@ -124,28 +117,41 @@ class Run:
 
     def warm_up(self) -> None:
         """Build every drafter and generate a short text with each, so that cells exclude one-time costs."""
-        for method in [Method(BASE, label=BASE), *self.methods]:
-            writer = self.writers.setdefault(method.label, make_writer(self.generator, method))
-            for settings in self.plan.settings:  # sampling compiles code that greedy decoding does not use
-                try:
-                    arguments = {**settings, "max_new_tokens": _WARM_UP_TOKENS}
-                    for _ in writer.write(self.input(self.prompts[0], ()), arguments, ()):
-                        pass
-                except Exception:  # noqa: BLE001, S112  # the same failure is recorded in the method's cells
-                    continue
+        for method in [Method(BASE, label=_PLAIN), *self.methods]:
+            is_peer = method.method == PEER
+            writer = PeerWriter(self.generator, method.options) if is_peer else MethodWriter(self.generator, method)
+            self.writers[method.label] = writer
+            for settings in self.settings:  # sampling compiles code that greedy decoding does not use
+                arguments = {**settings, "max_new_tokens": _WARM_UP_TOKENS}
+                text = writer.write(self.input(self.prompts[0], ()), arguments, ())
+                write_interleaved({method.label: text}, random.Random(0))  # noqa: S311  # an order; failures are recorded in cells
 
-    def measure(
+    def measure(self, done: Callable[[], None] = lambda: None, enough: Callable[[], bool] = lambda: False) -> None:
+        """Measure the missing cells; StoreError if one cannot be written.
+
+        `done` is called after each turn of each prompt in each setting; `enough` before each prompt, and True skips it
+        and the rest of its setting.
+        """
+        for settings in self.settings:
+            for writer in self.writers.values():
+                writer.forget()  # drop what was learned from the warm-up and from other settings
+            earlier: dict[str, list[tuple[TokenIds, TokenIds]]] = {}
+            for prompt in self.prompts:
+                if enough():
+                    break
+                self.measure_prompt(prompt, settings, earlier.setdefault(prompt.task, []), done)
+        if self.folder is not None:
+            store_file(self.folder / files.COST_FILE, json.dumps(asdict(self.generator.cost)).encode() + b"\n")
+
+    def measure_prompt(
         self, prompt: TaskPrompt, settings: Mapping[str, Any], earlier: list[tuple[TokenIds, TokenIds]],
         done: Callable[[], None],
     ) -> None:  # fmt: skip
         """Measure the turns of one prompt; each turn follows plain decoding's answers to the earlier ones."""
         answers: tuple[str, ...] = ()
         for turn in range(1, len(prompt.turns) + 1):
-            places = {self.place(settings, prompt, method, turn): method for method in self.methods}
             given = self.input(prompt, answers)
-            missing = {place: method for place, method in places.items() if place not in self.existing}
-            written = self.write(prompt, given, settings, missing, earlier) if missing else {}
-            cells = [self.existing.get(place) or written[place] for place in places]
+            cells = self.measure_turn(prompt, turn, given, settings, earlier)
             self.cells += cells
             done()
             base = next((cell.base for cell in cells if cell.base is not None), None)
@@ -155,29 +161,32 @@ class Run:
             del earlier[:-_WARM_TEXTS]
             answers = (*answers, self.generator.tokenizer.decode(base.token_ids, skip_special_tokens=True))
 
-    def write(
-        self, prompt: TaskPrompt, given: Any, settings: Mapping[str, Any], methods: Mapping[Place, Method],
-        earlier: Earlier,
-    ) -> dict[Place, Cell]:  # fmt: skip
-        """Measure a turn with plain decoding and the methods, interleaved; save and return the cells."""
-        arguments, turn = {**settings, "seed": settings["seed"] + prompt.number}, next(iter(methods)).turn
-        order = random.Random(f"{settings['seed']}/{prompt.task}/{prompt.number}/{turn}")  # noqa: S311  # an order, not a secret
-        labels = ("", *(method.label for method in methods.values()))  # "" is plain decoding, which may be a column too
-        texts = {label: self.writers[label or BASE].write(given, arguments, earlier) for label in labels}
-        written = write_interleaved(texts, order)
-        (base, _, base_failure), cells = written[""], {}
-        for place, method in methods.items():
+    def measure_turn(
+        self, prompt: TaskPrompt, turn: int, given: Any, settings: Mapping[str, Any], earlier: Earlier
+    ) -> list[Cell]:
+        """Return a turn's cells; the missing ones are measured, interleaved with plain decoding, and saved."""
+        places = {self.place(settings, prompt, method, turn): method for method in self.methods}
+        missing = {place: method for place, method in places.items() if place not in self.existing}
+        if missing:
+            arguments = {**settings, "seed": settings["seed"] + prompt.number}
+            order = random.Random(f"{settings['seed']}/{prompt.task}/{prompt.number}/{turn}")  # noqa: S311  # an order, not a secret
+            labels = (_PLAIN, *(method.label for method in missing.values()))
+            texts = {label: self.writers[label].write(given, arguments, earlier) for label in labels}
+            written = write_interleaved(texts, order)
+            base, _, base_failure = written[_PLAIN]
+        for place, method in missing.items():
             own, counts, failure = written[method.label]
-            learned, failure = len(earlier) if method.memory == "warm" else 0, base_failure or failure
-            cell = Cell(place, arguments, _hash(prompt), self.environment, base, own, counts, learned, failure)
-            cells[place] = cell
+            learned = len(earlier) if method.memory == "warm" else 0
+            self.existing[place] = Cell(
+                place, arguments, _hash(prompt), self.environment, base, own, counts, learned, base_failure or failure
+            )
             if self.folder is not None:
-                files.append_cell(self.folder, cell)
-        return cells
+                files.append_cell(self.folder, self.existing[place])
+        return [self.existing[place] for place in places]
 
     def input(self, prompt: TaskPrompt, answers: tuple[str, ...]) -> Any:
         """Return the model's input; without a chat template, the messages are joined to one text."""
-        messages = prompt.after(answers)
+        messages = prompt.prompt(answers)
         if isinstance(messages, str) or getattr(self.generator.tokenizer, "chat_template", None):
             return messages
         return "\n\n".join([*(message["content"] for message in messages), ""])
@@ -185,3 +194,135 @@ class Run:
 
 def _hash(prompt: TaskPrompt) -> str:
     return hashlib.sha256(repr((prompt.turns, prompt.is_question)).encode()).hexdigest()[:16]
+
+
+# --- texts by one method
+
+
+class MethodWriter:
+    """Generates texts with a method of foredraft; errors of the drafter are raised to the caller."""
+
+    def __init__(self, generator: api.Generator, method: Method) -> None:
+        generator.use(**method.drafting)
+        self._generator, self._method = generator, method
+        self._drafter, self._costs = generator.drafter, StepCosts()
+
+    def write(self, prompt: Any, arguments: Mapping[str, Any], earlier: Earlier) -> Text:
+        """Generate a text; the drafter keeps what it learned for the next text, unless the method is cold or warm."""
+        generator, method, drafter = self._generator, self._method, self._drafter
+        if method.memory:
+            generator.use(**method.drafting)
+            drafter = generator.drafter
+        if method.memory == "warm":
+            for read, written in earlier:
+                for _ in replay_steps(drafter, read, written, _REPLAY_NODES, generator.target.vocabulary):
+                    pass
+        recorded = None if method.method == BASE else Recorder(drafter)
+        generator.attach(
+            method.method, recorded or drafter, **method.amount, verification=method.verification, costs=self._costs
+        )
+        writing = yield from _in_slices(generator, prompt, arguments)
+        return writing, None if recorded is None else count_drafts(recorded.verdicts, recorded.source_names), ""
+
+    def forget(self) -> None:
+        self._costs = StepCosts()
+        if isinstance(self._drafter, Learner):
+            self._drafter.forget()
+
+
+def _in_slices(generator: api.Generator, prompt: Any, arguments: Mapping[str, Any]) -> Generator[None, None, Writing]:
+    """Generate with the attached drafter; in one slice if passes are recorded, because recordings use one KV cache."""
+    size = _SLICE if generator.target.recordings is None else float("inf")
+    start = perf_counter()
+    run = generator.start(prompt, **arguments)
+    steps, tokens, seconds = run.steps(), size, perf_counter() - start
+    while tokens >= size:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", category=ForedraftWarning)  # a failed drafter makes a failed cell
+            start, tokens = perf_counter(), 0
+            while tokens < size and (step := next(steps, None)) is not None:
+                tokens += len(step.emitted)
+            seconds += perf_counter() - start
+        if tokens >= size:
+            yield
+    start = perf_counter()
+    text = generator.result(run)
+    seconds += perf_counter() - start
+    nanoseconds = sum((Counter(step.nanoseconds) for step in text.steps), Counter())
+    parts = {part: nanoseconds.pop(part, 0) / 1e9 for part in ("draft", "forward", "verify", "commit")}
+    parts["other"] = nanoseconds.total() / 1e9
+    stalled = stalled_seconds(text.steps, generator.cost)
+    parts["forward"] -= stalled
+    statistics = replace(text.statistics, decode_seconds=text.statistics.decode_seconds - stalled)
+    return Writing(text.token_ids, text.prompt_length, statistics, seconds, parts, stalled)
+
+
+class PeerWriter:
+    """Generates texts with transformers' `generate`: plain, with prompt lookup, or with an assistant model."""
+
+    def __init__(self, generator: api.Generator, options: Mapping[str, Any]) -> None:
+        self._generator, self._options = generator, dict(options)
+        for name in options:
+            check_known(name, _PEER_OPTIONS, "The peer transformers has no option", "Its options are")
+        if "assistant_model" in options:
+            target, name = generator.target, str(options["assistant_model"])
+            self._options["assistant_model"] = load_model(name, target.dtype, str(target.device))
+
+    def write(self, prompt: Any, arguments: Mapping[str, Any], earlier: Earlier) -> Text:  # noqa: ARG002  # the peer does not learn
+        yield from ()
+        return self.written(prompt, arguments), None, ""
+
+    @torch.inference_mode()
+    def written(self, prompt: Any, arguments: Mapping[str, Any]) -> Writing:
+        model = self._generator.target.model
+        ids = torch.from_numpy(self._generator.encode(prompt))[None].to(self._generator.target.device)
+        names = ("max_new_tokens", "repetition_penalty", *_PEER_SAMPLING)
+        options = {name: arguments[name] for name in names if name in arguments}
+        sampled = any(name in options for name in _PEER_SAMPLING)
+        if sampled:
+            options.setdefault("top_k", 0)
+        torch.manual_seed(arguments["seed"])
+        passes: list[None] = []
+        counting = model.register_forward_pre_hook(lambda *_: passes.append(None))
+        try:
+            start = perf_counter()
+            output = model.generate(
+                ids, attention_mask=torch.ones_like(ids), do_sample=sampled, pad_token_id=0, **options, **self._options
+            )
+            new = tuple(output[0, ids.shape[1] :].tolist())
+            seconds = perf_counter() - start
+        finally:
+            counting.remove()
+        statistics = Statistics(len(new), len(passes), 0, 0, 0, prefill_seconds=0.0, decode_seconds=seconds)
+        return Writing(new, ids.shape[1], statistics, seconds, parts={})
+
+    def forget(self) -> None:
+        """Do nothing; the peer does not learn."""
+
+
+def write_interleaved(texts: Mapping[str, Text], order: random.Random) -> dict[str, Written]:
+    """Generate texts, slice by slice, in a new random order for each round of slices; return them by their keys."""
+    written: dict[str, Written] = {}
+    while unfinished := [label for label in texts if label not in written]:
+        order.shuffle(unfinished)
+        for label in unfinished:
+            try:
+                next(texts[label])
+            except StopIteration as ended:
+                written[label] = ended.value
+            except Exception as error:  # noqa: BLE001  # no error may stop the other methods
+                written[label] = None, None, told(error)
+    return written
+
+
+def stalled_seconds(steps: Sequence[StepRecord], cost: CostCurve) -> float:
+    """Return the excess time of stalled passes: those that took more than `_STALL` times the curve's time.
+
+    On a uniformly slow machine, the curve is scaled by the median ratio. With fewer than four steps, the result is 0.
+    """
+    if len(steps) < 4:
+        return 0.0
+    expected = cost.table(1 + max(step.drafted for step in steps))[[1 + step.drafted for step in steps]]
+    measured = np.array([step.nanoseconds["forward"] for step in steps], np.float64) / 1e9
+    scaled = expected * max(1.0, float(np.median(measured / expected)))
+    return float(np.where(measured > _STALL * scaled, measured - scaled, 0.0).sum())

@@ -13,14 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 
 from foredraft.bench.tasks import TaskPrompt
 from foredraft.errors import ForedraftError, UsageError
 
-T = TypeVar("T")
 Body = Mapping[str, Any]
 
 PLAIN, DRAFTED = "plain", "drafted"
@@ -140,7 +139,7 @@ async def loads(
     return found
 
 
-def shared_out(bodies: Sequence[T], streams: Sequence[int], rounds: int) -> Iterator[Sequence[T]]:
+def shared_out(bodies: Sequence[Any], streams: Sequence[int], rounds: int) -> Iterator[Sequence[Any]]:
     """Divide the bodies among the loads of all rounds, with the same number per stream; UsageError for too few.
 
     No body is used twice in one way, because drafts for a repeated text are unusually good.

@@ -1,34 +1,95 @@
-"""Summaries of cells: figures for each setting, task and method, as micro and macro averages with intervals.
+"""Figures: of cells, for each setting, task and method, with confidence intervals; of one text's drafts; and as tables.
 
 Figures are computed from the cells and not stored. Does not depend on how cells are measured.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
+from foredraft.api import Generator, Prompt
 from foredraft.bench.cell import Cell
-from foredraft.bench.drafts import DraftCounts, Reliability, add_counts
-from foredraft.bench.metrics import LOOP_SHARE, Ratio, finite, mean, mean_speed_up, repeated_share, speed_up
+from foredraft.bench.drafts import DraftCounts, add_counts, count_drafts
+from foredraft.contracts import CostCurve, StepRecord, Verdict
 from foredraft.engine.statistics import Statistics, add_up
+from foredraft.generation import Generation
+from foredraft.graph.tree import F64, I64, depths
+from foredraft.testing.recording import Recorder
 
 ALL = "all"  # task name of the row over all tasks
 PARTS = ("draft", "forward", "verify", "commit", "other")
-HEADINGS = {
-    "method": "method", "task": "task", "texts": "texts", "speed_up": "speed-up [95%]",
-    "speed_up_without_loops": "without loops [95%]", "speed_up_macro": "mean over texts [95%]",
-    "tokens_per_step": "tokens / step", "tokens_per_step_macro": "its mean over texts",
-    "nodes_per_step": "nodes / step", "acceptance": "accepted / drafted", "share": "accepted / emitted",
-    "harmonic_mean": "HM", "length": "acceptance length", "reached": "reached depth 1, 2, ...",
-    "split": "ms / token: draft + forward + other", "milliseconds": "ms / token", "prefill": "prefill, ms",
-    "identical": "identical", "repeated": "repeated 8-grams", "stalled": "stalled",
-}  # of the figures in `shown`  # fmt: skip
-
 Rows = tuple[list[str], list[list[str]]]  # headings and rows of a table
 
+LOOP_SHARE = 0.2  # outputs with a larger share of repeated 8-grams loop, which favours n-gram drafters (chosen)
+LEAST_PAIRS = 4  # minimum number of pairs for a confidence interval (chosen)
+_RESAMPLES = 2000  # bootstrap samples of an interval (chosen)
 _DEPTHS = 8  # depths shown in a table
+
+
+def repeated_share(ids: Sequence[int], n: int = 8) -> float:
+    """Return the share of `n`-grams that occurred before in `ids`; 0 for texts of fewer than two `n`-grams."""
+    grams = [tuple(ids[i : i + n]) for i in range(len(ids) - n + 1)]
+    return 1 - len(set(grams)) / len(grams) if len(grams) > 1 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A ratio with its 95% bootstrap interval: NaN without pairs; 0 to infinity for fewer than `LEAST_PAIRS`."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return "-" if math.isnan(self.value) else f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+def mean(values: Iterable[float]) -> float:
+    """Return the mean; NaN without values."""
+    found = list(values)
+    return float(np.mean(found)) if found else math.nan
+
+
+def finite(value: Any) -> Any:
+    """Return a value for JSON, with None for NaN and infinity, which JSON lacks; also inside of mappings."""
+    if isinstance(value, Mapping):
+        return {name: finite(each) for name, each in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def speed_up(base_seconds: F64, base_tokens: F64, seconds: F64, tokens: F64) -> Ratio:
+    """Return the baseline's seconds per token over the method's, summed over prompts; each array is float64[P]."""
+
+    def ratio(pick: I64) -> F64:
+        base = base_seconds[pick].sum(-1) / base_tokens[pick].sum(-1)
+        own = seconds[pick].sum(-1) / tokens[pick].sum(-1)
+        return np.asarray(base / own)
+
+    return _resampled(ratio, len(seconds))
+
+
+def mean_speed_up(ratios: F64) -> Ratio:
+    """Return the geometric mean of the prompts' speed-ups, float64[P]; prompts have equal weight."""
+    logs = np.log(ratios)
+    return _resampled(lambda pick: np.asarray(np.exp(logs[pick].mean(-1))), len(ratios))
+
+
+def _resampled(figure: Callable[[I64], F64], count: int) -> Ratio:
+    if not count:
+        return Ratio(math.nan, math.nan, math.nan)
+    value = float(figure(np.arange(count)))
+    if count < LEAST_PAIRS:
+        return Ratio(value, 0.0, math.inf)
+    draws = np.random.default_rng(0).integers(0, count, (_RESAMPLES, count))
+    low, high = np.quantile(figure(draws), [0.025, 0.975])
+    return Ratio(value, float(low), float(high))
+
+
+# --- of cells
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +126,10 @@ class Summary:
     def as_dict(self) -> dict[str, Any]:
         """Return the figures by name, for JSON; None for undefined ones."""
         figures = asdict(self)
-        figures |= figures.pop("counts")
+        figures |= figures.pop("counts") | {"nodes_per_step": self.nodes_per_step, "reached": self.reached}
         del figures["estimated"]
-        figures |= {"nodes_per_step": self.nodes_per_step, "reached": self.reached}
-        figures["statistics"] = self.statistics.as_dict()
-        figures["reliability"] = [asdict(each) for each in self.counts.reliability]
-        for name in ("speed_up", "speed_up_macro", "speed_up_without_loops"):
-            figures[name] = {key: finite(value) for key, value in figures[name].items()}
-        return {name: finite(value) if isinstance(value, float) else value for name, value in figures.items()}
+        rates = {"statistics": self.statistics.as_dict(), "reliability": self.counts.reliability}
+        return dict(finite(figures | rates))
 
 
 def summarize_cells(cells: Sequence[Cell]) -> list[Summary]:
@@ -124,17 +181,77 @@ def _summary(settings: str, task: str, method: str, group: Sequence[Cell]) -> Su
     )
 
 
+# --- of one text
+
+
+def account_for(generator: Generator, prompt: Prompt, options: Mapping[str, Any]) -> tuple[Generation, dict[str, Any]]:
+    """Generate a text and return it with its account; raises the errors of `Generator.generate`."""
+    drafter = generator.drafter
+    generator.drafter = recorded = Recorder(drafter)
+    try:
+        generation = generator.generate(prompt, **options)
+    finally:
+        generator.drafter = drafter
+    return generation, account_of(generation, recorded.verdicts, recorded.source_names, generator.cost)
+
+
+def account_of(
+    generation: Generation, verdicts: Sequence[Verdict], names: Sequence[str], curve: CostCurve
+) -> dict[str, Any]:
+    """Return a text's draft statistics by name, given its verdicts, the drafter's source names, and the cost of passes.
+
+    `expected` and `measured` are means by name, None if unknown: `tokens` per step with a draft, expected by the
+    drafter's estimates; `plain_milliseconds` and `drafted_milliseconds` per pass without and with a draft, expected by
+    the cost curve; and, measured only, `overhead_milliseconds`: the time outside the pass per step with a draft.
+    """
+
+    def forward(step: StepRecord) -> float:
+        return step.nanoseconds["forward"] / 1e6
+
+    counts = count_drafts(verdicts, names)
+    found, kept = Counter(counts.drafted_by_source), Counter(counts.accepted_by_source)
+    drafted = [step for step in generation.steps if step.drafted]
+    plain = [step for step in generation.steps if not step.drafted]
+    milliseconds = 1e3 * curve.table(max((step.drafted for step in drafted), default=0) + 1)
+    expected = {
+        "tokens": mean(
+            1.0 + min(float(draft.score.sum()), float(depths(draft.parents).max()))  # at most the draft's depth
+            for draft in (verdict.draft for verdict in verdicts)
+            if len(draft) and draft.score is not None
+        ),
+        "plain_milliseconds": float(milliseconds[1]),
+        "drafted_milliseconds": mean(milliseconds[step.drafted + 1] for step in drafted),
+    }
+    measured = {
+        "tokens": mean(len(step.emitted) for step in drafted),
+        "plain_milliseconds": mean(forward(step) for step in plain),
+        "drafted_milliseconds": mean(forward(step) for step in drafted),
+        "overhead_milliseconds": mean(sum(step.nanoseconds.values()) / 1e6 - forward(step) for step in drafted),
+    }
+    return {
+        "plain_steps": len(plain),
+        "sources": [
+            {"name": name, "drafted": found[name], "accepted": kept[name], "wasted": found[name] - kept[name]}
+            for name in names
+        ],
+        "reliability": counts.reliability,
+        "statistics": generation.statistics.as_dict(),
+        "expected": finite(expected),
+        "measured": finite(measured),
+    }
+
+
 # --- tables
 
 
-def table(summaries: Iterable[Summary], names: Sequence[str], **headings: str) -> Rows:
-    """Return a row for each summary; `names` are of figures in `shown`; `headings` replace those of `HEADINGS`."""
+def table(summaries: Iterable[Summary], names: Sequence[str]) -> Rows:
+    """Return a row for each summary; `names` are of figures in `shown`."""
     rows = [shown(each) for each in summaries]
-    return [(HEADINGS | headings)[name] for name in names], [[row[name] for name in names] for row in rows]
+    return list(names), [[row[name] for name in names] for row in rows]
 
 
 def shown(each: Summary) -> dict[str, str]:
-    """Return a summary's figures as strings; `-` for undefined ones."""
+    """Return a summary's figures as strings, by heading; `-` for undefined ones."""
     counts, drafts = each.statistics, each.statistics.drafted > 0
     draft, forward = each.milliseconds["draft"], each.milliseconds["forward"]
     split = draft, forward, sum(each.milliseconds.values()) - draft - forward
@@ -142,22 +259,22 @@ def shown(each: Summary) -> dict[str, str]:
         "method": each.method,
         "task": each.task,
         "texts": f"{each.texts} ({each.failed} failed)" if each.failed else str(each.texts),
-        "speed_up": str(each.speed_up),
-        "speed_up_without_loops": f"{each.speed_up_without_loops} ({each.texts_without_loops})",
-        "speed_up_macro": str(each.speed_up_macro),
-        "reached": " ".join(f"{share:.2f}" for share in each.reached[:_DEPTHS]) or "-",
-        "split": " + ".join(f"{part:.2f}" for part in split),
-        "tokens_per_step": f"{counts.tokens_per_target_step:.2f}",
-        "tokens_per_step_macro": f"{each.tokens_per_target_step_macro:.2f}",
-        "nodes_per_step": f"{each.nodes_per_step:.1f}" if drafts else "-",
-        "acceptance": f"{counts.draft_acceptance_rate:.2f}" if drafts else "-",
-        "share": f"{counts.drafted_share:.2f}" if drafts else "-",
-        "harmonic_mean": f"{counts.harmonic_mean:.2f}" if drafts else "-",
-        "length": f"{counts.mean_acceptance_length:.2f}" if drafts else "-",
-        "milliseconds": f"{1e3 * counts.decode_seconds_per_token:.2f}",
-        "prefill": "-" if each.whole_time else f"{1e3 * counts.prefill_seconds / max(each.texts, 1):.0f}",
+        "speed-up [95%]": str(each.speed_up),
+        "without loops [95%]": f"{each.speed_up_without_loops} ({each.texts_without_loops})",
+        "mean over texts [95%]": str(each.speed_up_macro),
+        "tokens / step": f"{counts.tokens_per_target_step:.2f}",
+        "its mean over texts": f"{each.tokens_per_target_step_macro:.2f}",
+        "nodes / step": f"{each.nodes_per_step:.1f}" if drafts else "-",
+        "accepted / drafted": f"{counts.draft_acceptance_rate:.2f}" if drafts else "-",
+        "accepted / emitted": f"{counts.drafted_share:.2f}" if drafts else "-",
+        "HM": f"{counts.harmonic_mean:.2f}" if drafts else "-",
+        "acceptance length": f"{counts.mean_acceptance_length:.2f}" if drafts else "-",
+        "reached depth 1, 2, ...": " ".join(f"{share:.2f}" for share in each.reached[:_DEPTHS]) or "-",
+        "ms / token: draft + forward + other": " + ".join(f"{part:.2f}" for part in split),
+        "ms / token": f"{1e3 * counts.decode_seconds_per_token:.2f}",
+        "prefill, ms": "-" if each.whole_time else f"{1e3 * counts.prefill_seconds / max(each.texts, 1):.0f}",
         "identical": f"{each.identical}/{each.texts}",
-        "repeated": f"{each.repeated:.2f}",
+        "repeated 8-grams": f"{each.repeated:.2f}",
         "stalled": "-" if each.whole_time else f"{each.stalled:.1%}",
     }
 
@@ -172,10 +289,14 @@ def source_table(summaries: Iterable[Summary]) -> Rows:
     return ["method", "source", "drafted", "accepted", "share"], rows
 
 
-def reliability_table(curve: Iterable[Reliability]) -> Rows:
-    """Return a table of estimated against actual acceptance."""
-    headings = ["estimate", "nodes", "mean estimate", "accepted"]
-    return headings, [
-        [f"{each.low:g} to {each.high:g}", str(each.nodes), f"{each.estimate:.3f}", f"{each.accepted:.3f}"]
-        for each in curve
+def reliability_table(bins: Iterable[Mapping[str, float]]) -> Rows:
+    """Return a table of estimated against actual acceptance, from `DraftCounts.reliability`."""
+    return ["estimate", "nodes", "mean estimate", "accepted"], [
+        [
+            f"{each['low']:g} to {each['high']:g}",
+            str(each["nodes"]),
+            f"{each['estimate']:.3f}",
+            f"{each['accepted']:.3f}",
+        ]
+        for each in bins
     ]

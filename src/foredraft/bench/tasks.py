@@ -25,12 +25,8 @@ class TaskPrompt:
     turns: tuple[str, ...]  # user messages; each follows the model's answers to the earlier ones
     is_question: bool = True  # whether it is a conversation; False for a text to continue
 
-    @property
-    def prompt(self) -> str | tuple[Mapping[str, str], ...]:
-        return self.after(())
-
-    def after(self, answers: tuple[str, ...]) -> str | tuple[Mapping[str, str], ...]:
-        """Return the conversation up to the turn after `answers`, in the format of `Generator.generate`."""
+    def prompt(self, answers: Sequence[str] = ()) -> str | tuple[Mapping[str, str], ...]:
+        """Return the text, or the conversation up to the question after `answers`, for `Generator.generate`."""
         if not self.is_question:
             return self.turns[0]
         messages = []
@@ -104,8 +100,8 @@ def load_task(task: str, folder: Path | None, limit: int) -> list[TaskPrompt]:
     if category:
         known = [group.partition("/")[2] for group in groups if "/" in group]
         check_known(category, known, f"The task {name} has no category", "Its categories are")
-    wanted = [groups[task]] if category else groups.values()
-    return [prompt for group in wanted for prompt in spread(group, limit)]
+        groups = {task: groups[task]}
+    return [prompt for group in groups.values() for prompt in spread(group, limit)]
 
 
 def spread(prompts: list[TaskPrompt], limit: int) -> list[TaskPrompt]:

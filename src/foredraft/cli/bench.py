@@ -29,18 +29,19 @@ _RUN_METHODS = ("prompt_lookup", "adaptix", "rest", "auto", "transformers")
 _PROFILE_METHODS = ("prompt_lookup", "auto")
 
 _RUN_COLUMNS = (
-    "task", "method", "identical", "tokens_per_step", "nodes_per_step", "milliseconds", "speed_up",
-    "speed_up_without_loops", "repeated", "stalled",
+    "task", "method", "identical", "tokens / step", "nodes / step", "ms / token", "speed-up [95%]",
+    "without loops [95%]", "repeated 8-grams", "stalled",
 )  # fmt: skip
 _PROFILE_COLUMNS = (
-    "method", "tokens_per_step", "nodes_per_step", "acceptance", "share", "harmonic_mean", "reached", "split",
-    "speed_up",
+    "method", "tokens / step", "nodes / step", "accepted / drafted", "accepted / emitted", "HM",
+    "reached depth 1, 2, ...", "ms / token: draft + forward + other", "speed-up [95%]",
 )  # fmt: skip
 _RECOMMEND_PROMPTS = 60  # of a task, at most; chosen
 _RECOMMEND_COLUMNS = (
-    "method", "speed_up", "speed_up_without_loops", "tokens_per_step", "nodes_per_step", "acceptance", "milliseconds",
+    "method", "speed-up [95%]", "without loops [95%]", "tokens / step", "nodes / step", "accepted / drafted",
+    "ms / token",
 )  # fmt: skip
-_PASSES = {"tokens_per_step": "tokens / pass", "nodes_per_step": "drafted / pass", "acceptance": "accepted"}
+_PASSES = {"tokens / step": "tokens / pass", "nodes / step": "drafted / pass", "accepted / drafted": "accepted"}
 _LEGEND = (
     "speed-up: summed over all texts; without loops: texts whose plain output repeats at most a fifth of its 8-grams "
     "(number of texts); ms / token: decode time, for transformers total time; stalled: share of the time by which "
@@ -70,17 +71,19 @@ class Comparison:
         """Measure the methods at each temperature; found cells are read from the folder `out`, and new ones added."""
         from foredraft.bench.cell import prepare_folder
         from foredraft.bench.method import chosen_methods
-        from foredraft.bench.runner import Plan, run_plan
+        from foredraft.bench.runner import Run
         from foredraft.bench.tasks import load_tasks
 
         chosen, length = chosen_methods(methods), self.max_new_tokens
         settings = [setting(each, self.top_p, max_new_tokens=length, seed=seed) for each in temperatures]
-        plan = Plan(self.model, chosen, load_tasks(self.task, self.data, self.prompts), settings)
+        prompts = load_tasks(self.task, self.data, self.prompts)
         if out is not None:
             prepare_folder(out)
         with working("measuring") as tell:
             generator = load_plain(self.model, self.dtype, self.eager, tell)
-            return run_plan(generator, plan, out, counting(tell, plan.turns, "measuring"))
+            run = Run(generator, self.model, chosen, prompts, settings, out)
+            run.measure(counting(tell, run.turns, "measuring"))
+        return run
 
 
 @app.command()
@@ -250,7 +253,8 @@ def recommend(
         return
     show_cost(cost_rows(generator.cost))
     title = f"Compared with plain decoding (prompts: {found.prompts}, tokens at most: {found.tokens})"
-    show_table(*table(found.ranked, _RECOMMEND_COLUMNS, **_PASSES), title)
+    headings, rows = table(found.ranked, _RECOMMEND_COLUMNS)
+    show_table([_PASSES.get(name, name) for name in headings], rows, title)
     for sentence in found.sentences:
         typer.echo(sentence)
     if generator.target.compiled is None and not eager:

@@ -3,7 +3,6 @@
 Does not depend on how texts are generated; the figures are defined by `foredraft.engine.statistics`.
 """
 
-import math
 import secrets
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -19,7 +18,6 @@ from foredraft.errors import UsageError
 
 if TYPE_CHECKING:
     from foredraft.api import Generator, Prompt
-    from foredraft.bench.drafts import Account
     from foredraft.bench.prove import Difference
     from foredraft.generation import Generation, Stream
 
@@ -148,8 +146,8 @@ def _compare(
     unless all passes are compiled and round identically: then the exit status is 1.
     """
     from foredraft.bench.demonstration import ROUNDS
-    from foredraft.bench.metrics import LOOP_SHARE, repeated_share
     from foredraft.bench.prove import is_exact
+    from foredraft.bench.summary import LOOP_SHARE, repeated_share
     from foredraft.model.rounding import dtype_name
 
     method, sampled = generator.method, samples(generator, options)
@@ -255,30 +253,30 @@ def explain(
     config, options = job.config(), setting(temperature, max_new_tokens=max_new_tokens, seed=seed)
     generator = job.load(config, options)
     with working("writing"):
-        from foredraft.bench.drafts import account_for
+        from foredraft.bench.summary import account_for
         from foredraft.generation import pieces
 
-        account = account_for(generator, prompt_for(generator, text), options)
+        generation, account = account_for(generator, prompt_for(generator, text), options)
     if as_json:
-        show_json({"text": account.generation.text, **account.as_dict()})
+        show_json({"text": generation.text, **account})
         return
     ink = Ink(wants_color(color), generator.drafter.source_names)
-    ink.print(pieces(account.generation.steps, generator.tokenizer))
+    ink.print(pieces(generation.steps, generator.tokenizer))
     ink.legend()
-    _print_account(account)
+    _print_account(generation, account)
 
 
-def _print_account(account: "Account") -> None:
+def _print_account(generation: "Generation", account: dict[str, Any]) -> None:
     from foredraft.bench.summary import reliability_table
 
-    counts = account.generation.statistics
+    counts = generation.statistics
     typer.echo(
-        f"{counts.emitted} tokens in {counts.steps} steps, {account.plain_steps} of them without a draft: "
+        f"{counts.emitted} tokens in {counts.steps} steps, {account['plain_steps']} of them without a draft: "
         f"{counts.tokens_per_target_step:.2f} tokens per step, {1e3 * counts.decode_seconds_per_token:.2f} ms per token"
     )
-    sources = [[str(value) for value in each.values()] for each in account.sources]
+    sources = [[str(value) for value in each.values()] for each in account["sources"]]
     show_table(("source", "drafted", "accepted", "wasted"), sources, "draft sources")
-    show_table(*reliability_table(account.counts.reliability), "estimated and actual acceptance")
-    pairs = {name: (account.expected.get(name, math.nan), account.measured[name]) for name in _FIGURES}
-    rows = [[_FIGURES[name], *("-" if math.isnan(each) else f"{each:.2f}" for each in pairs[name])] for name in pairs]
+    show_table(*reliability_table(account["reliability"]), "estimated and actual acceptance")
+    pairs = {name: (account["expected"].get(name), account["measured"][name]) for name in _FIGURES}
+    rows = [[_FIGURES[name], *("-" if each is None else f"{each:.2f}" for each in pairs[name])] for name in pairs]
     show_table(("", "expected", "measured"), rows, "tokens and cost of steps")

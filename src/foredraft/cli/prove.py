@@ -55,12 +55,10 @@ def prove(
     with working("comparing") as tell:
         generator = load_plain(model, dtype, eager, tell)
         done = counting(tell, len(settings) * (len(methods) + 1) * len(chosen), "comparing")
-        vocabulary = generator.target.vocabulary
         for name, arguments in settings:
             given = {**arguments, "max_new_tokens": max_new_tokens}
-            exact = [each for each in methods if proving.keeps_tokens(each, given, vocabulary)]
-            texts += [(name, proof) for proof in proving.prove(generator, exact, chosen, given, seed=seed, done=done)]
-            sampling = GenerationOptions.parse(given).sampling(vocabulary)
+            texts += [(name, proof) for proof in proving.prove(generator, methods, chosen, given, seed=seed, done=done)]
+            sampling = GenerationOptions.parse(given).sampling(generator.target.vocabulary)
             for rule in sorted({each.verification for each in methods}):
                 rules += [(name, proof) for proof in proving.prove_rule(rule, sampling)]
     if as_json:

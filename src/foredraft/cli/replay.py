@@ -47,8 +47,8 @@ def replay(
             own = {"table": table or "none", "feedback": "off"} if each.method == "adaptix" else {}
             for measured in (texts[:1], texts):  # the first text alone is a warm-up: it compiles and loads pages
                 drafter = make_drafter(each.method, {**own, **each.options}, resources)
-                result = replaying.replay(drafter, measured, count, resources.vocabulary)
-            rows.append({"method": each.label, "nodes": count, **result.as_dict()})
+                figures = replaying.replay(drafter, measured, count, resources.vocabulary)
+            rows.append({"method": each.label, "nodes": count, **figures})
     if as_json:
         show_json(rows)
         return
