@@ -17,7 +17,6 @@ from foredraft.index.blend import (
     credit,
     learn_choices,
     prior_rates,
-    room_to_draft,
 )
 from foredraft.index.datastore import open_datastore
 from foredraft.index.own_words import NO_WORDS, empty_words
@@ -34,6 +33,7 @@ from foredraft.index.sources import (
     NeuralDraft,
     Rows,
     Sources,
+    room_to_draft,
 )
 from foredraft.sampling.noise import perturbed_argmax
 from support.documents import random_documents
