@@ -9,8 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from foredraft.contracts import EMPTY_DRAFT, NO_BUDGET, Budget, CostCurve, Draft, Verdict
-from foredraft.control.fixed import cut
-from foredraft.control.payoff import StepCosts, best_number, credit, expected_tokens, scores_of
+from foredraft.control.payoff import StepCosts, best_number, credit, cut, expected_tokens, scores_of
 from foredraft.graph.tree import F64, FloatArray
 
 MOST_NODES = 64  # per step without `num_speculative_tokens`; the cost curve is measured up to 64 rows

@@ -197,7 +197,7 @@ NO_TOP_TOKENS = TopTokens(_NONE, _NONE, _NONE, np.zeros((0, 1), np.int32), np.ze
 
 @njit(cache=True)
 def advance(
-    sources: Sources, rates: Rates, room: Candidates, ids: I64, last: tuple[int, int], top: TopTokens,
+    sources: Sources, rates: Rates, room: Candidates, ids: I64, read: int, top: TopTokens,
     size: tuple[int, int, int], noise: Noise, learns: bool,
 ) -> tuple[IntArray, IntArray, FloatArray, U8]:  # fmt: skip
     """Learn from the last draft, read the new tokens, and draft.
@@ -209,7 +209,7 @@ def advance(
         rates: give their probabilities; updated.
         room: the last draft, replaced by the next one.
         ids: int64[n], the sequence.
-        last: length of the sequence at the last draft, and tokens that `sources.own` has.
+        read: length of the sequence at the last draft, which `sources.own` has.
         top: of the last draft.
         size: see `blend`; with 0 nodes nothing is drafted.
         noise: of the target's draws.
@@ -217,10 +217,9 @@ def advance(
 
     Returns the draft: tokens int32[N], parents int32[N], score float32[N], source uint8[N].
     """
-    at, read = last
     if learns:
-        learn_choices(rates, room, ids[at:])
-        learn_rows(sources.words, top.tokens, top.parents, ids[:at], top.rows, top.best, top.chances)
+        learn_choices(rates, room, ids[read:])
+        learn_rows(sources.words, top.tokens, top.parents, ids[:read], top.rows, top.best, top.chances)
         append(sources.own, ids[read:])
     room.made[0] = room.made[1] = 0
     if size[0] > 0:

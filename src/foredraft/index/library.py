@@ -13,8 +13,14 @@ import numpy as np
 from foredraft.atomic_file import check_place
 from foredraft.contracts import TokenIds
 from foredraft.errors import ForedraftWarning, StoreError, UsageError
-from foredraft.index.datastore import MANIFEST, Datastore, manifest_version, open_datastore
-from foredraft.index.datastore_writer import DatastoreWriter
+from foredraft.index.datastore import (
+    MANIFEST,
+    Datastore,
+    DatastoreWriter,
+    manifest_version,
+    open_datastore,
+    write_datastore,
+)
 from foredraft.index.recent_text import END, append, empty_text, with_room
 from foredraft.index.suffix_array import SuffixArrays, symbol_dtype
 
@@ -77,7 +83,7 @@ class Library:
                 return
             new = not (Path(folder) / MANIFEST).exists()
             tokenizer_hash, vocabulary = self.identity
-            with DatastoreWriter(folder, tokenizer_hash=tokenizer_hash, vocabulary=vocabulary, create=new) as writer:
+            with write_datastore(folder, tokenizer_hash=tokenizer_hash, vocabulary=vocabulary, create=new) as writer:
                 separator = writer.manifest.vocabulary
                 symbols = np.where((text == END) | (text >= separator), separator, text).astype(symbol_dtype(separator))
                 if not writer.holds([symbols]):  # the same texts may have been saved before
