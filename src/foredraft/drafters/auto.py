@@ -172,10 +172,9 @@ class AutoDrafter:
         """
         if not self.options.shares:
             raise UsageError(NOTHING_TO_SAVE)
-        self.library.save(path, self.options.memory, self.options.memory_tokens)
-        folder = path or self.options.memory
-        if folder is not None and Path(folder).is_dir() and self.words.clock[0]:
-            save_words(Path(folder) / _WORDS_FILE, self.words, *self.library.identity)
+        folder = self.library.save(path, self.options.memory, self.options.memory_tokens)
+        if folder.is_dir() and self.words.clock[0]:
+            save_words(folder / _WORDS_FILE, self.words, *self.library.identity)
 
 
 def _check_blendable(neural: Drafter) -> None:
