@@ -17,7 +17,6 @@ from foredraft.index.blend import (
     credit,
     learn_choices,
     prior_rates,
-    room_to_draft,
 )
 from foredraft.index.datastore import open_datastore
 from foredraft.index.own_words import NO_WORDS, empty_words
@@ -34,6 +33,7 @@ from foredraft.index.sources import (
     NeuralDraft,
     Rows,
     Sources,
+    room_to_draft,
 )
 from foredraft.sampling.noise import perturbed_argmax
 from support.documents import random_documents
@@ -255,7 +255,7 @@ def test_only_choices_that_the_target_came_to_are_counted():
 def test_a_source_that_misleads_is_trusted_less():
     """The stored rows continue every text with 4, and the target emits 5."""
     rows = Rows(np.array([[4, 4]], np.int32), np.ones(1, np.float32), np.full(1, 3, np.int32))
-    rates, room, ids, last = prior_rates(sampled=False), room_to_draft(4), np.arange(3), (0, 0)
+    rates, room, ids, last = prior_rates(sampled=False), room_to_draft(4), np.arange(3), 0
     scores = []
     asked = Sources(NO_WORDS, 0, NO_WORDS, empty_text(1000), NO_TEXT, rows, NO_NEURAL_DRAFT)
     for _ in range(60):
@@ -264,7 +264,7 @@ def test_a_source_that_misleads_is_trusted_less():
         )
         assert (tokens.tolist(), source.tolist()) == ([4], [STORE])
         scores.append(score[0])
-        last, ids = (len(ids), len(ids)), np.append(ids, 100 + len(ids))
+        last, ids = len(ids), np.append(ids, 100 + len(ids))
     assert scores[-1] < 0.5 * scores[0]
 
 

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from foredraft.control import CONTROLS, choose_control
-from foredraft.control.levels import Outcome
-from foredraft.control.rules import CaliOptions, CaliRule
+from foredraft.control.levels import CaliOptions, CaliRule, Outcome
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import UsageError
 from foredraft.model.head_files import card_for, save_head

@@ -17,17 +17,19 @@ import naive.index_text
 from foredraft.errors import StoreError, UsageError
 from foredraft.index import datastore, suffix_array
 from foredraft.index.datastore import (
+    LOCK,
     MANIFEST,
     SEGMENT_KIND,
     check_datastore,
+    leftovers,
     manifest_bytes,
     manifest_version,
     open_datastore,
     read_manifest,
     segment_path,
+    write_datastore,
     write_segment,
 )
-from foredraft.index.datastore_writer import LOCK, DatastoreWriter, leftovers
 from foredraft.index.storage import open_store, write_store
 from support.documents import random_documents, ranges_after, replaced, sort, swapped, text_of
 from support.stores import HASH, VOCABULARY, built
@@ -105,19 +107,19 @@ def test_a_store_without_segments_is_a_store(tmp_path):
 
 def test_the_same_inputs_give_the_same_bytes(tmp_path):
     one, two = built(tmp_path / "a", ONE, TWO), built(tmp_path / "b", ONE)
-    with DatastoreWriter(two) as writer:
+    with write_datastore(two) as writer:
         writer.add([text_of(TWO[:5], VOCABULARY), text_of(TWO[5:], VOCABULARY)])
         writer.commit()
     assert files_of(one) == files_of(two)
 
 
 def test_segments_are_added_and_removed(store):
-    with DatastoreWriter(store, tokenizer_hash=HASH) as writer:
+    with write_datastore(store, tokenizer_hash=HASH) as writer:
         entry = writer.add([text_of(THREE, VOCABULARY)])
         writer.commit()
     assert documents_in(open_datastore(store)) == [ONE, TWO, THREE]
     first = read_manifest(store).segments[0].name
-    with DatastoreWriter(store) as writer:
+    with write_datastore(store) as writer:
         assert writer.remove(first).name == first
         assert writer.manifest.segments[-1] == entry
         writer.commit()
@@ -128,7 +130,7 @@ def test_segments_are_added_and_removed(store):
 
 def test_a_segment_that_is_not_there_cannot_be_removed(store):
     with (
-        DatastoreWriter(store) as writer,
+        write_datastore(store) as writer,
         pytest.raises(UsageError, match=r"no segment 'x'\. Its segments are: [0-9a-f]"),
     ):
         writer.remove("x")
@@ -137,12 +139,12 @@ def test_a_segment_that_is_not_there_cannot_be_removed(store):
 
 def test_what_was_not_committed_does_not_count(store):
     before = files_of(store)[MANIFEST]
-    with DatastoreWriter(store) as writer:
+    with write_datastore(store) as writer:
         writer.add([text_of(THREE, VOCABULARY)])
         writer.remove(writer.manifest.segments[0].name)
     assert files_of(store)[MANIFEST] == before
     assert documents_in(open_datastore(store)) == [ONE, TWO]
-    with DatastoreWriter(store) as writer:
+    with write_datastore(store) as writer:
         writer.commit()
     assert len(names_in(store)) == 3, "the segment that never counted is gone"
 
@@ -150,7 +152,7 @@ def test_what_was_not_committed_does_not_count(store):
 def test_the_version_changes_with_the_manifest(store):
     versions = {manifest_version(store), open_datastore(store).version}
     assert len(versions) == 1
-    with DatastoreWriter(store) as writer:
+    with write_datastore(store) as writer:
         writer.remove(writer.manifest.segments[0].name)
         assert {manifest_version(store)} == versions
         writer.commit()
@@ -162,7 +164,7 @@ def test_the_version_changes_with_the_manifest(store):
 
 
 def test_a_merged_store_is_that_built_in_one_go(tmp_path, store):
-    with DatastoreWriter(store) as writer:
+    with write_datastore(store) as writer:
         assert writer.merge(1 << 20) == 1
         writer.commit()
     assert files_of(store) == files_of(built(tmp_path / "whole", ONE + TWO))
@@ -177,7 +179,7 @@ def test_only_neighbours_that_fit_together_are_merged(tmp_path):
     sizes = [3, 4, 9, 2, 2, 2, 5]
     segments = [[[number] * size] for number, size in enumerate(sizes)]
     folder = built(tmp_path / "s", *segments)
-    with DatastoreWriter(folder) as writer:
+    with write_datastore(folder) as writer:
         assert writer.merge(2) == 0
         assert writer.merge(7) == 3
         writer.commit()
@@ -189,7 +191,7 @@ def test_only_neighbours_that_fit_together_are_merged(tmp_path):
 
 
 def test_what_was_just_added_or_removed_is_merged_as_it_will_be(store, tmp_path):
-    with DatastoreWriter(store) as writer:
+    with write_datastore(store) as writer:
         writer.add([text_of(THREE, VOCABULARY)])
         writer.remove(writer.manifest.segments[0].name)
         assert writer.merge(1 << 20) == 1
@@ -201,7 +203,7 @@ def test_an_open_store_goes_on_working_while_its_segments_are_merged_away(store)
     old = open_datastore(store)
     context = TWO[0][:2]
     before = occurrences(old, context)
-    with DatastoreWriter(store) as writer:
+    with write_datastore(store) as writer:
         writer.merge(1 << 20)
         writer.commit()
     assert not any(segment_path(store, entry.name).exists() for entry in old.manifest.segments)
@@ -214,7 +216,7 @@ def test_a_store_that_changes_while_it_is_opened_is_opened_as_it_is_then(store, 
 
     def merged_meanwhile(path, *args, **options):  # the manifest is read by then
         monkeypatch.setattr(datastore, "open_store", real)
-        with DatastoreWriter(store) as writer:
+        with write_datastore(store) as writer:
             writer.merge(1 << 20)
             writer.commit()
         return real(path, *args, **options)
@@ -226,9 +228,9 @@ def test_a_store_that_changes_while_it_is_opened_is_opened_as_it_is_then(store, 
 WRITER = """
 import sys
 import numpy as np
-from foredraft.index.datastore_writer import DatastoreWriter
+from foredraft.index.datastore import write_datastore
 for turn in range(int(sys.argv[2])):
-    with DatastoreWriter(sys.argv[1]) as writer:
+    with write_datastore(sys.argv[1]) as writer:
         writer.add([np.array([10 + turn, 255, 10 + turn, 300], np.uint16)])
         if turn % 4 == 3:
             writer.merge(1 << 20)
@@ -269,7 +271,7 @@ def test_an_existing_store_is_overwritten_only_when_asked(store):
 
 
 def test_an_overwriter_that_does_not_commit_leaves_the_old_store(store):
-    with DatastoreWriter(
+    with write_datastore(
         store, tokenizer_hash="other", vocabulary=VOCABULARY, create=True, overwrite=True
     ) as writer:  # fmt: skip
         assert writer.manifest.segments == ()
@@ -294,35 +296,35 @@ def test_places_where_no_folder_can_be_made_are_refused(tmp_path):
     with pytest.raises(StoreError, match="cannot be written"):
         built(tmp_path / "no" / "folder", ONE)
     with pytest.raises(UsageError, match="needs a tokenizer's hash and a vocabulary"):
-        DatastoreWriter(tmp_path / "s", create=True)
+        write_datastore(tmp_path / "s", create=True).__enter__()
     assert names_in(tmp_path) == []
 
 
 @pytest.mark.parametrize("create", [False, True])
 def test_a_second_writer_is_refused_while_the_first_is_at_work(store, create):
     options = {"tokenizer_hash": HASH, "vocabulary": VOCABULARY, "create": create, "overwrite": create}
-    with DatastoreWriter(store) as first:
+    with write_datastore(store) as first:
         with pytest.raises(StoreError, match=r"being written by another process.*Wait for it"):
-            DatastoreWriter(store, **options).__enter__()
+            write_datastore(store, **options).__enter__()
         first.add([text_of(THREE, VOCABULARY)])
         first.commit()
     with filelock.FileLock(store / LOCK), pytest.raises(StoreError, match="being written by another process"):
-        DatastoreWriter(store, **options).__enter__()
+        write_datastore(store, **options).__enter__()
     assert documents_in(open_datastore(store)) == [ONE, TWO, THREE]
-    with DatastoreWriter(store, **options):
+    with write_datastore(store, **options):
         pass
 
 
 def test_a_store_of_another_tokenizer_is_not_added_to(store):
     with pytest.raises(StoreError, match="made with another tokenizer"):
-        DatastoreWriter(store, tokenizer_hash="other").__enter__()
-    with DatastoreWriter(store, tokenizer_hash=HASH):
+        write_datastore(store, tokenizer_hash="other").__enter__()
+    with write_datastore(store, tokenizer_hash=HASH):
         pass  # the lock is free again
 
 
 def test_what_is_no_store_is_not_written_to(tmp_path):
     with pytest.raises(StoreError, match=r"is not a datastore: it has no datastore\.json"):
-        DatastoreWriter(tmp_path).__enter__()
+        write_datastore(tmp_path).__enter__()
     assert list(tmp_path.iterdir()) == [], "not even a lock is put there"
 
 
@@ -332,7 +334,7 @@ CHILD = """
 import os, signal, sys
 from pathlib import Path
 import numpy as np
-from foredraft.index import datastore, datastore_writer, storage
+from foredraft.index import datastore, storage
 folder, stage = Path(sys.argv[1]), sys.argv[2]
 print("ready", flush=True)
 
@@ -343,7 +345,7 @@ if stage == "writing":
     storage.shutil.copyfileobj = die
 if stage == "placing":
     Path.replace = die
-with datastore_writer.DatastoreWriter(folder) as writer:
+with datastore.write_datastore(folder) as writer:
     writer.add([np.array([1, 2, 3, 300, 5, 300], np.uint16)])
     writer.merge(1 << 20) if stage == "merged" else None
     if stage == "committing":
@@ -365,7 +367,7 @@ def test_a_killed_writer_leaves_the_store_as_it_was_and_the_next_commit_clears_u
     assert left
     assert documents_in(open_datastore(store)) == [ONE, TWO]
     assert len(list(check_datastore(store))) == 2
-    with DatastoreWriter(store) as writer:  # the lock ended with the process
+    with write_datastore(store) as writer:  # the lock ended with the process
         writer.add([text_of(THREE, VOCABULARY)])
         writer.commit()
     assert not any(path.exists() for path in left)
@@ -381,10 +383,10 @@ def test_an_interrupted_writer_leaves_the_store_as_it_was(store, error, phase):
             raise error
 
     before = files_of(store)
-    with pytest.raises(error), DatastoreWriter(store) as writer:
+    with pytest.raises(error), write_datastore(store) as writer:
         writer.add([text_of(THREE, VOCABULARY)], stop)
     assert files_of(store) == before
-    with DatastoreWriter(store) as writer:
+    with write_datastore(store) as writer:
         assert writer.merge(1 << 20) == 1
 
 
@@ -392,7 +394,7 @@ def test_a_new_store_that_was_interrupted_can_be_begun_again(tmp_path):
     folder = tmp_path / "new"
 
     def fail():
-        with DatastoreWriter(folder, tokenizer_hash=HASH, vocabulary=VOCABULARY, create=True) as writer:
+        with write_datastore(folder, tokenizer_hash=HASH, vocabulary=VOCABULARY, create=True) as writer:
             writer.add([text_of(ONE, VOCABULARY)])
             raise RuntimeError
 
@@ -408,9 +410,9 @@ LIMITED = """
 import resource, sys
 import numpy as np
 from foredraft.errors import StoreError
-from foredraft.index.datastore_writer import DatastoreWriter
+from foredraft.index.datastore import write_datastore
 try:
-    with DatastoreWriter(sys.argv[1]) as writer:
+    with write_datastore(sys.argv[1]) as writer:
         text = np.append(np.random.default_rng(0).integers(0, 300, 40_000), 300).astype(np.uint16)
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
         writer.add([text])
@@ -438,7 +440,7 @@ def test_a_manifest_that_cannot_be_written_is_a_sentence_and_the_store_is_as_it_
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     before = files_of(store)
-    with DatastoreWriter(store) as writer:
+    with write_datastore(store) as writer:
         writer.add([text_of(THREE, VOCABULARY)])
         with monkeypatch.context() as patched:
             patched.setattr(os, "fsync", full)
@@ -459,7 +461,7 @@ def test_bad_texts_are_refused_and_leave_the_store_as_it_was(store):
     high = np.array([1, VOCABULARY + 1, VOCABULARY], np.uint16)
     open_end = np.array([1, VOCABULARY, 2], np.uint16)
     only_ends = np.full(3, VOCABULARY, np.uint16)
-    with DatastoreWriter(store) as writer:
+    with write_datastore(store) as writer:
         for texts, says in (
             ([high], "token 301, which is not below the vocabulary of 300"),
             ([open_end], "must end in the separator"),
@@ -477,7 +479,7 @@ def test_bad_texts_are_refused_and_leave_the_store_as_it_was(store):
 
 def test_empty_texts_between_others_do_no_harm(tmp_path):
     nothing = np.empty(0, np.uint16)
-    with DatastoreWriter(tmp_path / "s", tokenizer_hash=HASH, vocabulary=VOCABULARY, create=True) as writer:
+    with write_datastore(tmp_path / "s", tokenizer_hash=HASH, vocabulary=VOCABULARY, create=True) as writer:
         writer.add([nothing, text_of(ONE, VOCABULARY), nothing])
         writer.commit()
     assert files_of(tmp_path / "s") == files_of(built(tmp_path / "t", ONE))
@@ -701,12 +703,12 @@ def test_a_damaged_store_is_not_changed_further(store, segment):
     before = files_of(store)
     segment.write_bytes(segment.read_bytes()[:-1])
     with pytest.raises(StoreError, match="damaged"):
-        DatastoreWriter(store).__enter__()
+        write_datastore(store).__enter__()
     segment.write_bytes(before[segment.name])
     (store / MANIFEST).write_bytes(b"{")
     for _ in range(2):  # the lock is free again
         with pytest.raises(StoreError, match="not JSON"):
-            DatastoreWriter(store).__enter__()
+            write_datastore(store).__enter__()
     (store / MANIFEST).write_bytes(before[MANIFEST])
     assert files_of(store) == before
 

@@ -20,16 +20,18 @@ from foredraft.contracts import (
 )
 from foredraft.control import CONTROLS, MOST_NODES, FixedControl, MeasuredControl, choose_control
 from foredraft.control.cost_aware import CostAwareRule, WholeRule
-from foredraft.control.levels import LevelControl, Outcome, level_chances
-from foredraft.control.payoff import PATIENCE
-from foredraft.control.rules import (
+from foredraft.control.levels import (
     BetaOptions,
     BetaRule,
     ConfidenceOptions,
     ConfidenceRule,
     ExitThresholdOptions,
     ExitThresholdRule,
+    LevelControl,
+    Outcome,
+    level_chances,
 )
+from foredraft.control.payoff import PATIENCE
 from foredraft.engine.single import decode, prefill
 from foredraft.engine.state import SequenceState
 from foredraft.errors import UsageError

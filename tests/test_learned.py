@@ -62,13 +62,13 @@ def test_texts_and_distributions_match_the_dictionary(seed):
         learn_text(arrays, ids[: start + 20], start, 1.0, 0.93, NO_CAP)
         naive.index_tables.learn_text(memory, ids[: start + 20].tolist(), start, 1.0, 0.93, NO_CAP)
     tokens, parents = np.array([3, 3, 3, 4], np.int32), np.array([-1, 0, -1, 1], np.int32)
-    for before in (-1, 3):
+    for text in ([3], [3, 3]):
         rows = rng.permutation(5).astype(np.int32)[:4]
         top = np.array([rng.permutation(40)[:4] for _ in rows], np.int32)
         shares = rng.dirichlet(np.ones(4), len(rows)).astype(np.float32)
-        learn_distributions(arrays, tokens, parents, rows, before, 3, top, shares, 2.0, 0.8)
-        draft = (tokens.tolist(), parents.tolist(), rows.tolist())
-        naive.index_tables.learn_distributions(memory, *draft, before, 3, top.tolist(), shares.tolist(), 2.0, 0.8)
+        learn_distributions(arrays, tokens, parents, np.array(text), rows, top, shares, 2.0, 0.8)
+        draft = (tokens.tolist(), parents.tolist(), text, rows.tolist())
+        naive.index_tables.learn_distributions(memory, *draft, top.tolist(), shares.tolist(), 2.0, 0.8)
     check_learned(arrays)
     assert_same(arrays, memory)
 

@@ -18,8 +18,7 @@ from foredraft.bench.method import parse_method
 from foredraft.bench.prove import prove
 from foredraft.contracts import Budget, CostCurve, Draft, DraftContext, Scores
 from foredraft.control import FixedControl, MeasuredControl, cut
-from foredraft.control.levels import LevelControl
-from foredraft.control.rules import ConfidenceOptions, ConfidenceRule
+from foredraft.control.levels import ConfidenceOptions, ConfidenceRule, LevelControl
 from foredraft.engine.single import decode, prefill
 from foredraft.engine.state import SequenceState
 from foredraft.engine.step import check_draft

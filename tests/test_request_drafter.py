@@ -9,8 +9,7 @@ from foredraft.corpus.words import tokenizer_hash
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import ForedraftWarning
 from foredraft.graph.tree import best_chain, chain_parents
-from foredraft.index.datastore import open_datastore
-from foredraft.index.datastore_writer import DatastoreWriter
+from foredraft.index.datastore import open_datastore, write_datastore
 from foredraft.integrations.request_drafter import PATIENCE, RequestDrafter
 from foredraft.testing import VOCABULARY
 from support import tokenizers
@@ -63,7 +62,7 @@ METHODS = {
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     folder = tmp_path_factory.mktemp("store") / "a.store"
-    with DatastoreWriter(folder, tokenizer_hash="", vocabulary=VOCABULARY, create=True) as writer:
+    with write_datastore(folder, tokenizer_hash="", vocabulary=VOCABULARY, create=True) as writer:
         for seed in (50, 51):
             writer.add([np.append(text(seed, 600), VOCABULARY).astype(np.uint16)])  # a separator ends it
         writer.commit()

@@ -12,8 +12,14 @@ from foredraft.drafters import Resources, make_drafter, rest
 from foredraft.drafters.rest import RestDrafter, RestOptions
 from foredraft.errors import ForedraftWarning, StoreError, UsageError
 from foredraft.index import library
-from foredraft.index.datastore import MANIFEST, Datastore, check_datastore, open_datastore, segment_path
-from foredraft.index.datastore_writer import DatastoreWriter
+from foredraft.index.datastore import (
+    MANIFEST,
+    Datastore,
+    check_datastore,
+    open_datastore,
+    segment_path,
+    write_datastore,
+)
 from foredraft.index.library import Library
 from foredraft.index.storage import open_store
 from foredraft.index.suffix_array import SuffixArrays
@@ -110,7 +116,7 @@ def test_contexts_shorter_than_the_shortest_are_not_looked_up(store):
 def test_merged_segments_are_drafted_from_as_separate_ones_and_as_one(store, tmp_path):
     whole = built(tmp_path / "whole", [ids for documents in SEGMENTS for ids in documents])
     merged = built(tmp_path / "merged", *SEGMENTS)
-    with DatastoreWriter(merged) as writer:
+    with write_datastore(merged) as writer:
         writer.merge(1 << 20)
         writer.commit()
     for options in (PAPER, {"samples": 50}):
@@ -311,7 +317,7 @@ def test_a_memory_that_is_being_written_to_or_of_another_tokenizer_is_refused_an
     with pytest.raises(StoreError, match="another tokenizer"):
         make_drafter("rest", options, Resources(VOCABULARY, "a"))
     built(memory, [[4, 5]], tokenizer_hash="a", overwrite=True)
-    with DatastoreWriter(memory), pytest.raises(StoreError, match="being written by another process"):
+    with write_datastore(memory), pytest.raises(StoreError, match="being written by another process"):
         made.save()
     assert propose(opened(made), [1, 2]).tokens.tolist() == [3]
     made.save()
@@ -333,7 +339,7 @@ def test_new_segments_are_taken_up_by_the_next_sequence_while_one_at_work_goes_o
     made = drafter(folder, learn="off")
     at_work = opened(made)
     assert propose(at_work, [1]).tokens.tolist() == [2, 3]
-    with DatastoreWriter(folder) as writer:
+    with write_datastore(folder) as writer:
         writer.add([text_of([[7, 8, 9]], VOCABULARY)])
         writer.merge(1 << 20)
         writer.commit()
@@ -341,7 +347,7 @@ def test_new_segments_are_taken_up_by_the_next_sequence_while_one_at_work_goes_o
     assert len(propose(at_work, [1, 2, 7])) == 0
     assert propose(opened(made), [7]).tokens.tolist() == [8, 9]
     assert propose(opened(made), [1]).tokens.tolist() == [2, 3]
-    with DatastoreWriter(folder) as writer:
+    with write_datastore(folder) as writer:
         writer.remove(writer.manifest.segments[0].name)
         writer.commit()
     assert len(propose(opened(made), [7])) == 0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from foredraft.errors import ForedraftWarning, StoreError, UsageError
-from foredraft.index.datastore_writer import DatastoreWriter
+from foredraft.index.datastore import write_datastore
 from foredraft.integrations import vllm as integration
 from foredraft.integrations.vllm import (
     MOST_TOKENS,
@@ -134,7 +134,7 @@ def test_options_that_cannot_be_honoured_are_refused(options, words):
 
 def test_a_store_for_another_tokenizer_is_refused(vllm, tmp_path):
     folder = tmp_path / "a.store"
-    with DatastoreWriter(folder, tokenizer_hash="another", vocabulary=8192, create=True) as writer:
+    with write_datastore(folder, tokenizer_hash="another", vocabulary=8192, create=True) as writer:
         writer.add([np.array([1, 2, 3, 8192], np.uint16)])
         writer.commit()
     options = {"method": "rest", "store": str(folder)}

@@ -21,8 +21,7 @@ from foredraft.corpus.trigrams import count_trigrams
 from foredraft.corpus.words import tokenize, tokenizer_hash, vocabulary_size
 from foredraft.drafters import Resources
 from foredraft.errors import StoreError
-from foredraft.index.datastore import open_datastore
-from foredraft.index.datastore_writer import DatastoreWriter
+from foredraft.index.datastore import open_datastore, write_datastore
 from foredraft.index.suffix_array import Symbols
 from foredraft.index.trigram import open_table
 
@@ -109,6 +108,6 @@ def _build_table(path: Path, text: Iterator[Symbols], identity: str, vocabulary:
 
 
 def _build_store(path: Path, text: Iterator[Symbols], identity: str, vocabulary: int) -> None:
-    with DatastoreWriter(path, tokenizer_hash=identity, vocabulary=vocabulary, create=True, overwrite=True) as writer:
+    with write_datastore(path, tokenizer_hash=identity, vocabulary=vocabulary, create=True, overwrite=True) as writer:
         writer.add([np.concatenate(list(text))])
         writer.commit()

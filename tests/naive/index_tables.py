@@ -63,12 +63,12 @@ def learn_text(memory, ids, start, weight, keep, cap):
             learn(memory, ids[i - 2], ids[i - 1], token, weight, keep, cap)
 
 
-def learn_distributions(memory, tokens, parents, rows, before, root, top, shares, weight, keep):
+def learn_distributions(memory, tokens, parents, ids, rows, top, shares, weight, keep):
     for row, top_tokens, probabilities in zip(rows, top, shares, strict=True):
         path, node = [], row - 1
         while node != -1:
             path, node = [tokens[node], *path], parents[node]
-        a, b = [before, root, *path][-2:]
+        a, b = [-1, *ids, *path][-2:]
         for j, (token, share) in enumerate(zip(top_tokens, probabilities, strict=True)):
             learn(memory, a, b, token, weight * share, keep if j == 0 else 1.0, float("inf"))
 

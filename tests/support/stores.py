@@ -1,6 +1,6 @@
 """Datastores of a few documents."""
 
-from foredraft.index.datastore_writer import DatastoreWriter
+from foredraft.index.datastore import write_datastore
 from support.documents import text_of
 
 VOCABULARY = 300
@@ -9,7 +9,7 @@ HASH = "words"
 
 def built(folder, *segments, vocabulary=VOCABULARY, tokenizer_hash=HASH, **options):
     """A store with one segment for each list of documents."""
-    with DatastoreWriter(
+    with write_datastore(
         folder, tokenizer_hash=tokenizer_hash, vocabulary=vocabulary, create=True, **options
     ) as writer:
         for documents in segments:

@@ -106,21 +106,25 @@ def source_of(module: str) -> ast.Module:
     return ast.parse(source or "")
 
 
-def class_body(module: str, kind: str) -> tuple[list[ast.stmt], str]:
-    """Return the statements and the docstring of class `kind` in a module's source; both empty without source."""
+def class_body(module: str, kind: str) -> tuple[list[ast.stmt], str, list[str]]:
+    """Return the statements, docstring and bases of class `kind` in a module's source; all empty without source."""
     found = [each for each in source_of(module).body if isinstance(each, ast.ClassDef) and each.name == kind]
-    return (found[0].body, ast.get_docstring(found[0]) or "") if found else ([], "")
+    if not found:
+        return [], "", []
+    return found[0].body, ast.get_docstring(found[0]) or "", [ast.unparse(base) for base in found[0].bases]
 
 
 def options_in_source(module: str, kind: str) -> dict[str, dict[str, Any]]:
-    """Return the fields of dataclass `kind` in `module` by name; empty if the module is shipped without source.
+    """Return the fields of dataclass `kind` in `module`, and of its bases there, by name; empty without source.
 
     Each has `name`, `type`, `description`, and `default` unless it is required; a default that is not a literal is its
     source text.
     """
-    body, docstring = class_body(module, kind)
+    body, docstring, bases = class_body(module, kind)
     described = attributes(docstring)
     found: dict[str, dict[str, Any]] = {}
+    for base in bases:
+        found |= options_in_source(module, base)
     for field in body:
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
             name = field.target.id

@@ -52,7 +52,7 @@ class Building:
         """Tokenise the inputs, sort them into segments, and commit these to a store, made as `new` says if given."""
         from foredraft.corpus.documents import ReadReport, find_inputs
         from foredraft.corpus.shards import Spread, build_segment, plan_segments, plan_shards, tokenize_shards
-        from foredraft.index.datastore_writer import DatastoreWriter
+        from foredraft.index.datastore import write_datastore
 
         words = words_of(self.model, self.tokenizer)
         shards = plan_shards(find_inputs(inputs), hold_out=self.hold_out, strict=self.strict)
@@ -64,7 +64,7 @@ class Building:
         if new:
             new["vocabulary"] = words.vocabulary
         with (
-            DatastoreWriter(store, tokenizer_hash=words.tokenizer_hash, **new) as writer,
+            write_datastore(store, tokenizer_hash=words.tokenizer_hash, **new) as writer,
             working_in_phases("tokenising") as tell,
             _resumable_shards(writer.folder) as folder,
         ):
@@ -110,9 +110,9 @@ def add_to_store(store: StoreArgument, inputs: Inputs, *, building: Building) ->
 @index.command("merge")
 def merge_segments(store: StoreArgument, segment_tokens: SegmentOption = SEGMENT_TOKENS) -> None:
     """Sort neighbouring segments into fewer, so that looking up is quicker."""
-    from foredraft.index.datastore_writer import DatastoreWriter
+    from foredraft.index.datastore import write_datastore
 
-    with DatastoreWriter(store) as writer, working_in_phases("merging") as tell:
+    with write_datastore(store) as writer, working_in_phases("merging") as tell:
         fewer = writer.merge(segment_tokens, tell)
         writer.commit()
     typer.echo(f"{store} has {len(writer.manifest.segments):,} segments now, {fewer:,} fewer.")
@@ -123,9 +123,9 @@ def remove_segment(
     store: StoreArgument, segment: Annotated[str, typer.Argument(help="Its name, as info shows it")]
 ) -> None:
     """Take a segment out of a store."""
-    from foredraft.index.datastore_writer import DatastoreWriter
+    from foredraft.index.datastore import write_datastore
 
-    with DatastoreWriter(store) as writer:
+    with write_datastore(store) as writer:
         removed = writer.remove(segment)
         writer.commit()
     typer.echo(f"{store}: segment {removed.name} with {removed.tokens:,} tokens is removed.")
@@ -134,8 +134,7 @@ def remove_segment(
 @index.command("info")
 def describe_store(store: StoreArgument, as_json: flags.JsonOption = False) -> None:
     """Describe a store."""
-    from foredraft.index.datastore import open_datastore
-    from foredraft.index.datastore_writer import leftovers
+    from foredraft.index.datastore import leftovers, open_datastore
 
     manifest = open_datastore(store).manifest
     left = [path.name for path in leftovers(store)]

@@ -31,7 +31,7 @@ class CostAwareRule(Rule):
         self._whole = 0.0  # smoothed seconds of drafting that do not depend on the number of levels
         self._level = 0.0  # smoothed seconds of drafting one level
         self._width = 1.0  # smoothed nodes of a level
-        self._rates = self._seconds = np.zeros(0)  # of this step, by depth and by number of levels
+        self._rates = self._seconds = np.zeros(0)  # of this step, by depth, and expected by number of levels
         self._price = 0.0  # tokens that a second is worth in this step
 
     def begins(self, levels: int) -> bool:
@@ -40,7 +40,9 @@ class CostAwareRule(Rule):
             self._costs.rests.passed()
             return False
         self._rates = self.acceptance()[:levels]
-        self._seconds = self._seconds_by_levels(levels)
+        number, passes = np.arange(levels + 1), self._costs.passes(self._curve)
+        passes = np.interp(1 + number * self._width, np.arange(len(passes)), passes)
+        self._seconds = passes + self._costs.plain + self._level * number + self._whole * (number > 0)
         tokens = 1.0 + np.concatenate([[0.0], np.cumsum(np.cumprod(self._rates))])
         best = best_number(tokens, self._seconds)
         self._price = float(tokens[best] / self._seconds[best])
@@ -79,12 +81,6 @@ class CostAwareRule(Rule):
         """Return the acceptance rate of a level given its parent, float64[most_nodes], by depth; smoothed."""
         overall = (self._accepted.sum() + _PRIOR_TOKENS * _PRIOR_RATE) / (self._tried.sum() + _PRIOR_TOKENS)
         return np.asarray((self._accepted + _PRIOR_TOKENS * overall) / (self._tried + _PRIOR_TOKENS))
-
-    def _seconds_by_levels(self, levels: int) -> F64:
-        """Return the expected seconds of a step by the number of drafted levels, float64[levels + 1]."""
-        number, passes = np.arange(levels + 1), self._costs.passes(self._curve)
-        rows = np.interp(1 + number * self._width, np.arange(len(passes)), passes)
-        return np.asarray(rows + self._costs.plain + self._level * number + self._whole * (number > 0))
 
 
 class WholeRule(Rule):

@@ -9,9 +9,8 @@ from functools import cached_property
 import numpy as np
 
 from foredraft.contracts import EMPTY_DRAFT, NO_BUDGET, Budget, CostCurve, Draft, Verdict
-from foredraft.control.fixed import cut
-from foredraft.control.payoff import StepCosts, best_number, credit, expected_tokens, scores_of
-from foredraft.graph.tree import F64, FloatArray
+from foredraft.control.payoff import StepCosts, best_number, credit, cut, expected_tokens, scores_of
+from foredraft.graph.tree import F64
 
 MOST_NODES = 64  # per step without `num_speculative_tokens`; the cost curve is measured up to 64 rows
 
@@ -60,8 +59,14 @@ class BatchControl:
         together = np.concatenate(scores)
         lanes, base = len(drafts), len(drafts) + other_rows
         least = max(self._cheap(base), lanes)
-        best = self._best_count(together, lanes, base, least, sum(budget.depth for budget in budgets))
-        if not self._costs.rests.tried(paid=best > 0):
+        # tokens and seconds of a step that verifies the best 0, 1, ... nodes
+        costs, passes = self._costs, self._costs.passes(self._curve)[base:]
+        accepted = expected_tokens(together, costs.evidence, len(passes) - 1)
+        accepted = np.minimum(accepted, sum(budget.depth for budget in budgets))
+        seconds = passes[: len(accepted)] + costs.drafted * lanes
+        seconds[0] = passes[0] + costs.plain * lanes
+        best = best_number(lanes + accepted, seconds, least, _MARGIN)
+        if not costs.rests.tried(paid=best > 0):
             return [EMPTY_DRAFT] * lanes
         best = min(max(best, least), len(together), self._most_rows - base)
         counts = [best]  # of each draft
@@ -87,18 +92,6 @@ class BatchControl:
     def _cheap(self, rows: int) -> int:
         """Return how many nodes add almost no cost to a pass of `rows` rows."""
         return max(int(np.searchsorted(self._curve, _CHEAP * self._curve[rows], "right")) - 1 - rows, 0)
-
-    def _best_count(self, score: FloatArray, lanes: int, base: int, least: int, depth: int) -> int:
-        """Return how many nodes, with scores float32[N], are worth verifying in a pass of `base` other rows.
-
-        At least `least` nodes are verified or none, and at most `depth` can be accepted.
-        """
-        costs = self._costs
-        passes = costs.passes(self._curve)[base:]
-        accepted = expected_tokens(score, costs.evidence, len(passes) - 1)
-        seconds = passes[: len(accepted)] + costs.drafted * lanes
-        seconds[0] = passes[0] + costs.plain * lanes
-        return best_number(lanes + np.minimum(accepted, depth), seconds, least, _MARGIN)
 
 
 class MeasuredControl:

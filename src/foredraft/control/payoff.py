@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from foredraft.contracts import Draft
-from foredraft.graph.tree import F64, FloatArray, IntArray, depths
+from foredraft.contracts import EMPTY_DRAFT, Budget, Draft
+from foredraft.graph.tree import F64, FloatArray, IntArray, depths, top_nodes
 
 # --- when to stop, and when to try again
 
@@ -57,6 +57,30 @@ def best_number(tokens: F64, seconds: F64, cheap: int = 0, margin: float = 1.0) 
     return best if rates[best] > rates[0] else 0
 
 
+# --- the nodes of a draft by their scores
+
+
+def scores_of(draft: Draft) -> FloatArray:
+    """Return the draft's scores, float32[N]; without them 0.6, a typical acceptance rate, ** depth."""
+    return draft.score if draft.score is not None else (np.float32(0.6) ** depths(draft.parents)).astype(np.float32)
+
+
+def cut(draft: Draft, budget: Budget, score: FloatArray | None = None) -> Draft:
+    """Return the best prefix-closed part of `draft` within `budget`, by `score`, the draft's scores, or the order.
+
+    A draft with q is always cut in order: keeping drawn tokens by their scores would change their distribution.
+    """
+    if budget.nodes <= 0 or budget.depth <= 0 or len(draft) == 0:
+        return EMPTY_DRAFT
+    fits = len(draft) <= budget.depth or int(depths(draft.parents).max()) <= budget.depth
+    if len(draft) <= budget.nodes and fits:
+        return draft
+    score = score if score is not None else draft.score
+    if score is None or draft.q is not None:
+        score = -np.arange(len(draft), dtype=np.float32)
+    return draft.take(top_nodes(draft.parents, score, budget.nodes, budget.depth))
+
+
 # --- the probability that nodes are accepted
 
 _BINS = 12  # of scores, by powers of two: [1/2, 1], [1/4, 1/2), ...; the last one holds all lower scores
@@ -70,11 +94,6 @@ class Evidence(NamedTuple):
 
     accepted: F64
     promised: F64
-
-
-def scores_of(draft: Draft) -> FloatArray:
-    """Return the draft's scores, float32[N]; without them 0.6, a typical acceptance rate, ** depth."""
-    return draft.score if draft.score is not None else (np.float32(0.6) ** depths(draft.parents)).astype(np.float32)
 
 
 @njit(cache=True)

@@ -7,7 +7,6 @@ of texts like yours helps (`foredraft table build`).
 Does not depend on text or models.
 """
 
-import threading
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -87,7 +86,6 @@ class AdaptixDrafter:
         every_step = options.share or options.learn == "paper"  # whole texts are shared; the paper learns in each step
         feeds_back = options.feedback == "topk" or (options.feedback is None and options.learn == "tokens")
         self.needs = Needs(top_k=options.feedback_top_k if feeds_back else 0, every_step=every_step)
-        self.lock = threading.Lock()
         self.shared = learned.empty_learned()
 
     @classmethod
@@ -100,8 +98,7 @@ class AdaptixDrafter:
         return _Drafting(self, context)
 
     def forget(self) -> None:
-        with self.lock:
-            self.shared = learned.empty_learned()
+        self.shared = learned.empty_learned()
 
 
 class _Drafting:
@@ -120,26 +117,20 @@ class _Drafting:
         asked = budget.nodes > 0 and budget.depth > 0
         if not asked and self._options.learn != "paper":  # which learns in every step
             return EMPTY_DRAFT  # new tokens are read later: many at once are faster
-        with self._drafter.lock:
-            self._read_new(view.ids)
-            return self._search(view.ids, budget) if asked else EMPTY_DRAFT
+        self._read_new(view.ids)
+        return self._search(view.ids, budget) if asked else EMPTY_DRAFT
 
     def observe(self, verdict: Verdict) -> None:
-        ids, at, draft = self._ids, verdict.at, verdict.draft
+        draft, ids = verdict.draft, self._ids
         top, chances, rows = verdict.top_tokens, verdict.top_probabilities, verdict.top_rows
         if ids is None or rows is None or top is None or chances is None:
             return
-        before = int(ids[at - 1]) if at > 0 else NO_TOKEN
-        weight, keep = self._options.feedback_weight, self._options.keep
-        with self._drafter.lock:
-            learned.learn_distributions(
-                self._learned, draft.tokens, draft.parents, rows, before, int(ids[at]), top, chances, weight, keep
-            )
+        text, weight, keep = ids[: verdict.at + 1], self._options.feedback_weight, self._options.keep
+        learned.learn_distributions(self._learned, draft.tokens, draft.parents, text, rows, top, chances, weight, keep)
 
     def close(self) -> None:
         if self._options.share and self._ids is not None:
-            with self._drafter.lock:
-                self._read_new(self._ids)
+            self._read_new(self._ids)
         self._ids = None
         self._learned = learned.empty_learned(8)
 

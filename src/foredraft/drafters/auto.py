@@ -21,6 +21,7 @@ from foredraft.contracts import (
     Draft,
     DraftContext,
     Drafter,
+    Drafting,
     Needs,
     SequenceView,
     TokenIds,
@@ -30,12 +31,12 @@ from foredraft.control.payoff import scores_of
 from foredraft.control.worth import Worth
 from foredraft.drafters import Resources, make_drafter, parse_options
 from foredraft.errors import ForedraftWarning, UsageError, told
-from foredraft.index.blend import NO_TOP_TOKENS, Noise, Rates, TopTokens, advance, prior_rates, room_to_draft
+from foredraft.index.blend import NO_TOP_TOKENS, Noise, Rates, TopTokens, advance, prior_rates
 from foredraft.index.library import NOTHING_TO_SAVE, Library, open_library
 from foredraft.index.own_words import NO_WORDS, TOP, OwnWords, empty_words, load_words, save_words, words_of_table
 from foredraft.index.recent_text import NO_TEXT, empty_text, with_room
 from foredraft.index.retrieval import StoredRows
-from foredraft.index.sources import NEURAL, NO_NEURAL_DRAFT, NO_ROWS, NeuralDraft, Rows, Sources
+from foredraft.index.sources import NEURAL, NO_NEURAL_DRAFT, NO_ROWS, NeuralDraft, Rows, Sources, room_to_draft
 from foredraft.index.trigram import open_named_table
 from foredraft.options import check_range, shown
 
@@ -171,10 +172,9 @@ class AutoDrafter:
         """
         if not self.options.shares:
             raise UsageError(NOTHING_TO_SAVE)
-        self.library.save(path, self.options.memory, self.options.memory_tokens)
-        folder = path or self.options.memory
-        if folder is not None and Path(folder).is_dir() and self.words.clock[0]:
-            save_words(Path(folder) / _WORDS_FILE, self.words, *self.library.identity)
+        folder = self.library.save(path, self.options.memory, self.options.memory_tokens)
+        if folder.is_dir() and self.words.clock[0]:
+            save_words(folder / _WORDS_FILE, self.words, *self.library.identity)
 
 
 def _check_blendable(neural: Drafter) -> None:
@@ -207,31 +207,40 @@ class _Drafting:
         self._room = room_to_draft(max(context.max_nodes, 1))
         draws = sampled and context.settings.get("verification", "matched") == "matched"
         self._noise = Noise(known=draws, seed=np.uint64(context.seed))
-        self._neural: _Neural | None = None
+        self._neural: Drafting | None = None
+        self._worth = Worth()  # of the neural drafter, which drafts while it is worth its time
         if (neural := drafter.neural) is not None:
-            self._neural = self._guarded(lambda: _Neural(neural, self._options.levels, context))
+            # its tokens are blended with others, so they must be chosen and not drawn, with either verification
+            settings = {**context.settings, "verification": "matched"}
+            self._neural = self._guarded(lambda: neural.open(replace(context, settings=settings)))
         self._ids: TokenIds = np.empty(0, np.int64)
-        self._at, self._read = 0, 0  # length of the text at the last draft, tokens read
+        self._read = 0  # length of the text at the last draft
         self._top = NO_TOP_TOKENS
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
         self._ids = view.ids
         if budget.nodes <= 0 or budget.depth <= 0:
             return EMPTY_DRAFT  # new tokens are read later: many at once are faster
-        if budget.nodes > len(self._room.drafted):
-            self._advance(NO_ROWS, NO_NEURAL_DRAFT, NO_BUDGET)  # learns from the draft in the old room
-            self._room = room_to_draft(budget.nodes)
         rows = self._stored.read(view.ids, len(view.ids) - self._read)
         neural, proposed = self._neural, NO_NEURAL_DRAFT
-        if neural is not None and neural.worth.begins():
-            proposed = self._guarded(lambda: neural.propose(view, budget)) or NO_NEURAL_DRAFT
-        if neural is None or not len(proposed.tokens) or not neural.worth.compares:
+        if neural is not None and self._worth.begins():
+            proposed = self._guarded(lambda: self._proposed(neural, view, budget)) or NO_NEURAL_DRAFT
+        if not len(proposed.tokens) or not self._worth.compares:
             return self._advance(rows, proposed, budget)
         otherwise = self._advance(rows, NO_NEURAL_DRAFT, budget)
         draft = self._advance(rows, proposed, budget)
         if draft.score is not None and otherwise.score is not None:
-            neural.worth.compare(draft.score, otherwise.score)
+            self._worth.compare(draft.score, otherwise.score)
         return draft
+
+    def _proposed(self, neural: Drafting, view: SequenceView, budget: Budget) -> NeuralDraft:
+        """Return the neural drafter's draft; raises ValueError if it is not a tree of tokens."""
+        # `Worth` decides the depth; the control cuts the blended draft
+        limits = Budget(budget.nodes, min(budget.depth, self._options.levels), self._worth.goes_on)
+        draft = neural.propose(view, limits)
+        draft.check()
+        self._worth.answered()
+        return NeuralDraft(draft.tokens, draft.parents, scores_of(draft))
 
     def _advance(self, rows: Rows, proposed: NeuralDraft, budget: Budget) -> Draft:
         drafter, ids = self._drafter, self._ids
@@ -239,22 +248,26 @@ class _Drafting:
             self._own = with_room(self._own, len(ids) - self._read)
         shared = drafter.library.shared if self._options.shares else NO_TEXT
         sources = Sources(self._words, self._began, drafter.table, self._own, shared, rows, proposed)
-        size = (budget.nodes, min(self._options.depth, budget.depth), self._vocabulary)
+        nodes = min(budget.nodes, len(self._room.drafted))
+        size = (nodes, min(self._options.depth, budget.depth), self._vocabulary)
         tokens, parents, score, source = advance(
-            sources, self._rates, self._room, ids, (self._at, self._read), self._top, size, self._noise, self._learns
+            sources, self._rates, self._room, ids, self._read, self._top, size, self._noise, self._learns
         )
-        self._at, self._read, self._top = len(ids), len(ids), NO_TOP_TOKENS
+        self._read, self._top = len(ids), NO_TOP_TOKENS
         return Draft(tokens, parents, score, source=source) if len(tokens) else EMPTY_DRAFT
 
     def observe(self, verdict: Verdict) -> None:
         """Keep the target's top tokens after each row, to learn them with the next draft."""
-        if len(self._ids) != self._at:
+        if len(self._ids) != self._read:
             return
         rows, top, chances = verdict.top_rows, verdict.top_tokens, verdict.top_probabilities
         if rows is not None and top is not None and chances is not None:
             self._top = TopTokens(verdict.draft.tokens, verdict.draft.parents, rows, top, chances)
         if (neural := self._neural) is not None:
-            self._guarded(lambda: neural.learn(verdict))
+            unnamed = replace(verdict.draft, source=None)  # the source numbers are those of auto
+            shown = Verdict(verdict.tokens, verdict.path, unnamed, verdict.at, hidden=verdict.hidden)
+            self._guarded(lambda: neural.observe(shown))
+            self._worth.ends(len(verdict.tokens), len(verdict.draft))
 
     def _guarded(self, ask: Callable[[], T]) -> T | None:
         """Call the neural drafter, the only source whose code may raise; if it does, warn and continue without it."""
@@ -263,7 +276,7 @@ class _Drafting:
         except Exception as error:  # noqa: BLE001  # whatever it is, the other sources can draft
             neural, self._neural = self._neural, None
             if neural is not None:
-                neural.drafting.close()
+                neural.close()
             warnings.warn(
                 f"The source {self._drafter.source_names[NEURAL]!r} failed ({told(error)}), so the rest of this text "
                 "is drafted without it; the text is the same.",
@@ -280,29 +293,4 @@ class _Drafting:
         self._own, self._stored, self._learns = NO_TEXT, StoredRows(()), False
         self._ids, self._read = np.empty(0, np.int64), 0
         if self._neural is not None:
-            self._neural.drafting.close()
-
-
-class _Neural:
-    """A neural drafter of one sequence, used while it is worth its time."""
-
-    def __init__(self, drafter: Drafter, levels: int, context: DraftContext) -> None:
-        # its tokens are blended with others, so they must be chosen and not drawn, with either verification
-        settings = {**context.settings, "verification": "matched"}
-        self.drafting = drafter.open(replace(context, settings=settings))
-        self._levels = levels
-        self.worth = Worth()
-
-    def propose(self, view: SequenceView, budget: Budget) -> NeuralDraft:
-        """Return its draft; raises ValueError if it is not a tree of tokens."""
-        # `worth` decides the depth; the control cuts the blended draft
-        draft = self.drafting.propose(view, Budget(budget.nodes, min(budget.depth, self._levels), self.worth.goes_on))
-        draft.check()
-        self.worth.answered()
-        return NeuralDraft(draft.tokens, draft.parents, scores_of(draft))
-
-    def learn(self, verdict: Verdict) -> None:
-        made = verdict.draft
-        unnamed = Draft(made.tokens, made.parents, made.score)  # the source numbers are those of auto
-        self.drafting.observe(Verdict(verdict.tokens, verdict.path, unnamed, verdict.at, hidden=verdict.hidden))
-        self.worth.ends(len(verdict.tokens), len(made))
+            self._neural.close()

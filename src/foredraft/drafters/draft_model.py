@@ -7,7 +7,7 @@ tokenizer: `model=NAME`, or `--draft-model NAME`; `foredraft train draft` makes 
 The three methods differ only in their options, which are the shape of the draft. Does not depend on the target.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from foredraft.drafters import Resources
@@ -15,7 +15,7 @@ from foredraft.errors import UsageError
 from foredraft.model.growth import GrowthRules, RolloutDrafter
 from foredraft.model.head_files import shipped_head
 from foredraft.model.target import TorchTarget
-from foredraft.options import shown
+from foredraft.options import check_range, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class ChainOptions:
     Attributes:
         model: the draft model (vLLM's name): a hub id, a folder, a GGUF file, a folder that `foredraft train draft`
             wrote, or a pair (transformers model, tokenizer); None takes the one that a checkout holds for the target.
-        levels: tokens drafted per step at most.
-        least_probability: drafting stops after a token less probable than this (theta_prob).
+        levels: tokens drafted one after another at most.
+        least_probability: a token less probable than this is drafted, but none after it (theta_prob).
     """
 
     model: Any = None
@@ -34,63 +34,42 @@ class ChainOptions:
     least_probability: float = 0.2
 
     def __post_init__(self) -> None:
-        _rules(self)
+        self.rules()
+
+    def rules(self) -> GrowthRules:
+        """Return the limits of a draft; raises UsageError for a value out of range."""
+        return GrowthRules(1, self.least_probability, 0.0, self.levels)
 
 
 @dataclass(frozen=True, slots=True)
-class TreeOptions:
+class TreeOptions(ChainOptions):
     """Options of `draft_tree`; the defaults are GSD's, appendix B.
 
     Attributes:
-        model: as in `draft_model`.
         out_degree: children of a node at most (k).
-        least_probability: a node less probable than this is not expanded (theta_prob).
-        least_share: nor is a node below this share of its most probable sibling (theta_sib).
-        levels: depth of the tree at most.
+        least_share: a node below this share of its most probable sibling is not expanded (theta_sib).
     """
 
-    model: Any = None
     out_degree: int = 4
-    least_probability: float = 0.2
     least_share: float = 0.3
-    levels: int = 10
 
-    def __post_init__(self) -> None:
-        _rules(self)
+    def rules(self) -> GrowthRules:
+        return GrowthRules(self.out_degree, self.least_probability, self.least_share, self.levels)
 
 
 @dataclass(frozen=True, slots=True)
-class GraphOptions:
+class GraphOptions(TreeOptions):
     """Options of `draft_graph`; the defaults are GSD's, appendix B.
 
     Attributes:
-        model: as in `draft_model`.
-        out_degree: children of a node at most (k).
-        least_probability: a node less probable than this is not expanded (theta_prob).
-        least_share: nor is a node below this share of its most probable sibling (theta_sib).
         tau: a node whose last tau tokens occurred before is not expanded but borrows the continuations there.
-        levels: depth of the graph at most.
     """
 
-    model: Any = None
-    out_degree: int = 4
-    least_probability: float = 0.2
-    least_share: float = 0.3
     tau: int = 2
-    levels: int = 10
 
-    def __post_init__(self) -> None:
-        _rules(self)
-        if self.tau == 0:  # which merges nothing
-            raise UsageError("tau is 0; it must be 1 to 8.")
-
-
-def _rules(options: ChainOptions | TreeOptions | GraphOptions) -> GrowthRules:
-    """Return the limits of a draft; raises UsageError for a value out of range."""
-    if isinstance(options, ChainOptions):
-        return GrowthRules(1, options.least_probability, 0.0, options.levels)
-    tau = options.tau if isinstance(options, GraphOptions) else 0
-    return GrowthRules(options.out_degree, options.least_probability, options.least_share, options.levels, tau)
+    def rules(self) -> GrowthRules:
+        check_range(self, "tau", least=1, most=8)  # 0 would merge nothing
+        return replace(TreeOptions.rules(self), tau=self.tau)
 
 
 class DraftModelDrafter:
@@ -101,7 +80,7 @@ class DraftModelDrafter:
     Options: ClassVar[type] = ChainOptions
 
     @classmethod
-    def create(cls, options: ChainOptions | TreeOptions | GraphOptions, resources: Resources) -> RolloutDrafter:
+    def create(cls, options: ChainOptions, resources: Resources) -> RolloutDrafter:
         """Load the draft model; raises UsageError if none is named or shipped, or it does not fit the target."""
         wanted, target = options.model, resources.target
         if wanted is None and isinstance(target, TorchTarget):
@@ -112,8 +91,9 @@ class DraftModelDrafter:
             raise UsageError(f"No target is loaded that {shown(wanted)} could draft for; leave it out.")
         model = resources.draft_model(wanted)
         ids = model.ids if isinstance(model, TorchTarget) else None
-        sources = (cls.name, f"{cls.name}, merged") if isinstance(options, GraphOptions) else (cls.name,)
-        return RolloutDrafter(sources, _rules(options), model, ids)
+        rules = options.rules()
+        sources = (cls.name, f"{cls.name}, merged") if rules.tau else (cls.name,)
+        return RolloutDrafter(sources, rules, model, ids)
 
 
 class DraftTreeDrafter(DraftModelDrafter):

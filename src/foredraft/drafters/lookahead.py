@@ -22,7 +22,7 @@ _STREAM = 0x100CA  # arbitrary: keeps its draws independent of a control's with 
 _EVERY_ROW = 1 << 20  # more rows than any pass has
 _GUESS, _WINDOW = 0, 1  # sources
 _CUT = -2  # no row, and no node has it as parent
-_PRIOR_RATES, _PRIOR_NODES = (0.5, 0.1), 8.0  # prior acceptance rate by source, and its weight in nodes; chosen
+_PRIOR_RATES, _PRIOR_NODES = np.array([0.5, 0.1]), 8.0  # prior acceptance rate by source, its weight in nodes; chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,7 @@ class _Drafting:
         self._window: TokenIds | None = None  # int64[level - 1, window]
         self._columns: list[list[int]] = []  # of the last draft: each column's tokens after the root
         self._read = 0  # tokens of the text already in the pool
-        self._accepted = [_PRIOR_NODES * rate for rate in _PRIOR_RATES]
-        self._tried = [_PRIOR_NODES] * len(_PRIOR_RATES)
+        self._accepted, self._tried = _PRIOR_NODES * _PRIOR_RATES, np.full(2, _PRIOR_NODES)  # nodes by source
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
         """Return the pool's n-grams after the last token, up to half the nodes, and the window, as one tree."""
@@ -107,9 +106,11 @@ class _Drafting:
             if len(sources) + len(guess) > (budget.nodes + 1) // 2:
                 break
             _add(child_of, sources, guess[: budget.depth], _GUESS)
-        self._columns = self._fitting(self._window, budget.nodes - len(sources), budget.depth)
-        for column in self._columns:
-            _add(child_of, sources, column, _WINDOW)
+        levels, columns = self._window.shape
+        fitting = min(columns, (budget.nodes - len(sources) + 1) // levels, budget.depth - levels + 2)
+        for column in range(fitting):  # the first one begins at the root
+            self._columns.append([*self._window[0, 1 : column + 1].tolist(), *self._window[1:, column].tolist()])
+            _add(child_of, sources, self._columns[-1], _WINDOW)
         return self._draft(child_of, sources)
 
     def observe(self, verdict: Verdict) -> None:
@@ -134,16 +135,9 @@ class _Drafting:
         self._pool = {}
         self._window = None
 
-    @staticmethod
-    def _fitting(window: TokenIds, nodes: int, depth: int) -> list[list[int]]:
-        """Return the tokens after the root of the window's first columns, as many as fit into `nodes` and `depth`."""
-        levels, columns = window.shape
-        columns = min(columns, (nodes + 1) // levels, depth - levels + 2)  # column 0 begins at the root
-        return [[*window[0, 1 : column + 1].tolist(), *window[1:, column].tolist()] for column in range(columns)]
-
     def _draft(self, child_of: dict[tuple[int, int], int], sources: list[int]) -> Draft:
         parents, tokens = np.array(list(child_of), np.int32).reshape(-1, 2).T.copy()
-        rates = [accepted / tried for accepted, tried in zip(self._accepted, self._tried, strict=True)]
+        rates = (self._accepted / self._tried).tolist()
         scores: list[float] = []
         for parent, source in zip(parents.tolist(), sources, strict=True):
             scores.append((scores[parent] if parent >= 0 else 1.0) * rates[source])
@@ -151,16 +145,13 @@ class _Drafting:
 
     def _count(self, verdict: Verdict) -> None:
         """Count, by source, the nodes with accepted parents and those accepted."""
-        draft, path = verdict.draft, set(verdict.path)
+        draft, path = verdict.draft, list(verdict.path)
         if draft.source is None:
             return
-        reached = {-1, *verdict.path}
-        if len(verdict.tokens) == len(verdict.path) and path:  # the text ended, so its children were not tried
-            reached.discard(verdict.path[-1])
-        for node, (parent, source) in enumerate(zip(draft.parents.tolist(), draft.source.tolist(), strict=True)):
-            if parent in reached:
-                self._tried[source] += 1
-                self._accepted[source] += node in path
+        ended = len(verdict.tokens) == len(path)  # with the last node, whose children were not tried
+        tried = np.isin(draft.parents, [-1, *(path[:-1] if ended else path)])
+        self._tried += np.bincount(draft.source[tried], minlength=2)
+        self._accepted += np.bincount(draft.source[path], minlength=2)
 
     def _collect(self, ngram: list[int]) -> None:
         """Add an n-gram to the pool as the newest, and drop the oldest with its first token if there are too many."""

@@ -10,8 +10,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from foredraft.contracts import NO_BUDGET, Budget, Draft, DraftContext, Drafter, SequenceView, TokenIds, Verdict
-from foredraft.control.fixed import cut
-from foredraft.control.payoff import scores_of
+from foredraft.control.payoff import cut, scores_of
 
 PREDICTION = "prediction"
 """Name of the source."""

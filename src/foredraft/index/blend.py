@@ -16,15 +16,14 @@ from foredraft.index.own_words import fill_context, int64, learn_rows
 from foredraft.index.recent_text import append
 from foredraft.index.sources import (
     ABSENT,
-    CURSORS,
+    LISTED,
     LONGEST,
     SHARES,
     SOURCES,
     UNLISTED,
-    Listed,
+    Candidates,
     Sources,
     bin_of,
-    empty_list,
     list_all,
     root_cursors,
 )
@@ -34,7 +33,6 @@ from foredraft.sampling.noise import gumbel_value
 _MOST_SEEN = np.float32(1000.0)  # candidates of a cell, after which older ones fade
 _STEP = np.float32(0.01)  # learning rate of the weights
 _LEAST_SHARE = np.float32(0.002)  # least share of hits, and of misses, so that logits stay finite
-_CANDIDATES = 32  # room per node of the draft; further candidates are dropped
 _MARGINS = np.array([-4.0, -2.5, -1.5, -0.75, -0.25, 0.25, 0.75, 1.5, 2.5, 4.0])  # bounds of bins, in nats; chosen
 _COLUMNS = len(_MARGINS) + 1  # bins of margins
 _LEAST_UNLISTED = np.float32(0.02)  # least probability of all tokens that no source lists; chosen
@@ -98,64 +96,34 @@ def credit(rates: Rates, cells: U8, known: int, chosen: bool) -> None:
 
 
 @njit(cache=True, error_model="numpy")
-def _correct_for_noise(
-    rates: Rates, listed: Listed, chances: FloatArray, cells: IntArray, seed: np.uint64, position: int
-) -> None:
-    """Correct the probabilities `chances`, float32[L], of the listed candidates, given the noise at their position.
+def _correct_for_noise(rates: Rates, room: Candidates, start: int, seed: np.uint64, position: int) -> None:
+    """Correct the probabilities, `room.score`, of the candidates from `start` on by the noise at their position.
 
     The target takes the token with the largest log-probability plus noise. A candidate's margin is its own sum minus
     the largest of its rivals'; all unlisted tokens together are one rival, with the mean noise. The probability is
-    multiplied by the ratio of chosen to expected candidates in its bins of probability and margin, which go to `cells`,
-    int32[L], as 11 * bin of probability + bin of margin.
+    multiplied by the ratio of chosen to expected candidates in its bins of probability and margin, which go to
+    `room.margin` as 11 * bin of probability + bin of margin.
     """
-    count, unlisted, first, second = listed.made[0], np.float32(1), -1, -1
-    sums = np.empty(count, np.float32)
-    for i in range(count):
-        unlisted -= chances[i]
-        sums[i] = np.log(chances[i]) + gumbel_value(seed, position, listed.tokens[i])
+    stop, unlisted, first, second = room.made[0], np.float32(1), -1, -1
+    sums = np.empty(stop, np.float32)
+    for i in range(start, stop):
+        unlisted -= room.score[i]
+        sums[i] = np.log(room.score[i]) + gumbel_value(seed, position, room.tokens[i])
         if first < 0 or sums[i] > sums[first]:
             first, second = i, first
         elif second < 0 or sums[i] > sums[second]:
             second = i
     others = np.log(max(unlisted, _LEAST_UNLISTED)) + _MEAN_GUMBEL
-    for i in range(count):
+    for i in range(start, stop):
         best = second if i == first else first
         margin = sums[i] - (max(sums[best], others) if best >= 0 else others)
-        row, column = bin_of(float(chances[i]), SHARES), bin_of(float(margin), _MARGINS)
-        cells[i] = row * _COLUMNS + column
+        row, column = bin_of(float(room.score[i]), SHARES), bin_of(float(margin), _MARGINS)
+        room.margin[i] = row * _COLUMNS + column
         ratio = rates.margins[0, row, column] / rates.margins[1, row, column]
-        chances[i] = min(chances[i] * ratio, 1 - _LEAST_SHARE)
+        room.score[i] = min(room.score[i] * ratio, 1 - _LEAST_SHARE)
 
 
 # --- the draft
-
-
-class Candidates(NamedTuple):
-    """The candidates that a search considered, C at most, and the draft that it chose from them, N nodes at most."""
-
-    tokens: IntArray  # int32[C]
-    parents: IntArray  # int32[C], the candidate before, -1 for the root; only drafted ones are parents
-    depths: IntArray  # int32[C]
-    score: FloatArray  # float32[C]
-    cells: U8  # uint8[C, 7], the cell in each source
-    known: IntArray  # int32[C], the sources that know the context, as bits
-    cursors: IntArray  # int32[C, 7], see `Listed`
-    expected: FloatArray  # float32[C], the probability after the parent, without what the noise says
-    margin: IntArray  # int32[C], the cell in `Rates.margins`; -1 without noise
-    nodes: IntArray  # int32[C], the number in the draft of a drafted candidate
-    drafted: IntArray  # int32[N], the candidate of each node
-    made: I64  # int64[2], number of candidates, and of nodes
-
-
-def room_to_draft(most: int) -> Candidates:
-    """Return room for a draft of at most `most` nodes, and for its candidates."""
-    room = (most + 2) * _CANDIDATES
-    return Candidates(
-        np.empty(room, np.int32), np.empty(room, np.int32), np.empty(room, np.int32), np.empty(room, np.float32),
-        np.empty((room, SOURCES), np.uint8), np.empty(room, np.int32), np.empty((room, CURSORS), np.int32),
-        np.empty(room, np.float32), np.empty(room, np.int32), np.empty(room, np.int32), np.empty(most, np.int32),
-        np.zeros(2, np.int64),
-    )  # fmt: skip
 
 
 @njit(cache=True)
@@ -166,31 +134,25 @@ def blend(sources: Sources, rates: Rates, room: Candidates, ids: I64, size: tupl
     `size` is most nodes, greatest depth, and vocabulary.
     """
     most, deepest, vocabulary = size
-    listed, context = empty_list(), np.empty(LONGEST, np.int64)
-    chances, margins = np.empty(len(listed.tokens), np.float32), np.full(len(listed.tokens), -1, np.int32)
-    expected, queue = np.empty(len(listed.tokens), np.float32), [(np.float32(0), 0) for _ in range(0)]
+    context, queue = np.empty(LONGEST, np.int64), [(np.float32(0), 0) for _ in range(0)]
     best, made, count, depth = int64(-1), 0, 0, int64(0)
     above, cursors = np.float32(1), root_cursors(sources)
     while True:
         if depth < deepest:
             fill_context(context, room.tokens, room.parents, best, ids)
-            known = list_all(sources, context, cursors, depth, listed)
-            for i in range(listed.made[0]):
-                expected[i] = chances[i] = chance(rates, listed.cells[i], known)
+            room.made[0] = made
+            known = list_all(sources, context, cursors, depth, room)
+            for i in range(made, room.made[0]):
+                room.expected[i] = room.score[i] = chance(rates, room.cells[i], known)
+                room.margin[i] = -1
             if noise.known:
-                _correct_for_noise(rates, listed, chances, margins, noise.seed, len(ids) + depth)
-            for i in range(listed.made[0]):
-                if made == len(room.tokens) or not 0 <= listed.tokens[i] < vocabulary:
-                    continue
-                room.tokens[made], room.parents[made], room.depths[made] = listed.tokens[i], best, depth + 1
-                for column in range(SOURCES):  # not as slices: numba's check of shapes takes seconds to compile
-                    room.cells[made, column] = listed.cells[i, column]
-                for column in range(CURSORS):
-                    room.cursors[made, column] = listed.cursors[i, column]
-                room.known[made] = known
-                room.score[made], room.expected[made], room.margin[made] = above * chances[i], expected[i], margins[i]
-                heapq.heappush(queue, (-room.score[made], made))
-                made += 1
+                _correct_for_noise(rates, room, made, noise.seed, len(ids) + depth)
+            for i in range(made, min(room.made[0], len(room.tokens) - LISTED)):
+                room.parents[i], room.depths[i], room.known[i] = best, depth + 1, known
+                room.score[i] *= above
+                if 0 <= room.tokens[i] < vocabulary:
+                    heapq.heappush(queue, (-room.score[i], i))
+            made = min(room.made[0], len(room.tokens) - LISTED)
         if count == most or not queue:
             room.made[0], room.made[1] = made, count
             return
@@ -235,7 +197,7 @@ NO_TOP_TOKENS = TopTokens(_NONE, _NONE, _NONE, np.zeros((0, 1), np.int32), np.ze
 
 @njit(cache=True)
 def advance(
-    sources: Sources, rates: Rates, room: Candidates, ids: I64, last: tuple[int, int], top: TopTokens,
+    sources: Sources, rates: Rates, room: Candidates, ids: I64, read: int, top: TopTokens,
     size: tuple[int, int, int], noise: Noise, learns: bool,
 ) -> tuple[IntArray, IntArray, FloatArray, U8]:  # fmt: skip
     """Learn from the last draft, read the new tokens, and draft.
@@ -247,7 +209,7 @@ def advance(
         rates: give their probabilities; updated.
         room: the last draft, replaced by the next one.
         ids: int64[n], the sequence.
-        last: length of the sequence at the last draft, and tokens that `sources.own` has.
+        read: length of the sequence at the last draft, which `sources.own` has.
         top: of the last draft.
         size: see `blend`; with 0 nodes nothing is drafted.
         noise: of the target's draws.
@@ -255,10 +217,9 @@ def advance(
 
     Returns the draft: tokens int32[N], parents int32[N], score float32[N], source uint8[N].
     """
-    at, read = last
     if learns:
-        learn_choices(rates, room, ids[at:])
-        learn_rows(sources.words, top.tokens, top.parents, ids[:at], top.rows, top.best, top.chances)
+        learn_choices(rates, room, ids[read:])
+        learn_rows(sources.words, top.tokens, top.parents, ids[:read], top.rows, top.best, top.chances)
         append(sources.own, ids[read:])
     room.made[0] = room.made[1] = 0
     if size[0] > 0:

@@ -1,29 +1,33 @@
 """The datastore: a folder of immutable sorted segments and a manifest that lists the valid ones.
 
-A segment is a container (index/storage.py) of a text and its suffix array (index/suffix_array.py). The manifest is
-written last and renamed into place, so a reader sees the store before or after a change. Does not depend on where the
-text comes from, nor on searches. The format is in docs/reference/formats.md.
+A segment is a container (index/storage.py) of a text and its suffix array (index/suffix_array.py). One writer at a time
+changes a store. The manifest is written last and renamed into place, so a reader sees the store before or after a
+change. Does not depend on where the text comes from, nor on searches. The format is in docs/reference/formats.md.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import re
+import shutil
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from foredraft.atomic_file import TEMPORARY_SUFFIX, store_file, unwritable
 from foredraft.errors import StoreError, UsageError
 from foredraft.index import suffix_array
-from foredraft.index.storage import check_fit, damaged, open_store, write_store
-from foredraft.index.suffix_array import SuffixArrays, Symbols, pieces, symbol_dtype
+from foredraft.index.storage import BUILDING_SUFFIX, check_fit, damaged, open_store, write_lock, write_store
+from foredraft.index.suffix_array import SuffixArrays, Symbols, grouped, pieces, symbol_dtype
 
 SEGMENT_KIND = "datastore-segment"
 MANIFEST = "datastore.json"
+LOCK = "datastore.lock"
 SEGMENT_SUFFIX = ".segment"
 FORMAT_VERSION = 1
 
@@ -230,3 +234,138 @@ def write_segment(
             report("writing", writer.length("suffixes"), len(suffixes))
         writer.append("first", first)
     return SegmentEntry(name, len(suffixes), length - len(suffixes), path.stat().st_size)
+
+
+# --- changing a store
+
+
+@contextlib.contextmanager
+def write_datastore(
+    folder: str | os.PathLike[str],
+    *,
+    tokenizer_hash: str | None = None,
+    vocabulary: int | None = None,
+    create: bool = False,
+    overwrite: bool = False,
+) -> Iterator["DatastoreWriter"]:
+    """Yield a writer that holds the store's lock; the files of a new store that was not committed are removed.
+
+    Tokenizer hash and vocabulary are the store's if None. With `create` an empty store is begun, and with `overwrite`
+    an existing one replaced; without `create` the store must exist. StoreError if it is being written or damaged.
+    """
+    folder = Path(folder)
+    if not create:
+        read_manifest(folder)  # refuses a folder that is not a store, before a lock file is created there
+    elif tokenizer_hash is None or vocabulary is None:
+        raise UsageError("A new store needs a tokenizer's hash and a vocabulary.")
+    else:
+        _make_folder(folder)
+    with write_lock(folder / LOCK, folder):
+        manifest = Manifest(tokenizer_hash or "", vocabulary or 0, ())
+        if not create:
+            manifest = open_datastore(folder, tokenizer_hash).manifest
+        elif (folder / MANIFEST).exists() and not overwrite:
+            raise StoreError(
+                f"The store {folder} exists already. Add to it (foredraft index add), replace it with overwrite=True "
+                "(--overwrite), or give another name."
+            )
+        try:
+            yield DatastoreWriter(folder, manifest)
+        finally:
+            if not (folder / MANIFEST).exists():
+                _remove(path for path in folder.glob("*") if path.name != LOCK and _is_store_file(path.name))
+
+
+def _make_folder(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise StoreError(f"{folder} is a file. Give the name of a folder.")
+    foreign = sorted(path.name for path in folder.glob("*") if not _is_store_file(path.name))
+    if foreign:
+        raise StoreError(f"{folder} holds other things ({foreign[0]}). Give an empty folder, or a new name.")
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise unwritable(folder, error) from error
+
+
+@dataclass(slots=True)
+class DatastoreWriter:
+    """Adds, merges and removes segments of a store.
+
+    Changes take effect at `commit`, which writes the manifest and then removes the files that it does not list. A
+    killed process leaves the store unchanged, and files that the next `commit` removes.
+    """
+
+    folder: Path
+    manifest: Manifest  # of the store after `commit`
+
+    def add(self, texts: Sequence[Symbols], progress: Progress | None = None) -> SegmentEntry:
+        """Sort texts into a new segment; raises what `write_segment` and `adopt` do."""
+        return self.adopt(self._write(texts, progress))
+
+    def _write(self, texts: Sequence[Symbols], progress: Progress | None) -> SegmentEntry:
+        hash_, vocabulary = self.manifest.tokenizer_hash, self.manifest.vocabulary
+        return write_segment(self.folder, texts, tokenizer_hash=hash_, vocabulary=vocabulary, progress=progress)
+
+    def holds(self, texts: Sequence[Symbols]) -> bool:
+        """Return whether the store has a segment of exactly these texts."""
+        return segment_name(texts) in self._names()
+
+    def _names(self) -> list[str]:
+        return [entry.name for entry in self.manifest.segments]
+
+    def adopt(self, entry: SegmentEntry) -> SegmentEntry:
+        """Add a segment whose file is in the folder; raises UsageError if the store holds its text already."""
+        if entry.name in self._names():
+            raise UsageError(f"The store {self.folder} holds this text already, as segment {entry.name}.")
+        self.manifest = replace(self.manifest, segments=(*self.manifest.segments, entry))
+        return entry
+
+    def remove(self, name: str) -> SegmentEntry:
+        """Remove a segment; raises UsageError for an unknown name."""
+        names = self._names()
+        if name not in names:
+            raise UsageError(
+                f"The store {self.folder} has no segment {name!r}. Its segments are: {', '.join(names) or 'none'}."
+            )
+        kept = list(self.manifest.segments)
+        removed = kept.pop(names.index(name))
+        self.manifest = replace(self.manifest, segments=tuple(kept))
+        return removed
+
+    def merge(self, most_tokens: int, progress: Progress | None = None) -> int:
+        """Merge neighbouring segments up to `most_tokens` each; return by how many segments the store shrank."""
+        before = self.manifest.segments
+        merged: list[SegmentEntry] = []
+        for group in grouped(before, lambda entry: entry.tokens, most_tokens):
+            texts = [open_segment(self.folder, self.manifest, entry).symbols for entry in group]
+            merged.append(self._write(texts, progress) if len(group) > 1 else group[0])
+        self.manifest = replace(self.manifest, segments=tuple(merged))
+        return len(before) - len(merged)
+
+    def commit(self) -> None:
+        """Apply the changes and remove unlisted files; a StoreError leaves the store unchanged."""
+        store_file(self.folder / MANIFEST, manifest_bytes(self.manifest))
+        _remove(leftovers(self.folder))
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """Return the files that a killed writer left and the manifest does not list. Raises what `read_manifest` does."""
+    listed = [segment_path(folder, entry.name).name for entry in read_manifest(folder).segments]
+    kept = {MANIFEST, LOCK, *listed}
+    return sorted(path for path in folder.iterdir() if _is_store_file(path.name) and path.name not in kept)
+
+
+def _is_store_file(name: str) -> bool:
+    """Return whether foredraft creates files or folders of this name in a store."""
+    endings = (SEGMENT_SUFFIX, SEGMENT_SUFFIX + BUILDING_SUFFIX, TEMPORARY_SUFFIX)
+    return name in (MANIFEST, LOCK) or name.endswith(endings)
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):  # Windows keeps mapped files; the next commit tries again
+                path.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ import numpy as np
 from numba import njit
 
 from foredraft.graph.tree import I64, FloatArray, IntArray
-from foredraft.index.own_words import NO_TOKEN, context_key, find, slot_for
+from foredraft.index.own_words import NO_TOKEN, context_key, fill_context, find, slot_for
 
 # chosen
 ROW_WIDTH = 12  # successors per context; a new one replaces the weakest
@@ -86,19 +86,16 @@ def learn_text(arrays: LearnedArrays, ids: I64, start: int, weight: float, keep:
 
 @njit(cache=True)
 def learn_distributions(
-    arrays: LearnedArrays, tokens: IntArray, parents: IntArray, rows: IntArray, before: int, root: int,
-    top_tokens: IntArray, top_probabilities: FloatArray, weight: float, keep: float,
+    arrays: LearnedArrays, tokens: IntArray, parents: IntArray, ids: I64, rows: IntArray, top: IntArray,
+    chances: FloatArray, weight: float, keep: float,
 ) -> None:  # fmt: skip
     """Learn the target's distributions after some rows of a draft, each with the weight of `weight` observations.
 
-    The draft is `tokens` and `parents`, int32[N], after the tokens `before` (or -1) and `root`. `rows`, int32[S], are 0
-    for the root and i + 1 for node i; `top_tokens`, int32[S, K], have probabilities `top_probabilities`, float32[S, K].
-    Earlier weights in a context are multiplied by `keep`.
+    Draft, text, rows and distributions are those of `learn_rows`. Weights in a context are multiplied by `keep` first.
     """
+    context = np.empty(2, np.int64)
     for row in range(len(rows)):
-        node, a, b = rows[row] - 1, before, root
-        if node >= 0:
-            a, b = root if parents[node] < 0 else tokens[parents[node]], tokens[node]
-        slot = _opened(arrays, a, b, keep)
-        for j in range(top_tokens.shape[1]):
-            _add_weight(arrays, slot, top_tokens[row, j], weight * top_probabilities[row, j], np.inf)
+        fill_context(context, tokens, parents, rows[row] - 1, ids)
+        slot = _opened(arrays, context[0], context[1], keep)
+        for j in range(top.shape[1]):
+            _add_weight(arrays, slot, top[row, j], weight * chances[row, j], np.inf)

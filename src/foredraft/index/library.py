@@ -13,8 +13,14 @@ import numpy as np
 from foredraft.atomic_file import check_place
 from foredraft.contracts import TokenIds
 from foredraft.errors import ForedraftWarning, StoreError, UsageError
-from foredraft.index.datastore import MANIFEST, Datastore, manifest_version, open_datastore
-from foredraft.index.datastore_writer import DatastoreWriter
+from foredraft.index.datastore import (
+    MANIFEST,
+    Datastore,
+    DatastoreWriter,
+    manifest_version,
+    open_datastore,
+    write_datastore,
+)
 from foredraft.index.recent_text import END, append, empty_text, with_room
 from foredraft.index.suffix_array import SuffixArrays, symbol_dtype
 
@@ -59,8 +65,8 @@ class Library:
             append(text, np.append(ids, END))
             self.shared = text
 
-    def save(self, path: str | None, memory: str | None, most_tokens: int | None = None) -> None:
-        """Move the shared text into the datastore `path`, or else `memory`, created if missing.
+    def save(self, path: str | None, memory: str | None, most_tokens: int | None = None) -> Path:
+        """Move the shared text into the datastore `path`, or else `memory`, created if missing; return its folder.
 
         A memory that is created is searched from now on. Above `most_tokens` in the store, the oldest segments are
         dropped and small ones merged; None keeps all.
@@ -68,16 +74,17 @@ class Library:
         Raises UsageError if no folder is given, and StoreError if the store cannot be written or belongs to another
         tokenizer.
         """
-        folder = path or memory
-        if folder is None:
+        named = path or memory
+        if named is None:
             raise UsageError(NOTHING_TO_SAVE)
+        folder = Path(named)
         with self.lock:
             text = self.shared.symbols[: int(self.shared.length[0])]
             if not len(text):
-                return
-            new = not (Path(folder) / MANIFEST).exists()
+                return folder
+            new = not (folder / MANIFEST).exists()
             tokenizer_hash, vocabulary = self.identity
-            with DatastoreWriter(folder, tokenizer_hash=tokenizer_hash, vocabulary=vocabulary, create=new) as writer:
+            with write_datastore(folder, tokenizer_hash=tokenizer_hash, vocabulary=vocabulary, create=new) as writer:
                 separator = writer.manifest.vocabulary
                 symbols = np.where((text == END) | (text >= separator), separator, text).astype(symbol_dtype(separator))
                 if not writer.holds([symbols]):  # the same texts may have been saved before
@@ -86,8 +93,9 @@ class Library:
                         _bound(writer, most_tokens)
                     writer.commit()
             self.shared = empty_text()
-            if new and memory is not None and Path(folder) == Path(memory):
+            if new and memory is not None and folder == Path(memory):
                 self._stores = (*self._stores, open_datastore(folder))
+        return folder
 
 
 def open_library(

@@ -22,11 +22,12 @@ ABSENT = 255  # the cell of any candidate in a source that does not know the con
 LONGEST = 16  # tokens of context compared at most
 # chosen; changing the bins requires fitting the rates again (scripts/fit_rates.py)
 _PLACES, _ROOT_PLACES = 16, 64  # occurrences read after a node, and after the root
-_LISTED = 64  # candidates after a node at most
+LISTED = 64  # candidates after a node at most
+_CANDIDATES = 32  # room per node of the draft; further candidates are dropped
 _OF_TEXT, _OF_TABLE, _OF_OTHERS = 1, 28, 55  # first of 27 cells each: three ranks times nine bins of probability
 SHARES = np.array([0.01, 0.03, 0.08, 0.15, 0.3, 0.5, 0.7, 0.9])  # bounds of the bins of probability
 _LENGTHS = np.array([3.0, 4.0, 6.0, 9.0, 16.0])  # bounds of the bins of match length, in tokens
-CURSORS = 7  # columns of `Listed.cursors`
+CURSORS = 7  # columns of `Candidates.cursors`
 _ROWS_LOW, _ROWS_HIGH, _PLACE, _LENGTH, _NODE = 0, 1, 2, 3, 6  # columns; place and length for own, then for shared
 
 
@@ -62,27 +63,36 @@ class Sources(NamedTuple):
     neural: NeuralDraft  # of the root
 
 
-class Listed(NamedTuple):
-    """The candidates after one node, L of them at most.
+class Candidates(NamedTuple):
+    """The candidates that a search considers, C at most, and the draft that it chooses from them, N nodes at most.
 
     `cursors` say where each source continues after a candidate: first and last + 1 of its rows; its place in the text
     itself and the length of the match there; the same in shared text; its node in the neural draft. Without a
     continuation there are no rows, the place is -1 and the node is -2.
     """
 
-    tokens: IntArray  # int32[L]
-    cells: U8  # uint8[L, 7], the cell in each source
-    cursors: IntArray  # int32[L, 7]
-    tally: IntArray  # int32[L, 3], occurrences in the current text: number, whether the newest, longest match
-    made: I64  # int64[1], number of candidates
+    tokens: IntArray  # int32[C]
+    parents: IntArray  # int32[C], the candidate before, -1 for the root; only drafted ones are parents
+    depths: IntArray  # int32[C]
+    score: FloatArray  # float32[C]
+    cells: U8  # uint8[C, 7], the cell in each source
+    known: IntArray  # int32[C], the sources that know the context, as bits
+    cursors: IntArray  # int32[C, 7]
+    expected: FloatArray  # float32[C], the probability after the parent, without what the noise says
+    margin: IntArray  # int32[C], the cell in `Rates.margins`; -1 without noise
+    nodes: IntArray  # int32[C], the number in the draft of a drafted candidate
+    drafted: IntArray  # int32[N], the candidate of each node
+    made: I64  # int64[2], number of candidates, and of nodes
 
 
-@njit(cache=True)
-def empty_list() -> Listed:
-    """Return room for the candidates after one node."""
-    return Listed(
-        np.empty(_LISTED, np.int32), np.empty((_LISTED, SOURCES), np.uint8), np.empty((_LISTED, CURSORS), np.int32),
-        np.empty((_LISTED, 3), np.int32), np.zeros(1, np.int64),
+def room_to_draft(most: int) -> Candidates:
+    """Return room for a draft of at most `most` nodes, and for its candidates."""
+    room = (most + 2) * _CANDIDATES + LISTED
+    return Candidates(
+        np.empty(room, np.int32), np.empty(room, np.int32), np.empty(room, np.int32), np.empty(room, np.float32),
+        np.empty((room, SOURCES), np.uint8), np.empty(room, np.int32), np.empty((room, CURSORS), np.int32),
+        np.empty(room, np.float32), np.empty(room, np.int32), np.empty(room, np.int32), np.empty(most, np.int32),
+        np.zeros(2, np.int64),
     )  # fmt: skip
 
 
@@ -93,28 +103,27 @@ def bin_of(value: float, bounds: F64) -> int:
 
 
 @njit(cache=True)
-def _candidate(listed: Listed, token: int) -> int:
-    """Return the index of a token in the list, added if new; -1 if the list is full."""
-    count = listed.made[0]
-    for i in range(count):
-        if listed.tokens[i] == token:
+def _candidate(room: Candidates, start: int, token: int) -> int:
+    """Return a token's index among the candidates from `start` on, added if new; -1 if there are too many."""
+    at = room.made[0]
+    for i in range(start, at):
+        if room.tokens[i] == token:
             return i
-    if count == len(listed.tokens):
+    if at == start + LISTED:
         return -1
-    listed.tokens[count] = token
-    for column in range(SOURCES):
-        listed.cells[count, column] = ABSENT
+    room.tokens[at] = token
+    for column in range(SOURCES):  # not as slices: numba's check of shapes takes seconds to compile
+        room.cells[at, column] = ABSENT
     for column in range(CURSORS):
-        listed.cursors[count, column] = 0
-    listed.cursors[count, _PLACE] = listed.cursors[count, _PLACE + 2] = -1
-    listed.cursors[count, _NODE] = -2
-    listed.tally[count, 0] = listed.tally[count, 1] = listed.tally[count, 2] = 0
-    listed.made[0] += 1
-    return int(count)
+        room.cursors[at, column] = 0
+    room.cursors[at, _PLACE] = room.cursors[at, _PLACE + 2] = -1
+    room.cursors[at, _NODE] = -2
+    room.made[0] += 1
+    return int(at)
 
 
 @njit(cache=True)
-def _list_words(sources: Sources, key: int, source: int, listed: Listed) -> bool:
+def _list_words(sources: Sources, key: int, source: int, room: Candidates, start: int) -> bool:
     """List the successors of a context by own words or else by the table; return whether either knows it."""
     known, slot, cell = sources.words, find(sources.words, key), _OF_TEXT
     if slot < 0 or known.learned[slot] <= sources.began:
@@ -129,35 +138,38 @@ def _list_words(sources: Sources, key: int, source: int, listed: Listed) -> bool
         parts = known.chances[slot, i]
         if parts == 0:
             break
-        at = _candidate(listed, known.tokens[slot, i])
+        at = _candidate(room, start, known.tokens[slot, i])
         if at >= 0:
-            listed.cells[at, source] = cell + min(i, 2) * 9 + bin_of(parts / 255.0, SHARES)
+            room.cells[at, source] = cell + min(i, 2) * 9 + bin_of(parts / 255.0, SHARES)
     return True
 
 
 @njit(cache=True)
-def _tally(text: RecentText, place: int, length: int, newest: int, column: int, listed: Listed) -> int:
+def _tally(
+    text: RecentText, place: int, length: int, newest: int, column: int, tally: IntArray, room: Candidates, start: int
+) -> int:
     """Count one occurrence that ends at `place`, 1 for the `newest`; return 1, or 0 if nothing follows it."""
     if place + 1 >= text.length[0] or text.symbols[place + 1] < 0:
         return 0
-    at = _candidate(listed, text.symbols[place + 1])
+    at = _candidate(room, start, text.symbols[place + 1])
     if at < 0:
         return 0
-    listed.tally[at, 0] += 1
-    listed.tally[at, 1] |= newest
-    if length > listed.tally[at, 2]:
-        listed.tally[at, 2] = length
-        listed.cursors[at, column], listed.cursors[at, column + 1] = place + 1, min(length + 1, LONGEST)
+    tally[at - start, 0] += 1
+    tally[at - start, 1] |= newest
+    if length > tally[at - start, 2]:
+        tally[at - start, 2] = length
+        room.cursors[at, column], room.cursors[at, column + 1] = place + 1, min(length + 1, LONGEST)
     return 1
 
 
 @njit(cache=True)
-def _list_places(text: RecentText, context: I64, cursors: IntArray, visits: int, source: int, listed: Listed) -> bool:
+def _list_places(
+    text: RecentText, context: I64, cursors: IntArray, visits: int, source: int, room: Candidates, start: int
+) -> bool:
     """List what followed the context's last two tokens or more in a text, at the newest places and the parent's."""
     if context[LONGEST - 2] < 0 or not text.length[0]:
         return False
-    for at in range(listed.made[0]):
-        listed.tally[at, 0] = listed.tally[at, 1] = listed.tally[at, 2] = 0
+    tally = np.zeros((LISTED, 3), np.int32)  # of each candidate: occurrences, whether one is the newest, longest match
     column, total = _PLACE if source == OWN else _PLACE + 2, 0
     place = newest_place(text, context[LONGEST - 2], context[LONGEST - 1])
     for _ in range(visits):
@@ -166,21 +178,21 @@ def _list_places(text: RecentText, context: I64, cursors: IntArray, visits: int,
         length = int64(2)  # tokens up to `place` that match the end of the context
         while length < min(LONGEST, place + 1) and text.symbols[place - length] == context[LONGEST - 1 - length] >= 0:
             length += 1
-        total += _tally(text, place, length, int64(total == 0), column, listed)
+        total += _tally(text, place, length, int64(total == 0), column, tally, room, start)
         place = int64(text.previous[place])
     if cursors[column] >= 0:  # may be one of these places, and then counts twice
         at, length = int64(cursors[column]), int64(cursors[column + 1])
-        total += _tally(text, at, length, int64(0), column, listed)
-    for at in range(listed.made[0]):
-        count, newest, length = listed.tally[at]
+        total += _tally(text, at, length, int64(0), column, tally, room, start)
+    for at in range(start, room.made[0]):
+        count, newest, length = tally[at - start]
         if count:
             share, long = 0 if 3 * count < total else 1 if count < total else 2, bin_of(float(length), _LENGTHS)
-            listed.cells[at, source] = 1 + ((long * 3 + share) * 2 + min(count - 1, 1)) * 2 + newest
+            room.cells[at, source] = 1 + ((long * 3 + share) * 2 + min(count - 1, 1)) * 2 + newest
     return total > 0
 
 
 @njit(cache=True)
-def _list_rows(rows: Rows, cursors: IntArray, depth: int, listed: Listed) -> bool:
+def _list_rows(rows: Rows, cursors: IntArray, depth: int, room: Candidates, start: int) -> bool:
     """List what follows in the rows that contain the parent's path."""
     low, high = cursors[_ROWS_LOW], cursors[_ROWS_HIGH]
     if depth >= rows.tokens.shape[1]:
@@ -197,55 +209,54 @@ def _list_rows(rows: Rows, cursors: IntArray, depth: int, listed: Listed) -> boo
         while end < high and rows.tokens[end, depth] == token:
             weight, longest = weight + rows.weights[end], max(longest, rows.lengths[end])
             end += 1
-        at = _candidate(listed, token)
+        at = _candidate(room, start, token)
         if at >= 0:
-            listed.cursors[at, _ROWS_LOW], listed.cursors[at, _ROWS_HIGH] = begin, end
+            room.cursors[at, _ROWS_LOW], room.cursors[at, _ROWS_HIGH] = begin, end
             length = min(bin_of(float(longest + depth), _LENGTHS), 3)
-            listed.cells[at, STORE] = 1 + (bin_of(float(weight / total), SHARES) * 4 + length) * 3 + many
+            room.cells[at, STORE] = 1 + (bin_of(float(weight / total), SHARES) * 4 + length) * 3 + many
     return bool(high > low)
 
 
 @njit(cache=True)
-def _list_neural(neural: NeuralDraft, parent: int, listed: Listed) -> bool:
+def _list_neural(neural: NeuralDraft, parent: int, room: Candidates, start: int) -> bool:
     """List the children of a node of the neural draft, -1 for its root."""
     above, found = float(neural.score[parent]) if parent >= 0 else 1.0, False
     for node in range(parent + 1, len(neural.tokens)):
         if neural.parents[node] != parent:
             continue
-        found, at = True, _candidate(listed, neural.tokens[node])
+        found, at = True, _candidate(room, start, neural.tokens[node])
         if at >= 0:
-            listed.cursors[at, _NODE] = node
-            listed.cells[at, NEURAL] = 1 + bin_of(float(neural.score[node]) / max(above, 1e-9), SHARES)
+            room.cursors[at, _NODE] = node
+            room.cells[at, NEURAL] = 1 + bin_of(float(neural.score[node]) / max(above, 1e-9), SHARES)
     return found
 
 
 @njit(cache=True)
-def list_all(sources: Sources, context: I64, cursors: IntArray, depth: int, listed: Listed) -> int:
-    """List the candidates after a context; return the sources that know it, as bits."""
-    listed.made[0] = 0
-    known = 0
+def list_all(sources: Sources, context: I64, cursors: IntArray, depth: int, room: Candidates) -> int:
+    """Add the candidates after a context, 64 at most, to `room`; return the sources that know it, as bits."""
+    start, known = room.made[0], 0
     a, b, c = context[LONGEST - 3], context[LONGEST - 2], context[LONGEST - 1]
     # loops, as numba compiles a function again for each constant that it is called with
     for source in range(WORDS_3, WORDS_1 + 1):
         if context[LONGEST - 3 + source] >= 0:
             key = context_key(a if source == WORDS_3 else NO_TOKEN, b if source < WORDS_1 else NO_TOKEN, c)
-            known |= _list_words(sources, key, source, listed) << source
+            known |= _list_words(sources, key, source, room, start) << source
     visits = _PLACES if depth else _ROOT_PLACES
     for source in range(OWN, SHARED + 1):
         text = sources.own if source == OWN else sources.shared
-        known |= _list_places(text, context, cursors, visits, source, listed) << source
-    known |= _list_rows(sources.rows, cursors, depth, listed) << STORE
+        known |= _list_places(text, context, cursors, visits, source, room, start) << source
+    known |= _list_rows(sources.rows, cursors, depth, room, start) << STORE
     if cursors[_NODE] >= -1:
-        known |= _list_neural(sources.neural, cursors[_NODE], listed) << NEURAL
+        known |= _list_neural(sources.neural, cursors[_NODE], room, start) << NEURAL
     for source in range(SOURCES):
         if known >> source & 1:
-            for i in range(listed.made[0]):
-                if listed.cells[i, source] == ABSENT:
-                    listed.cells[i, source] = UNLISTED
+            for i in range(start, room.made[0]):
+                if room.cells[i, source] == ABSENT:
+                    room.cells[i, source] = UNLISTED
     return known
 
 
 @njit(cache=True)
 def root_cursors(sources: Sources) -> IntArray:
-    """Return the cursors of the root, int32[7], see `Listed`."""
+    """Return the cursors of the root, int32[7], see `Candidates`."""
     return np.array([0, len(sources.rows.tokens), -1, 0, -1, 0, -1], np.int32)

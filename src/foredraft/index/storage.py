@@ -13,7 +13,7 @@ import struct
 import sys
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -165,11 +165,12 @@ def _checked_entries(path: Path, raw: list[Any], header_end: int, size: int) -> 
     for item in raw:
         try:
             entry = ArrayEntry(**item)
-            sound = entry.dtype in _DTYPES and entry.length >= 0 and entry.offset == _aligned(end) and entry.crc32 >= 0
-        except TypeError as error:
-            raise damaged("store", path, f"its header describes an array as {item!r}") from error
-        if not sound or entry.end > size or any(entry.name == other.name for other in entries):
-            raise damaged("store", path, f"its array {entry.name!r} has an impossible type, size or position")
+            sound = entry.dtype in _DTYPES and entry.length >= 0 and entry.crc32 >= 0
+            sound = sound and entry.offset == _aligned(end) and entry.end <= size
+        except TypeError:
+            sound = False
+        if not sound or any(entry.name == other.name for other in entries):
+            raise damaged("store", path, f"its header describes an array as {item!r}, which is impossible")
         entries.append(entry)
         end = entry.end
     if end != size:
@@ -212,22 +213,12 @@ def write_lock(lock: Path, path: Path) -> Iterator[None]:
 
 
 @dataclass(slots=True)
-class _Spool:
-    """An array being written to a temporary file."""
-
-    path: Path
-    dtype: np.dtype[Any]
-    length: int = 0
-    crc32: int = 0
-
-
-@dataclass(slots=True)
 class StoreWriter:
     """A store being written, array by array and piece by piece."""
 
     folder: Path  # temporary, next to the output; the caller may put files there too
     metadata: dict[str, Any]  # of the header; the caller may add to it
-    _spools: dict[str, _Spool] = field(default_factory=dict)
+    _entries: dict[str, ArrayEntry] = field(default_factory=dict)  # so far; their offsets are known at the end
 
     def append(self, name: str, chunk: AnyArray) -> None:
         """Append a one-dimensional `chunk` to array `name`; the file has the arrays in the order of their first chunks.
@@ -236,26 +227,28 @@ class StoreWriter:
         """
         if chunk.ndim != 1 or chunk.dtype.name not in _DTYPES:
             raise UsageError(f"A store holds one-dimensional numbers; {name!r} is {chunk.dtype}{list(chunk.shape)}.")
-        spool = self._spools.setdefault(name, _Spool(self.folder / f"array-{len(self._spools)}", chunk.dtype))
-        if chunk.dtype != spool.dtype:
-            raise UsageError(f"The array {name!r} is {spool.dtype}; a piece of {chunk.dtype} cannot be added to it.")
+        entry = self._entries.setdefault(name, ArrayEntry(name, chunk.dtype.name, 0, 0, 0))
+        if chunk.dtype.name != entry.dtype:
+            raise UsageError(f"The array {name!r} is {entry.dtype}; a piece of {chunk.dtype} cannot be added to it.")
         data = np.ascontiguousarray(chunk, chunk.dtype.newbyteorder("<")).view(np.uint8).data
-        with spool.path.open("ab") as file:
+        with self._place(name).open("ab") as file:
             file.write(data)
-        spool.length += len(chunk)
-        spool.crc32 = zlib.crc32(data, spool.crc32)
+        self._entries[name] = replace(entry, length=entry.length + len(chunk), crc32=zlib.crc32(data, entry.crc32))
 
     def length(self, name: str) -> int:
         """Return the number of elements of array `name` so far."""
-        return self._spools[name].length if name in self._spools else 0
+        return self._entries[name].length if name in self._entries else 0
+
+    def _place(self, name: str) -> Path:
+        return self.folder / f"array-{list(self._entries).index(name)}"
 
     def _header(self, fields: Mapping[str, Any]) -> bytes:
         header, header_bytes = b"", -1
         while len(header) > header_bytes:  # the header holds the offsets, which depend on its length; it only grows
             header_bytes = _aligned(len(header))
             end, entries = _PREAMBLE.size + header_bytes, []
-            for name, spool in self._spools.items():
-                entry = ArrayEntry(name, spool.dtype.name, spool.length, _aligned(end), spool.crc32)
+            for each in self._entries.values():
+                entry = replace(each, offset=_aligned(end))
                 entries.append(asdict(entry))
                 end = entry.end
             header = json.dumps({**fields, "metadata": self.metadata, "arrays": entries}).encode()
@@ -268,11 +261,11 @@ class StoreWriter:
         whole = self.folder / "whole"
         with whole.open("wb") as out:
             out.write(self._header(fields))
-            for spool in self._spools.values():
+            for place in map(self._place, self._entries):
                 out.write(bytes(_aligned(out.tell()) - out.tell()))
-                with spool.path.open("rb") as file:
+                with place.open("rb") as file:
                     shutil.copyfileobj(file, out, _COPY_BYTES)
-                spool.path.unlink()  # so the disk holds only one array twice, not all
+                place.unlink()  # so the disk holds only one array twice, not all
         place_file(whole, path)
 
 

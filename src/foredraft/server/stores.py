@@ -14,8 +14,7 @@ from typing import Any
 from foredraft.corpus.documents import Document
 from foredraft.corpus.words import tokenize, tokenizer_hash, vocabulary_size
 from foredraft.errors import UsageError
-from foredraft.index.datastore import MANIFEST, read_manifest
-from foredraft.index.datastore_writer import DatastoreWriter
+from foredraft.index.datastore import MANIFEST, read_manifest, write_datastore
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _MOST_SEGMENTS = 8  # more are merged, because every step searches each segment (chosen)
@@ -53,7 +52,7 @@ class Stores:
         documents = (Document(text, len(text)) for text in texts)
         symbols = list(tokenize(documents, self._tokenizer, self._vocabulary))
         new = not (place / MANIFEST).exists()
-        with DatastoreWriter(place, tokenizer_hash=self._hash, vocabulary=self._vocabulary, create=new) as writer:
+        with write_datastore(place, tokenizer_hash=self._hash, vocabulary=self._vocabulary, create=new) as writer:
             if symbols and not writer.holds(symbols):
                 writer.add(symbols)
                 if len(writer.manifest.segments) > _MOST_SEGMENTS:
