@@ -205,7 +205,7 @@ def test_heads_that_do_not_fit_are_refused(heads, tmp_path):
         make_drafter("eesd", {"head": "none", "layers": LAYERS}, Resources(VOCABULARY, target=target_of("llama")))
     larger = configuration("llama")
     larger.vocab_size += 1
-    with pytest.raises(UsageError, match=r"vocabulary of 97; this model's is 98"):
+    with pytest.raises(UsageError, match=r"trained for llama, whose weights are not this model's"):
         load_exit_head(ours, tiny_model(larger))
     with pytest.raises(UsageError, match=r"holds no trained head: head.json is missing"):
         load_exit_head(tmp_path, target_of("llama").model)

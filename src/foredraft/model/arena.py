@@ -12,9 +12,9 @@ import torch
 from foredraft.contracts import TokenIds
 from foredraft.errors import OutOfMemoryError
 from foredraft.graph.tree import common_length
-from foredraft.model.kv_cache import BLOCK, kept_rows, move_rows, slots_of, whole_blocks
+from foredraft.model.kv_cache import kept_rows, move_rows, whole_blocks
 
-_FIRST_SLOTS = 16 * BLOCK  # allocated at first; chosen
+_MOST_SLOTS = 2**20  # compiled forwards take no more
 _LEAST_SHARED = 16  # tokens; a shorter common prefix is computed as fast as it is copied
 
 
@@ -47,7 +47,7 @@ class Lease:
         """Commit these rows of the last pass, ascending, and discard its others."""
         kept = kept_rows(rows, len(self._last))
         if len(kept) and kept[-1] >= len(kept):
-            move_rows(self._arena.bits, self.start + self.length, kept)
+            move_rows(self._arena.store, self.start + self.length, kept)
         self._tokens[self.length : self.length + len(kept)] = self._last[kept]
         self.length += len(kept)
         self._last = self._tokens[:0]
@@ -57,12 +57,12 @@ class Arena:
     """Up to `most_slots` slots for many sequences, in layers of `heads` key heads of one `size`."""
 
     def __init__(self, layers: int, heads: int, size: int, dtype: torch.dtype, most_slots: int) -> None:
-        self.most_slots = most_slots
+        self.most_slots = min(most_slots, _MOST_SLOTS)
         self._leases: list[Lease] = []
         self._idle: list[Lease] = []  # those of finished sequences, the least recently used first
-        self._store = torch.empty((2 * layers, heads, 0, size), dtype=dtype)
-        self.buffers: list[torch.Tensor] = []  # all keys, then all values, float[1, heads, slots, size] a layer
-        self.bits = slots_of(self._store)  # the same memory as `move_rows` takes it, uint16[2 L, heads, slots, W]
+        # the system provides memory for the slots that are written to
+        self.store = torch.empty((2 * layers, heads, self.most_slots, size), dtype=dtype)
+        self.buffers = self.store.split(1)  # all keys, then all values, float[1, heads, slots, size] a layer
 
     @property
     def used(self) -> int:
@@ -107,18 +107,14 @@ class Arena:
         lease.place(start, capacity, tokens)
 
     def _place(self, capacity: int, keep: Lease | None) -> int:
-        """Return the start of a free range, growing the store or evicting idle leases other than `keep` if needed."""
+        """Return the start of a free range, evicting idle leases other than `keep` if needed."""
         while True:
             end = 0
             for lease in sorted(self._leases, key=lambda each: each.start):
                 if lease.start - end >= capacity:
                     return end
                 end = lease.start + lease.capacity
-            slots = self._store.shape[2]
-            if slots - end >= capacity:
-                return end
             if end + capacity <= self.most_slots:
-                self._grow(min(max(end + capacity, 2 * slots, _FIRST_SLOTS), self.most_slots))
                 return end
             evicted = next((lease for lease in self._idle if lease is not keep), None)
             if evicted is None:
@@ -130,13 +126,5 @@ class Arena:
             self._leases.remove(evicted)
 
     @torch.inference_mode()
-    def _grow(self, slots: int) -> None:
-        old = self._store
-        self._store = old.new_empty((*old.shape[:2], slots, old.shape[3]))
-        self._store[:, :, : old.shape[2]] = old
-        self.buffers = list(self._store.split(1))
-        self.bits = slots_of(self._store)
-
-    @torch.inference_mode()
     def _copy(self, source: int, target: int, count: int) -> None:
-        self._store[:, :, target : target + count] = self._store[:, :, source : source + count]
+        self.store[:, :, target : target + count] = self.store[:, :, source : source + count]

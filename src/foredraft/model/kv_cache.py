@@ -5,9 +5,8 @@ overwrites the others. Rows may be held for the next passes, so that a tree can 
 sliding-window layer stores its window and some slack. Does not depend on the rows' meaning, nor on how masks are made.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -96,24 +95,22 @@ def kept_rows(rows: Sequence[int], count: int) -> npt.NDArray[np.int64]:
     return kept
 
 
-def slots_of(buffers: torch.Tensor) -> npt.NDArray[np.uint16]:
-    """View contiguous keys or values on the CPU, [B, heads, C, head_dim], as uint16[B, heads, C, head_dim or more]."""
-    return buffers.detach().view(torch.int16).numpy().view(np.uint16)
+def move_rows(buffers: torch.Tensor, start: int, rows: npt.NDArray[np.int64]) -> None:
+    """Copy the slots `start + rows`, int64[n] and ascending, to `start` onwards, in float[B, heads, C, head_dim]."""
+    if buffers.device.type == "cpu":
+        _move_words(buffers.view(torch.int16).numpy(), start, rows)
+    else:
+        index = torch.from_numpy(rows + start).to(buffers.device)
+        buffers[:, :, start : start + len(rows)] = buffers.index_select(2, index)
 
 
 @njit(cache=True)
-def move_rows(slots: npt.NDArray[np.uint16], start: int, rows: npt.NDArray[np.int64]) -> None:
-    """Copy the slots `start + rows`, int64[n] and ascending, to `start` onwards; several times faster than torch."""
+def _move_words(slots: npt.NDArray[np.int16], start: int, rows: npt.NDArray[np.int64]) -> None:
+    """Do the same in memory that is seen as words, several times faster than torch."""
     for buffer in range(slots.shape[0]):
         for head in range(slots.shape[1]):
             for place in range(len(rows)):
                 slots[buffer, head, start + place] = slots[buffer, head, start + rows[place]]
-
-
-def _move_on_device(slots: torch.Tensor, start: int, rows: npt.NDArray[np.int64]) -> None:
-    """Do the same for float[B, heads, C, head_dim] on any device."""
-    index = torch.from_numpy(rows + start).to(slots.device)
-    slots[:, :, start : start + len(rows)] = slots.index_select(2, index)
 
 
 class TreeCache(Cache):
@@ -126,13 +123,7 @@ class TreeCache(Cache):
         self.length = 0  # number of committed tokens
         self.held = 0  # number of rows held: written, visible to later passes, and not committed
         self._rows = 0  # of the last pass
-        self._use(None)
-
-    def _use(self, store: torch.Tensor | None) -> None:
-        """Set the tensor that holds every layer's slots, if one does, and forget what depended on former buffers."""
-        self.store = store
-        self._buffers: list[torch.Tensor] = []
-        self._movable: dict[int | None, list[tuple[Callable[..., None], Any]]] = {}  # by window, what moves its slots
+        self.store: torch.Tensor | None = None  # that holds every layer's slots, if one does
 
     def span_of(self, window: int | None) -> Span:
         """Return the slots of the layers with this window; all layers' slots where no window limits what is kept."""
@@ -175,9 +166,9 @@ class TreeCache(Cache):
         """Make room for `rows` more rows, and return all layers' keys, then values; none before all are initialised."""
         self.reserve(rows)
         layers = self._tree_layers
-        if not self._buffers and all(layer.is_initialized for layer in layers):
-            self._buffers = [layer.keys for layer in layers] + [layer.values for layer in layers]
-        return self._buffers
+        if not all(layer.is_initialized for layer in layers):
+            return []
+        return [layer.keys for layer in layers] + [layer.values for layer in layers]
 
     @torch.inference_mode()
     def move_into(self, store: torch.Tensor) -> None:
@@ -190,8 +181,7 @@ class TreeCache(Cache):
         for layer, keys, values in zip(self._tree_layers, *parts, strict=True):
             layer.move(keys, values, 0, span.stored)
         store[:, :, span.stored :] = 0  # remains of another sequence may be NaN, and weight 0 times NaN is NaN
-        span.capacity = store.shape[2]
-        self._use(store)
+        span.capacity, self.store = store.shape[2], store
 
     def move_out(self) -> None:
         """Move all slots back into buffers of each layer."""
@@ -211,17 +201,13 @@ class TreeCache(Cache):
     @torch.inference_mode()
     def _gather(self, rows: npt.NDArray[np.int64]) -> None:
         """Move these rows, int64[n], down to the first held row, or the first row of the last pass."""
-        for window, span in self.spans.items():
-            if window not in self._movable:
-                # a layer that never writes, such as one that shares another's keys, has no buffers
-                layers = [layer for layer in self._tree_layers if layer.span is span and layer.is_initialized]
-                buffers = [buffer for layer in layers for buffer in (layer.keys, layer.values)]
-                self._movable[window] = [
-                    (move_rows, slots_of(each)) if each.device.type == "cpu" else (_move_on_device, each)
-                    for each in (buffers if self.store is None else [self.store])
-                ]
-            for move, slots in self._movable[window]:
-                move(slots, span.stored - self.held, rows)
+        if self.store is not None:
+            move_rows(self.store, self.spans[None].stored - self.held, rows)
+            return
+        for layer in self._tree_layers:
+            if layer.is_initialized:  # one that never writes, such as one that shares another's keys, has no buffers
+                for buffer in (layer.keys, layer.values):
+                    move_rows(buffer, layer.span.stored - self.held, rows)
 
     def hold(self) -> None:
         """Keep the rows of the last pass visible to the next passes until `commit` selects from them."""
@@ -240,5 +226,4 @@ class TreeCache(Cache):
                 layer.move(keys, values, drop, min(span.stored + self._rows, span.capacity))
         span.base += drop
         span.stored -= drop
-        span.capacity = capacity
-        self._use(None)
+        span.capacity, self.store = capacity, None

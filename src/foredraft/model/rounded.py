@@ -42,7 +42,7 @@ def rounded_folder(location: str, kind: str, options: Mapping[str, Any]) -> Path
         raise UsageError(f"dtype {kind} rounds a checkpoint; a GGUF file is read with the blocks it has: leave it out.")
     config = cached_file(location, "config.json", revision=options.get("revision"))
     digest = hashlib.sha256(repr((kind, *_identity(Path(str(config)).parent))).encode()).hexdigest()[:20]
-    place = cache_folder() / "rounded" / f"{digest}-{_FORMAT}"
+    place = cache_folder("rounded") / f"{digest}-{_FORMAT}"
     if place.is_dir():
         return place
     # outside of `filled_folder`, for which an OSError means that the place cannot be written

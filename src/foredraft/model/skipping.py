@@ -18,7 +18,7 @@ from torch import nn
 from foredraft.atomic_file import store_file
 from foredraft.errors import StoreError, UnsupportedModelError, UsageError
 from foredraft.model.fingerprint import fingerprint
-from foredraft.model.layers import model_parts, shorter, with_forward, with_modules
+from foredraft.model.layers import model_parts, shared_copy, shorter
 from foredraft.model.target import TorchTarget
 from foredraft.options import shown, whole_number
 
@@ -114,9 +114,14 @@ _FAMILIES = {
 
 def _without(layer: nn.Module, name: str, instead: Any, norms: tuple[str, ...]) -> Any:
     """Return a copy of a layer without one sub-layer and its norms."""
-    return with_modules(
-        layer, {name: with_forward(getattr(layer, name), instead), **{norm: nn.Identity() for norm in norms}}
-    )
+    copied = shared_copy(layer)
+    skipped = getattr(copied, name)
+    skipped.forward = instead
+    for child, _ in list(skipped.named_children()):
+        delattr(skipped, child)  # so that unused weights are neither hashed nor compiled
+    for norm in norms:
+        setattr(copied, norm, nn.Identity())
+    return copied
 
 
 def _no_attention(hidden_states: torch.Tensor, *_args: object, **_kwargs: object) -> tuple[torch.Tensor, None]:
@@ -136,22 +141,15 @@ def read_skipped(path: Path, model: Any) -> Skipped:
     """Read the choice for `model`; raises StoreError if the file is missing, damaged, or of another kind or model."""
     try:
         content = json.loads(path.read_text())
-    except OSError as error:
-        raise StoreError(
-            f"The file {path} of skipped layers cannot be read ({error.strerror or error}); make one with foredraft "
-            "train layer-skip."
-        ) from error
-    except ValueError as error:
-        raise StoreError(f"{path} is not JSON ({error}); make it again with foredraft train layer-skip.") from error
-    if not isinstance(content, dict) or (content.get("kind"), content.get("format")) != (_KIND, _FORMAT):
-        raise StoreError(
-            f"{path} is not a file of skipped layers of format {_FORMAT}; make one with foredraft train layer-skip."
-        )
-    if content.get("model") != fingerprint(model):
-        raise StoreError(f"{path} was made for another model; make one for this model with foredraft train layer-skip.")
-    try:
+        if not isinstance(content, dict) or (content.get("kind"), content.get("format")) != (_KIND, _FORMAT):
+            raise UsageError(f"it is not a file of skipped layers of format {_FORMAT}")
+        if content.get("model") != fingerprint(model):
+            raise UsageError("it was made for another model")
         skipped = Skipped(*(layer_numbers(content.get(name), name) for name in ("attention", "mlp")))
         skipped.check(int(model.config.num_hidden_layers))
-    except UsageError as error:
-        raise StoreError(f"{path} is damaged: {error} Make it again with foredraft train layer-skip.") from error
+    except (OSError, ValueError) as error:
+        raise StoreError(
+            f"The file {path} of skipped layers cannot be used: {str(error).rstrip('.')}. Make one for this model with "
+            "foredraft train layer-skip."
+        ) from error
     return skipped

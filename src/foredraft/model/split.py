@@ -16,7 +16,7 @@ from torch import nn
 
 from foredraft.contracts import Scores, TokenIds
 from foredraft.errors import ForedraftWarning, UnsupportedModelError
-from foredraft.graph.layout import Layout, lay_out, lay_out_text
+from foredraft.graph.layout import Layout, lay_out_text
 from foredraft.graph.tree import I64, BoolArray
 from foredraft.model.compiled.package import MOST_ROWS
 from foredraft.model.heads import ExitHead
@@ -24,7 +24,7 @@ from foredraft.model.kv_cache import TreeCache
 from foredraft.model.layers import Passage, model_parts, shorter
 from foredraft.model.mask import seen_rows
 from foredraft.model.rounding import error_beyond_rounding
-from foredraft.model.target import TorchTarget
+from foredraft.model.target import TorchTarget, fork_scores
 
 
 class SplitCache:
@@ -107,19 +107,17 @@ class SplitTarget:
         parts = model_parts(target.model)
         parts.check_exit(layers)
         self.vocabulary, self.window = target.vocabulary, target.window
-        own = target.model.get_submodule(parts.layers)
         self.exit_hidden = torch.empty(0)  # float[R, D], the inputs of the head's LM head in its last pass
-        self._exit, self._entry = Passage(enters=False), Passage(enters=True)
-        first = dict(enumerate(own[:layers]))
-        first[layers - 1] = self._exit.at(first[layers - 1])
+        own = target.model.get_submodule(parts.layers)
+        before, after = dict(enumerate(own[:layers])), dict(enumerate(own[layers:], layers))
         replaced: dict[str, nn.Module] = {}
         if head is not None:
-            first[parts.count - 1] = head.layer
+            before[parts.count - 1] = head.layer
             replaced = {parts.norm: head.norm, parts.lm_head: head.lm_head}
-        rest = dict(enumerate(own[layers:], layers))
-        rest[layers] = self._entry.at(rest[layers])
-        self.first = target.with_model(shorter(target.model, parts, first, replaced), self._exit)
-        self.rest = target.with_model(shorter(target.model, parts, rest), self._entry)
+        first, rest = shorter(target.model, parts, before, replaced), shorter(target.model, parts, after)
+        self._exit = Passage(first.get_submodule(parts.layers)[layers - 1], enters=False)
+        self._entry = Passage(rest.get_submodule(parts.layers)[0], enters=True)
+        self.first, self.rest = target.with_model(first, self._exit), target.with_model(rest, self._entry)
         if target.compiled is not None and (self.first.compiled is None or self.rest.compiled is None):
             sentence = (
                 "An early exit runs the model in two parts, which are not compiled, so each pass will take about "
@@ -127,7 +125,12 @@ class SplitTarget:
                 "both."
             )
             warnings.warn(sentence, ForedraftWarning, stacklevel=2)
-        self._probe(target)
+        # layers may exchange more than the states
+        if error := error_beyond_rounding(fork_scores(self), fork_scores(target), target.model):
+            raise UnsupportedModelError(
+                f"This {target.support.family} model scores tokens differently when its first layers are run apart "
+                f"(relative error {error:.1e}), so it cannot exit early; draft with another method."
+            )
 
     def new_cache(self) -> SplitCache:
         return SplitCache(self.first.new_cache(), self.rest.new_cache())
@@ -170,22 +173,6 @@ class SplitTarget:
             cache.first.hold()
         self._entry.states = cache.verified_states()[None]
         return self.rest.forward(layout, cache.rest, hidden=hidden)
-
-    @torch.inference_mode()
-    def _probe(self, target: TorchTarget) -> None:
-        """Raise UnsupportedModelError if the whole model scores differently: layers may exchange more than states."""
-        ids = np.arange(1, 6, dtype=np.int64) % self.vocabulary
-        layout = lay_out(int(ids[3]), np.array([0, ids[4]], np.int32), np.array([-1, -1], np.int32), at=3)
-        logits = []
-        for each in (target, self):
-            cache: Any = each.new_cache()
-            each.prefill(ids[:3], cache)
-            logits.append(each.forward(layout, cache).logits)
-        if error := error_beyond_rounding(logits[1], logits[0], target.model):
-            raise UnsupportedModelError(
-                f"This {target.support.family} model scores tokens differently when its first layers are run apart "
-                f"(relative error {error:.1e}), so it cannot exit early; draft with another method."
-            )
 
 
 class ExitModel:

@@ -27,6 +27,7 @@ from foredraft.model.rounding import error_beyond_rounding
 from foredraft.model.support import Support, inspect, warn_where_rows_depend
 
 PREFILL_ROWS = 512  # tokens of a pass of an uncompiled model in prefill; limits the mask's memory; chosen
+_PROBED = np.arange(1, 7, dtype=np.int64)  # tokens with which a new kind of model is tried
 
 
 class TorchTarget:
@@ -152,21 +153,24 @@ class TorchTarget:
     @torch.inference_mode()
     def _probe(self) -> None:
         """Raise UnsupportedModelError if logits depend on a fork in a tree of a few tokens, or on a row's index."""
-        ids = np.arange(1, 7, dtype=np.int64) % self.vocabulary
-        tree = self.new_cache()
-        self.prefill(ids[:4], tree)
-        # the root, a wrong guess, and the right token after the wrong guess's row
-        layout = lay_out(int(ids[4]), np.array([0, ids[5]], np.int32), np.array([-1, -1], np.int32), at=4)
-        forked = self.forward(layout, tree).logits[2]
-        plain = self.new_cache()
+        ids, plain = _PROBED % self.vocabulary, self.new_cache()
         self.prefill(ids[:5], plain)
-        chained = self.forward(lay_out_text(ids[5:6], 5), plain).logits[0]
-        if error := error_beyond_rounding(forked, chained, self.model):
+        chained = self.forward(lay_out_text(ids[5:], 5), plain).logits[0]
+        if error := error_beyond_rounding(fork_scores(self)[2], chained, self.model):
             raise UnsupportedModelError(
                 f"This {self.support.family} model scores a token differently inside a tree (relative error "
                 f"{error:.1e}), so drafts cannot be verified exactly; foredraft supports models with rotary or learned "
                 "positions."
             )
+
+
+def fork_scores(target: Any) -> torch.Tensor:
+    """Return the logits, float[3, V], of a root, a wrong guess and, in the row after it, the right one of six tokens."""
+    ids, cache = _PROBED % target.vocabulary, target.new_cache()
+    target.prefill(ids[:4], cache)
+    layout = lay_out(int(ids[4]), np.array([0, ids[5]], np.int32), np.array([-1, -1], np.int32), at=4)
+    logits: torch.Tensor = target.forward(layout, cache).logits
+    return logits
 
 
 @contextmanager
@@ -176,18 +180,17 @@ def _device_errors(rows: int, context: int) -> Iterator[None]:
         yield
     except RuntimeError as error:
         what = str(error)
-        no_memory = isinstance(error, torch.OutOfMemoryError) or "allocate memory" in what or "out of memory" in what
-        if not no_memory and "CUDA error" in what:
+        if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in what or "out of memory" in what:
+            raise OutOfMemoryError(
+                f"There is no memory left for {rows} more rows after {context} tokens; ask for fewer tokens, or use a "
+                "smaller model or dtype."
+            ) from error
+        if "CUDA error" in what:
             raise ForedraftError(
                 f"The device failed in a pass of {rows} rows after {context} tokens ({told(error)}). It takes no more "
                 "work from this process: start it again, and check the device with nvidia-smi if that repeats."
             ) from error
-        if not no_memory:
-            raise
-        raise OutOfMemoryError(
-            f"There is no memory left for {rows} more rows after {context} tokens; ask for fewer tokens, or use a "
-            "smaller model or dtype."
-        ) from error
+        raise
 
 
 def _check_model(model: Any) -> None:

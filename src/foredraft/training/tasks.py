@@ -81,11 +81,9 @@ class ExitTask(_Task):
         super().__init__(model, traces, self.module.lm_head, ids)
         nothing, own = nn.Identity(), dict(enumerate(model.get_submodule(parts.layers)[:layers]))
         self._first = shorter(model, parts, own, {parts.norm: nothing, parts.lm_head: nothing}).base_model
-        self._exit = Passage(enters=True)
-        self._after = shorter(
-            model, parts, {parts.count - 1: self._exit.at(self.module.layer)},
-            {parts.norm: self.module.norm, parts.lm_head: self.module.lm_head},
-        )  # fmt: skip
+        exits = {parts.norm: self.module.norm, parts.lm_head: self.module.lm_head}
+        self._after = shorter(model, parts, {parts.count - 1: self.module.layer}, exits)
+        self._exit = Passage(self._after.get_submodule(parts.layers)[0], enters=True)
         self._stored = np.zeros(len(traces.windows), np.bool_)  # windows whose states this run has stored
         width = model.get_output_embeddings().weight.shape[1]
         self._file = None if states is None else _states_file(states, (len(traces.windows), traces.window, width))
