@@ -158,7 +158,7 @@ def test_a_file_that_cannot_be_used_is_refused(tmp_path, damage, says):
 
 def test_a_file_that_cannot_be_read_or_written_is_told(tmp_path):
     model = target_of("llama").model
-    with pytest.raises(StoreError, match="cannot be used: .*No such file"):
+    with pytest.raises(StoreError, match=r"cannot be used: .*No such file"):
         read_skipped(tmp_path / "none.json", model)
     with pytest.raises(StoreError, match="cannot be written"):
         write_skipped(tmp_path / "no" / "folder.json", Skipped((1,), ()), model, about())

@@ -144,7 +144,7 @@ class RolloutDrafting:
         return Draft(tree.tokens, tree.parents, tree.score, source=tree.merged.astype(np.uint8))
 
     def _grow(self, ids: TokenIds, budget: Budget) -> tuple[DraftGraph, list[FloatArray], int]:
-        """Grow a graph after `ids`; return it, what each node was drawn from, float32[V] if any was, and a draft's depth.
+        """Grow a graph after `ids`; return it, the distributions that nodes were drawn from, and a draft's depth.
 
         It ends at the depth of the budget or the rules, when no node is left to expand, when `budget.more` returns
         False, or after `most_rows` rows of the model; the most probable nodes of a level are expanded first. Merged

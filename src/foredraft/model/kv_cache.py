@@ -125,10 +125,6 @@ class TreeCache(Cache):
         self._rows = 0  # of the last pass
         self.store: torch.Tensor | None = None  # that holds every layer's slots, if one does
 
-    def span_of(self, window: int | None) -> Span:
-        """Return the slots of the layers with this window; all layers' slots where no window limits what is kept."""
-        return self.spans[window] if window in self.spans else self.spans[None]
-
     def take_shapes(self, shapes: Sequence[tuple[int, int]], dtype: torch.dtype) -> None:
         """Initialise every layer on the CPU, for its number of key heads and their size, before anything is written."""
         for layer, (heads, size) in zip(self._tree_layers, shapes, strict=True):

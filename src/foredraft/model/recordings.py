@@ -44,6 +44,19 @@ class Rows:
         # bool[windows, R, COLUMNS]: whether a row may attend to each slot after the committed ones
         self.sees = sees.view(torch.bool).view(windows, rows, COLUMNS)
 
+    def write(self, layout: Layout, stored: int, windows: Sequence[int | None]) -> None:
+        """Write a layout's rows, after `stored` slots in use; padding repeats the first row."""
+        count = layout.rows
+        self.bounds.numpy()[:] = stored - len(layout.held), stored
+        for written, values in ((self.token_ids, layout.token_ids), (self.positions, layout.positions)):
+            row_of = written.numpy()
+            row_of[:count], row_of[count:] = values, values[0]
+        for sees, window in zip(self.sees.numpy(), windows, strict=True):
+            seen = seen_rows(layout, window)
+            sees[:] = False
+            sees[:count, : seen.shape[1]] = seen
+            sees[count:] = sees[0]
+
 
 class RecordedForward:
     """Records the passes of a causal language model at their first use, and replays them.
@@ -54,14 +67,13 @@ class RecordedForward:
     """
 
     def __init__(self, model: Any) -> None:
-        support = inspect(model.config)
         devices = sorted({str(parameter.device) for parameter in model.parameters()})
         if len(devices) > 1:
             raise UsageError(
                 f"The model is spread over {', '.join(devices)}, and only a model on one device can be recorded; it "
                 "runs unrecorded. Load it onto one device."
             )
-        self._model, self._windows = model, tuple(dict.fromkeys(support.windows))
+        self._model, self._windows = model, tuple(dict.fromkeys(inspect(model.config).windows))
         self._pass: Pass | None = None
         self._store: torch.Tensor | None = None
         self._passes: dict[int, Callable[[Layout, int], Outputs]] = {}  # by number of rows
@@ -160,7 +172,7 @@ class RecordedForward:
 
         def run(layout: Layout, stored: int) -> Outputs:
             nonlocal replay
-            write_rows(sent, layout, stored, self._windows)
+            sent.write(layout, stored, self._windows)
             received.memory.copy_(sent.memory, non_blocking=True)
             if replay is None:
                 replay = recorded(lambda: compute(*inputs), stream=self._stream, pool=self._pool)
@@ -202,20 +214,6 @@ def slots_for(needed: int) -> int:
     """Return the smallest of 512, 768, 1024, 1536, 2048, ... slots that holds `needed`."""
     power = max(_LEAST_SLOTS, 1 << (needed - 1).bit_length())
     return power * 3 // 4 if power > _LEAST_SLOTS and needed <= power * 3 // 4 else power
-
-
-def write_rows(rows: Rows, layout: Layout, stored: int, windows: Sequence[int | None]) -> None:
-    """Write a layout's rows, after `stored` slots in use; padding repeats the first row."""
-    count = layout.rows
-    rows.bounds.numpy()[:] = stored - len(layout.held), stored
-    for written, values in ((rows.token_ids, layout.token_ids), (rows.positions, layout.positions)):
-        row_of = written.numpy()
-        row_of[:count], row_of[count:] = values, values[0]
-    for sees, window in zip(rows.sees.numpy(), windows, strict=True):
-        seen = seen_rows(layout, window)
-        sees[:] = False
-        sees[:count, : seen.shape[1]] = seen
-        sees[count:] = sees[0]
 
 
 def recorded_forward(model: Any) -> RecordedForward | None:

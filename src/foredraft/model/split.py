@@ -8,7 +8,6 @@ not depend on how drafts grow or which tokens are accepted.
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch

@@ -144,11 +144,11 @@ class TorchTarget:
         kinds = dict(zip(self.support.layer_types, self.support.windows, strict=True))
         if layout.rows == 1 and not cache.held and all(window is None for window in kinds.values()):
             return None  # one row sees all; unmasked attention need not repeat grouped keys and values
-        masks = {
-            window: attention_mask(layout, cache.span_of(window), window, self.dtype).to(self.device)
-            for window in kinds.values()
-        }
-        return masks[self.support.windows[0]] if len(kinds) == 1 else {kind: masks[kinds[kind]] for kind in kinds}
+        masks = {}
+        for kind, window in kinds.items():
+            span = cache.spans.get(window) or cache.spans[None]  # a layer with a window may keep all slots
+            masks[kind] = attention_mask(layout, span, window, self.dtype).to(self.device)
+        return masks if len(masks) > 1 else masks[kind]
 
     @torch.inference_mode()
     def _probe(self) -> None:
@@ -165,7 +165,7 @@ class TorchTarget:
 
 
 def fork_scores(target: Any) -> torch.Tensor:
-    """Return the logits, float[3, V], of a root, a wrong guess and, in the row after it, the right one of six tokens."""
+    """Return a target's logits, float[3, V], of a tree: the root, a wrong guess, and the right one in the row after."""
     ids, cache = _PROBED % target.vocabulary, target.new_cache()
     target.prefill(ids[:4], cache)
     layout = lay_out(int(ids[4]), np.array([0, ids[5]], np.int32), np.array([-1, -1], np.int32), at=4)
