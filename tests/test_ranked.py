@@ -19,9 +19,9 @@ from foredraft.model.heads import (
     load_medusa,
     new_exit_head,
     new_first_layers,
+    ranked_head,
 )
 from foredraft.model.layers import model_parts, shorter
-from foredraft.model.ranked import ranked_head
 from foredraft.model.target import TorchTarget
 from foredraft.pairing import pair_draft_model
 from foredraft.sampling import SamplingOptions

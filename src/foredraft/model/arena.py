@@ -19,23 +19,16 @@ _LEAST_SHARED = 16  # tokens; a shorter common prefix is computed as fast as it 
 
 
 class Lease:
-    """The cache of one sequence: `capacity` slots of an arena from `start` on, of which `length` are committed."""
+    """The cache of one sequence: `capacity` slots of an arena from `start` on, those of `tokens` committed."""
 
     def __init__(self, arena: "Arena", start: int, capacity: int, tokens: TokenIds) -> None:
-        self._arena = arena
+        self._arena, self.start, self.capacity = arena, start, capacity
+        self.tokens = tokens  # int64[length]
         self._last: TokenIds = tokens[:0]
-        self.place(start, capacity, tokens)
-
-    def place(self, start: int, capacity: int, tokens: TokenIds) -> None:
-        """Set the range of slots, with `tokens` committed."""
-        self.start, self.capacity, self.length = start, capacity, len(tokens)
-        self._tokens = np.empty(capacity, np.int64)
-        self._tokens[: len(tokens)] = tokens
 
     @property
-    def tokens(self) -> TokenIds:
-        """The committed ids, int64[length]."""
-        return self._tokens[: self.length]
+    def length(self) -> int:
+        return len(self.tokens)
 
     def reserve(self, token_ids: TokenIds) -> None:
         """Make room for the rows of a pass, int64[R], after the committed ones; may move the lease."""
@@ -48,9 +41,8 @@ class Lease:
         kept = kept_rows(rows, len(self._last))
         if len(kept) and kept[-1] >= len(kept):
             move_rows(self._arena.store, self.start + self.length, kept)
-        self._tokens[self.length : self.length + len(kept)] = self._last[kept]
-        self.length += len(kept)
-        self._last = self._tokens[:0]
+        self.tokens = np.concatenate([self.tokens, self._last[kept]])
+        self._last = self._last[:0]
 
 
 class Arena:
@@ -102,9 +94,9 @@ class Arena:
     def move(self, lease: Lease, needed: int) -> None:
         """Move a lease and its committed tokens to `needed` slots or more; raises OutOfMemoryError without room."""
         capacity = whole_blocks(needed + needed // 4)
-        start, tokens = self._place(capacity, keep=lease), lease.tokens
+        start = self._place(capacity, keep=lease)
         self._copy(lease.start, start, lease.length)
-        lease.place(start, capacity, tokens)
+        lease.start, lease.capacity = start, capacity
 
     def _place(self, capacity: int, keep: Lease | None) -> int:
         """Return the start of a free range, evicting idle leases other than `keep` if needed."""
@@ -125,6 +117,5 @@ class Arena:
             self._idle.remove(evicted)
             self._leases.remove(evicted)
 
-    @torch.inference_mode()
     def _copy(self, source: int, target: int, count: int) -> None:
         self.store[:, :, target : target + count] = self.store[:, :, source : source + count]

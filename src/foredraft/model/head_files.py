@@ -1,7 +1,7 @@
 """The files of trained heads: written, read, and checked against the model that they are loaded for.
 
 A head is a folder with `head.json`, which names its model, and `head.safetensors`. With `lm_head.ids` it scores only
-those tokens (model/ranked.py), and without LM head weights it uses the target's own. Does not depend on the modules
+those tokens, and without LM head weights it uses the target's own. Does not depend on the modules
 that the weights belong to.
 """
 

@@ -1,4 +1,4 @@
-"""Trained modules that draft: early exits (EESD), agreement predictors (Cali-TS), draft models, Medusa heads.
+"""Trained modules that draft: early exits (EESD), agreement predictors (Cali-TS), draft models, Medusa heads, LM heads.
 
 Builds them from a target and loads them from their files (model/head_files.py). Does not depend on how they draft or
 how they are trained.
@@ -12,15 +12,61 @@ import numpy as np
 import torch
 from torch import nn
 
+from foredraft.errors import UsageError
 from foredraft.graph.tree import FloatArray, IntArray
 from foredraft.model.head_files import CONFIG_FILE, IDS, HeadCard, fill, read_head
 from foredraft.model.layers import model_parts, shorter
-from foredraft.model.ranked import ranked_head
 
 POSITIONS = 10  # draft levels that a predictor distinguishes; deeper ones count as the last (EESD, equation 5)
 PREDICTOR_FOLDER = "agreement"  # subfolder of a head's folder that holds its agreement predictor
 RANKS = 10  # number of a Medusa head's best tokens whose accuracies are stored
 _MARGIN = 1e-4  # estimates are clamped to this distance from 0 and 1, so that their logits are finite
+
+
+class RankedHead(nn.Linear):
+    """Rows of an LM head for the tokens `ids`, int32[N], the most frequent token's first, so that a draft costs less.
+
+    Zhao et al., "FR-Spec: Accelerating Large-Vocabulary Language Models via Frequency-Ranked Speculative Sampling" (ACL
+    2025). The target still scores every token.
+    """
+
+    ids: torch.Tensor
+
+    def __init__(self, width: int, ids: torch.Tensor, *, bias: bool = False) -> None:
+        super().__init__(width, len(ids), bias=bias)
+        self.register_buffer("ids", ids.to(torch.int32))
+
+
+@torch.no_grad()
+def ranked_head(model: Any, ids: torch.Tensor) -> RankedHead:
+    """Return a frozen copy of the LM head's rows for different ids of the model, int64[N]; UsageError for others."""
+    whole = model.get_output_embeddings()
+    vocabulary, width = whole.weight.shape
+    if not len(ids) or len(ids.unique()) != len(ids) or int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
+        raise UsageError(f"The {len(ids)} tokens to score must be different ids below {vocabulary}, and at least one.")
+    bias = getattr(whole, "bias", None)
+    head = RankedHead(width, ids, bias=bias is not None).to(whole.weight.device, whole.weight.dtype)
+    head.weight.copy_(whole.weight[head.ids.long()])
+    if bias is not None:
+        head.bias.copy_(bias[head.ids.long()])
+    return head.requires_grad_(requires_grad=False)
+
+
+def ids_of(lm_head: Any) -> IntArray | None:
+    """Return the token of each logit, int32[N]; None if they are 0, 1, 2, ..."""
+    if not isinstance(lm_head, RankedHead):
+        return None
+    found: IntArray = lm_head.ids.cpu().numpy()
+    return found
+
+
+def places_of(lm_head: Any, vocabulary: int) -> torch.Tensor | None:
+    """Return the index of each token's logit, int64[vocabulary], -1 for tokens without one; None if all have one."""
+    if not isinstance(lm_head, RankedHead):
+        return None
+    places = torch.full((vocabulary,), -1, dtype=torch.int64, device=lm_head.ids.device)
+    places[lm_head.ids.long()] = torch.arange(len(lm_head.ids), device=lm_head.ids.device)
+    return places
 
 
 class ExitHead(nn.Module):

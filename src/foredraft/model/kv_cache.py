@@ -166,18 +166,14 @@ class TreeCache(Cache):
             return []
         return [layer.keys for layer in layers] + [layer.values for layer in layers]
 
-    @torch.inference_mode()
     def move_into(self, store: torch.Tensor) -> None:
         """Move all slots into `store`, float[2 L, heads, C, head_dim]: the keys of L layers, then the values.
 
         Only for caches without sliding windows whose layers have one shape and were all written to.
         """
         (span,) = self.spans.values()
-        parts = [half.split(1) for half in store.chunk(2)]
-        for layer, keys, values in zip(self._tree_layers, *parts, strict=True):
-            layer.move(keys, values, 0, span.stored)
+        self._resize(span, 0, store.shape[2], store)
         store[:, :, span.stored :] = 0  # remains of another sequence may be NaN, and weight 0 times NaN is NaN
-        span.capacity, self.store = store.shape[2], store
 
     def move_out(self) -> None:
         """Move all slots back into buffers of each layer."""
@@ -213,13 +209,20 @@ class TreeCache(Cache):
         self._rows = 0
 
     @torch.inference_mode()
-    def _resize(self, span: Span, drop: int, capacity: int) -> None:
-        """Drop the first `drop` slots; move the others, including the last pass's, into `capacity` slots."""
-        fresh = capacity != span.capacity or self.store is not None
-        for layer in self._tree_layers:
+    def _resize(self, span: Span, drop: int, capacity: int, store: torch.Tensor | None = None) -> None:
+        """Drop the first `drop` slots; move the others, including the last pass's, into `capacity` slots.
+
+        These are buffers of each layer, or those of `store`.
+        """
+        layers, stop = self._tree_layers, min(span.stored + self._rows, span.capacity)
+        for number, layer in enumerate(layers):
             if layer.span is span and layer.is_initialized:
-                keys, values = (allocated(each, capacity) if fresh else each for each in (layer.keys, layer.values))
-                layer.move(keys, values, drop, min(span.stored + self._rows, span.capacity))
+                keys, values = layer.keys, layer.values
+                if store is not None:
+                    keys, values = store[number, None], store[number + len(layers), None]
+                elif capacity != span.capacity or self.store is not None:
+                    keys, values = allocated(keys, capacity), allocated(values, capacity)
+                layer.move(keys, values, drop, stop)
         span.base += drop
         span.stored -= drop
-        span.capacity, self.store = capacity, None
+        span.capacity, self.store = capacity, store

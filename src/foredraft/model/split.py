@@ -32,11 +32,7 @@ class SplitCache:
     def __init__(self, first: TreeCache, rest: TreeCache) -> None:
         self.first = first  # of the layers up to the exit, and of the head's own layer
         self.rest = rest  # of the layers after the exit; holds the root only after verification
-        self._forget()
-
-    def _forget(self) -> None:
-        # of the root, which is row 0, and then of the held rows
-        self._states: list[torch.Tensor] = []  # [r, D] each
+        self._states: list[torch.Tensor] = []  # float[r, D] each: of the root, which is row 0, then of the held rows
         self._row_of: dict[tuple[int, ...], int] = {}  # by the tokens from the root to the row, in the rows' order
         self._verified: I64 = np.empty(0, np.int64)  # the row of each row of the last verification
 
@@ -46,7 +42,6 @@ class SplitCache:
 
     def begin(self, layout: Layout, states: torch.Tensor) -> None:
         """Store the root's states, float[1, D]."""
-        self._forget()
         self._states, self._row_of = [states], {tuple(layout.token_ids.tolist()): 0}
 
     def add(self, layout: Layout, states: torch.Tensor) -> None:
@@ -82,9 +77,7 @@ class SplitCache:
 
     def verified_states(self) -> torch.Tensor:
         """Return the exit's states of the verification's rows, float[R, D]."""
-        states = torch.cat(self._states)
-        in_order = np.array_equal(self._verified, np.arange(len(states)))
-        return states if in_order else states[torch.from_numpy(self._verified)]
+        return torch.cat(self._states)[torch.from_numpy(self._verified)]
 
     def commit(self, rows: Sequence[int]) -> None:
         """Commit these rows of the last verification, root first and ascending, in both parts; discard all others."""
@@ -92,7 +85,6 @@ class SplitCache:
             raise ValueError(f"Rows {list(rows)} must begin with the root, row 0.")
         self.rest.commit(rows)
         self.first.commit((self._verified[list(rows[1:])] - 1).tolist())
-        self._forget()
 
 
 class SplitTarget:

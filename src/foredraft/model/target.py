@@ -18,10 +18,10 @@ from foredraft.errors import ForedraftError, OutOfMemoryError, UnsupportedModelE
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.model.compiled.export import RowArguments
 from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, kept_forward
+from foredraft.model.heads import ids_of
 from foredraft.model.kv_cache import TreeCache
 from foredraft.model.layers import Passage, scored_states
 from foredraft.model.mask import attention_mask
-from foredraft.model.ranked import ids_of
 from foredraft.model.recordings import RecordedForward
 from foredraft.model.rounding import error_beyond_rounding
 from foredraft.model.support import Support, inspect, warn_where_rows_depend

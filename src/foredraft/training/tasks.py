@@ -15,8 +15,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from foredraft.errors import StoreError, UsageError
 from foredraft.model import heads
 from foredraft.model.candidates import NOISY_TOKENS
+from foredraft.model.heads import RankedHead, places_of, ranked_head
 from foredraft.model.layers import Passage, model_parts, shorter
-from foredraft.model.ranked import RankedHead, places_of, ranked_head
 from foredraft.training.traces import Numbers, Traces
 
 LOSSES = ("distribution", "tokens")
