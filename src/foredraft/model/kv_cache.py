@@ -180,26 +180,20 @@ class TreeCache(Cache):
         (span,) = self.spans.values()
         self._resize(span, 0, whole_blocks(span.stored + self._rows))
 
+    @torch.inference_mode()
     def commit(self, rows: Sequence[int]) -> None:
         """Commit these rows of the held rows and then the last pass, ascending, and discard the others."""
-        count, made = len(rows), self.held + self._rows
-        if count > made or any(row != place for place, row in enumerate(rows)):  # not already at the front
-            self._gather(kept_rows(rows, made))
+        kept = kept_rows(rows, self.held + self._rows)
+        if len(kept) and kept[-1] >= len(kept):  # not already at the front
+            # a layer that never writes, such as one that shares another's keys, has no buffers
+            written = [layer for layer in self._tree_layers if layer.is_initialized]
+            buffers = [(each, layer.span) for layer in written for each in (layer.keys, layer.values)]
+            for buffer, span in buffers if self.store is None else [(self.store, self.spans[None])]:
+                move_rows(buffer, span.stored - self.held, kept)
         for span in self.spans.values():
-            span.stored += count - self.held
-        self.length += count
+            span.stored += len(kept) - self.held
+        self.length += len(kept)
         self._rows = self.held = 0
-
-    @torch.inference_mode()
-    def _gather(self, rows: npt.NDArray[np.int64]) -> None:
-        """Move these rows, int64[n], down to the first held row, or the first row of the last pass."""
-        if self.store is not None:
-            move_rows(self.store, self.spans[None].stored - self.held, rows)
-            return
-        for layer in self._tree_layers:
-            if layer.is_initialized:  # one that never writes, such as one that shares another's keys, has no buffers
-                for buffer in (layer.keys, layer.values):
-                    move_rows(buffer, layer.span.stored - self.held, rows)
 
     def hold(self) -> None:
         """Keep the rows of the last pass visible to the next passes until `commit` selects from them."""

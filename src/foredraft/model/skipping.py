@@ -7,10 +7,10 @@ the choice is made.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -75,46 +75,35 @@ def skipping(target: TorchTarget, skipped: Skipped) -> TorchTarget:
             f"The sub-layers of {family} models cannot be skipped one by one; layer_skip drafts for "
             f"{', '.join(sorted(_FAMILIES))}. Choose another method."
         )
-    names = _FAMILIES[family]
     parts = model_parts(model)
     skipped.check(parts.count)
+    attention, mlp = _FAMILIES[family]
     left: dict[int, nn.Module] = {}
     for number, layer in enumerate(model.get_submodule(parts.layers)):
-        if number in skipped.attention and number in skipped.mlp:
-            continue
-        left[number] = layer
-        if number in skipped.attention:
-            left[number] = _without(layer, names.attention, _no_attention, names.attention_norms)
-        elif number in skipped.mlp:
-            left[number] = _without(layer, names.mlp, torch.zeros_like, names.mlp_norms)
+        if number not in skipped.attention:
+            left[number] = layer if number not in skipped.mlp else _without(layer, *mlp, torch.zeros_like)
+        elif number not in skipped.mlp:
+            left[number] = _without(layer, *attention, _no_attention)
     return target.with_model(shorter(model, parts, left))
 
 
-class _Names(NamedTuple):
-    """A family's module names within a layer; the norms are those used by one sub-layer only."""
-
-    attention: str
-    mlp: str
-    attention_norms: tuple[str, ...]
-    mlp_norms: tuple[str, ...]
-
-
-_USUAL = _Names("self_attn", "mlp", ("input_layernorm",), ("post_attention_layernorm",))
-_WRAPPED = _Names(
-    "self_attn", "mlp", ("input_layernorm", "post_attention_layernorm"),
-    ("pre_feedforward_layernorm", "post_feedforward_layernorm"),
-)  # fmt: skip
+# for each family, the name of the attention within a layer and of the norms that it alone uses; the same of the MLP
+_USUAL = ("self_attn", ("input_layernorm",)), ("mlp", ("post_attention_layernorm",))
+_WRAPPED = (
+    ("self_attn", ("input_layernorm", "post_attention_layernorm")),
+    ("mlp", ("pre_feedforward_layernorm", "post_feedforward_layernorm")),
+)
 _FAMILIES = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "granite", "smollm3"), _USUAL),
     **dict.fromkeys(("gemma2", "gemma3_text"), _WRAPPED),
-    "gpt2": _Names("attn", "mlp", ("ln_1",), ("ln_2",)),
-    "gpt_neox": _Names("attention", "mlp", ("input_layernorm",), ("post_attention_layernorm",)),
+    "gpt2": (("attn", ("ln_1",)), ("mlp", ("ln_2",))),
+    "gpt_neox": (("attention", ("input_layernorm",)), ("mlp", ("post_attention_layernorm",))),
 }
 
 
-def _without(layer: nn.Module, name: str, instead: Any, norms: tuple[str, ...]) -> Any:
-    """Return a copy of a layer without one sub-layer and its norms."""
-    copied = shared_copy(layer)
+def _without(layer: nn.Module, name: str, norms: tuple[str, ...], instead: Callable[..., Any]) -> nn.Module:
+    """Return a copy of a layer without the norms, and with another forward of a sub-layer."""
+    copied: nn.Module = shared_copy(layer)
     skipped = getattr(copied, name)
     skipped.forward = instead
     for child, _ in list(skipped.named_children()):
