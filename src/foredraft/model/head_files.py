@@ -7,7 +7,7 @@ that the weights belong to.
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -100,8 +100,7 @@ def read_head(location: str | Path, kind: str, model: Any) -> tuple[HeadCard, di
     """
     folder = head_folder(str(location))
     try:
-        data = json.loads((folder / CONFIG_FILE).read_text())
-        card = HeadCard(**{field.name: data[field.name] for field in fields(HeadCard) if field.name in data})
+        card = HeadCard(**json.loads((folder / CONFIG_FILE).read_text()))
         weights = _decoded(load_tensors((folder / WEIGHTS_FILE).read_bytes()))
     except FileNotFoundError as error:
         raise UsageError(f"{location} holds no trained head: {Path(error.filename).name} is missing.") from error

@@ -99,13 +99,25 @@ class RecordedForward:
             return None
         try:
             store = self._settled(cache, rows)
-            return None if store is None else self._replayed(layout, cache, rows, store, own, hidden=hidden)
+            if store is None:
+                return None
+            stored, new = cache.length + cache.held, rows not in self._passes
+            if new:
+                self._passes[rows] = self._new_pass(rows, store)
+            cache.reserve(layout.rows)
+            logits, states, best = (each[: layout.rows] for each in self._passes[rows](layout, stored))
+            logits = logits.clone()  # the next replay overwrites them
+            best = best.cpu()  # waits for the device, so that the pass is timed in full
+            if new and (error := error_beyond_rounding(logits, own(), self._model)):
+                raise ForedraftError(f"its scores are not the model's own, relative error {error:.1e}")
         except Exception as error:  # noqa: BLE001  # recording can raise anything, and the model can run without it
             self._failed, self._store = True, None
             self._passes.clear()
             sentence = f"This model's forward cannot be recorded on its device ({told(error)}); it runs unrecorded."
             warnings.warn(sentence, ForedraftWarning, stacklevel=4)
             return None
+        draw = partial(self._draws.draw, logits, torch.from_numpy(layout.positions))
+        return Scores(logits, states.clone() if hidden else None, best, draw)
 
     def _settled(self, cache: TreeCache, rows: int) -> torch.Tensor | None:
         """Move a sequence's slots into the store, with room for `rows` more; return it, or None if it was lost."""
@@ -135,24 +147,6 @@ class RecordedForward:
         cache.move_into(self._store)
         self._owner = weakref.ref(cache)
         return self._store
-
-    def _replayed(
-        self, layout: Layout, cache: TreeCache, rows: int, store: torch.Tensor, own: Callable[[], torch.Tensor],
-        *, hidden: bool,
-    ) -> Scores:  # fmt: skip
-        """Score the rows of `layout` with a recorded pass of `rows` rows, recording it if it is new."""
-        stored = cache.length + cache.held
-        new = rows not in self._passes
-        if new:
-            self._passes[rows] = self._new_pass(rows, store)
-        cache.reserve(layout.rows)
-        logits, states, best = (each[: layout.rows] for each in self._passes[rows](layout, stored))
-        logits = logits.clone()  # the next replay overwrites them
-        best = best.cpu()  # waits for the device, so that the pass is timed in full
-        if new and (error := error_beyond_rounding(logits, own(), self._model)):
-            raise ForedraftError(f"its scores are not the model's own, relative error {error:.1e}")
-        draw = partial(self._draws.draw, logits, torch.from_numpy(layout.positions))
-        return Scores(logits, states.clone() if hidden else None, best, draw)
 
     def _new_pass(self, rows: int, store: torch.Tensor) -> Callable[[Layout, int], Outputs]:
         """Return a function that sends a layout's rows, after the slots in use, and scores them in a recorded pass.
