@@ -14,7 +14,7 @@ from foredraft.errors import StoreError, UnsupportedModelError, UsageError
 from foredraft.graph.layout import lay_out
 from foredraft.graph.tree import path_to
 from foredraft.model.fingerprint import fingerprint
-from foredraft.model.head_files import CONFIG_FILE, WEIGHTS_FILE, card_for, read_head, save_head
+from foredraft.model.head_files import CONFIG_FILE, WEIGHTS_FILE, card_for, read_head, save_head, trained_head
 from foredraft.model.heads import load_exit_head, new_exit_head
 from foredraft.model.split import SplitTarget
 from foredraft.model.target import TorchTarget
@@ -217,7 +217,8 @@ def test_a_head_comes_from_the_hub_where_there_is_no_such_folder(heads, monkeypa
     ours = heads("llama", 1)
     asked = []
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: asked.append(name) or ours)
-    assert load_exit_head("somebody/head", target_of("llama").model)[0].layers == 1
+    model = target_of("llama").model
+    assert load_exit_head(trained_head("eesd", "somebody/head", model), model)[0].layers == 1
     assert asked == ["somebody/head"]
 
     def unreachable(name, **_):
@@ -225,7 +226,7 @@ def test_a_head_comes_from_the_hub_where_there_is_no_such_folder(heads, monkeypa
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
     with pytest.raises(UsageError, match=r"no folder somebody/head, and no head .* no route to the hub"):
-        load_exit_head("somebody/head", target_of("llama").model)
+        trained_head("eesd", "somebody/head", model)
 
 
 def test_damaged_heads_are_refused(heads, tmp_path):

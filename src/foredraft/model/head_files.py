@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -20,6 +20,8 @@ from torch import nn
 from foredraft.atomic_file import unwritable, write_file
 from foredraft.errors import StoreError, UsageError, told
 from foredraft.model.fingerprint import fingerprint
+
+M = TypeVar("M", bound=nn.Module)
 
 CONFIG_FILE, WEIGHTS_FILE = "head.json", "head.safetensors"
 SHIPPED = Path(__file__).parents[3] / "models"  # heads in a checkout, MODEL/METHOD each; the wheel has none
@@ -94,11 +96,11 @@ def _decoded(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def read_head(location: str | Path, kind: str, model: Any) -> tuple[HeadCard, dict[str, torch.Tensor]]:
-    """Read a head for `model` from a folder or the hub.
+    """Read a head for `model` from a folder.
 
     Raises UsageError for no head, or one of another kind or for another model, and StoreError for damaged files.
     """
-    folder = head_folder(str(location))
+    folder = Path(location).expanduser()
     try:
         card = HeadCard(**json.loads((folder / CONFIG_FILE).read_text()))
         weights = _decoded(load_tensors((folder / WEIGHTS_FILE).read_bytes()))
@@ -116,7 +118,7 @@ def read_head(location: str | Path, kind: str, model: Any) -> tuple[HeadCard, di
     return card, weights
 
 
-def fill(module: nn.Module, weights: Mapping[str, torch.Tensor], location: str | Path) -> None:
+def filled(module: M, weights: Mapping[str, torch.Tensor], location: str | Path) -> M:
     """Load weights into `module`, which keeps its own LM head's where there are none; raises StoreError for others."""
     for name, weight in weights.items():
         if not torch.isfinite(weight).all():
@@ -126,6 +128,7 @@ def fill(module: nn.Module, weights: Mapping[str, torch.Tensor], location: str |
         module.load_state_dict({**own, **weights})
     except RuntimeError as error:
         raise StoreError(f"The head in {location} is damaged: {str(error).splitlines()[-1].strip()}") from error
+    return module
 
 
 def shipped_head(method: str, model: Any) -> Path | None:
@@ -135,28 +138,27 @@ def shipped_head(method: str, model: Any) -> Path | None:
     return next((card.parent for card in cards if json.loads(card.read_text())["fingerprint"] == own), None)
 
 
-def trained_head(method: str, named: str | None, model: Any) -> str | Path:
-    """Return the head `named`, or this checkout's for a method and exactly this model; UsageError without either."""
-    found = named or shipped_head(method, model)
-    if found is None:
-        raise UsageError(
-            f"Method {method!r} needs heads trained for this model; train them with `foredraft train {method}`, and "
-            "give their folder: head=FOLDER."
-        )
-    return found
+def trained_head(method: str, named: str | None, model: Any) -> Path:
+    """Return the folder of the head `named`, or of this checkout's for a method and exactly this model.
 
-
-def head_folder(location: str) -> Path:
-    """Return the local folder of a head, downloaded if `location` is a hub id; raises UsageError if that fails."""
-    path = Path(location).expanduser()
-    if path.exists() or location.startswith((".", "/", "~")) or location.count("/") != 1:
+    It is downloaded if `named` is a hub id and no folder. UsageError without a head, or if that fails.
+    """
+    if not named:
+        if (shipped := shipped_head(method, model)) is None:
+            raise UsageError(
+                f"Method {method!r} needs heads trained for this model; train them with `foredraft train {method}`, "
+                "and give their folder: head=FOLDER."
+            )
+        return shipped
+    path = Path(named).expanduser()
+    if path.exists() or named.startswith((".", "/", "~")) or named.count("/") != 1:
         return path
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        return Path(snapshot_download(location, allow_patterns=[f"**{CONFIG_FILE}", f"**{WEIGHTS_FILE}"]))
+        return Path(snapshot_download(named, allow_patterns=[f"**{CONFIG_FILE}", f"**{WEIGHTS_FILE}"]))
     except (OSError, ValueError, HfHubHTTPError) as error:
         raise UsageError(
-            f"There is no folder {location}, and no head of that name could be fetched from the hub ({told(error)})."
+            f"There is no folder {named}, and no head of that name could be fetched from the hub ({told(error)})."
         ) from error

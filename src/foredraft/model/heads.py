@@ -14,7 +14,7 @@ from torch import nn
 
 from foredraft.errors import UsageError
 from foredraft.graph.tree import FloatArray, IntArray
-from foredraft.model.head_files import CONFIG_FILE, IDS, HeadCard, fill, read_head
+from foredraft.model.head_files import CONFIG_FILE, IDS, HeadCard, filled, read_head
 from foredraft.model.layers import model_parts, shorter
 
 POSITIONS = 10  # draft levels that a predictor distinguishes; deeper ones count as the last (EESD, equation 5)
@@ -90,9 +90,7 @@ def new_exit_head(model: Any, ids: torch.Tensor | None = None) -> ExitHead:
 def load_exit_head(location: str | Path, model: Any) -> tuple[HeadCard, ExitHead]:
     """Load an early-exit head, in the model's dtype and on its device. Raises what `read_head`, `new_exit_head` do."""
     card, weights = read_head(location, "eesd", model)
-    head = new_exit_head(model, weights.get(IDS))
-    fill(head, weights, location)
-    return card, head
+    return card, filled(new_exit_head(model, weights.get(IDS)), weights, location)
 
 
 def _copies(model: Any, count: int, ids: torch.Tensor | None) -> tuple[nn.ModuleList, nn.Module, nn.Module]:
@@ -137,8 +135,7 @@ def draft_model(model: Any, first: FirstLayers) -> Any:
 def load_draft_model(location: str | Path, model: Any) -> tuple[HeadCard, Any]:
     """Load a draft model for `model`, in its dtype and on its device. Raises what `read_head`, `new_exit_head` do."""
     card, weights = read_head(location, "draft", model)
-    first = new_first_layers(model, card.layers, weights.get(IDS))
-    fill(first, weights, location)
+    first = filled(new_first_layers(model, card.layers, weights.get(IDS)), weights, location)
     return card, draft_model(model, first)
 
 
@@ -170,8 +167,7 @@ def load_medusa(location: str | Path, model: Any) -> tuple[HeadCard, MedusaHeads
     """Load Medusa heads as `load_exit_head` does, and the LM head that scores their outputs."""
     card, weights = read_head(location, "medusa", model)
     ids = weights.pop(IDS, None)
-    heads = MedusaHeads(card.width, card.count)
-    fill(heads, weights, location)
+    heads = filled(MedusaHeads(card.width, card.count), weights, location)
     lm_head = model.get_output_embeddings() if ids is None else ranked_head(model, ids)
     return card, heads.to(lm_head.weight.device, lm_head.weight.dtype).requires_grad_(requires_grad=False), lm_head
 
@@ -256,6 +252,5 @@ def load_predictor(head: Path, model: Any) -> AgreementPredictor | None:
     if not (folder / CONFIG_FILE).is_file():
         return None
     card, weights = read_head(folder, "cali", model)
-    predictor = AgreementPredictor(card.width)
-    fill(predictor, weights, folder)
+    predictor = filled(AgreementPredictor(card.width), weights, folder)
     return predictor.to(model.get_input_embeddings().weight.device).requires_grad_(requires_grad=False)

@@ -50,7 +50,9 @@ class TorchTarget:
         self.ids = ids_of(model.get_output_embeddings())  # int32[N], the token of each logit; None for all
         self.vocabulary = int((model.get_output_embeddings().weight if self.ids is None else embedding).shape[0])
         self.device: torch.device = embedding.device
-        self.dtype: torch.dtype = _compute_dtype(model)
+        usual = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+        # of the activations: that of the first floating-point weight of ordinary precision
+        self.dtype = next((each.dtype for each in model.parameters() if each.dtype in usual), torch.get_default_dtype())
         self._arguments: dict[tuple[int, int, bool, int | None], RowArguments] = {}  # of compiled passes
         self._can_score_last = "logits_to_keep" in signature(model.forward).parameters
         if not self.support.tested:
@@ -208,9 +210,3 @@ def _check_model(model: Any) -> None:
             f"This model runs the attention kernel {kernel!r}, which does not take the mask of a tree; choose one that "
             "does: model.set_attn_implementation('sdpa')."
         )
-
-
-def _compute_dtype(model: Any) -> torch.dtype:
-    """Return the dtype of the model's activations: that of its first floating-point weight of ordinary precision."""
-    usual = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-    return next((each.dtype for each in model.parameters() if each.dtype in usual), torch.get_default_dtype())
