@@ -24,6 +24,7 @@ class Lease:
     def __init__(self, arena: "Arena", start: int, capacity: int, tokens: TokenIds) -> None:
         self._arena, self.start, self.capacity = arena, start, capacity
         self.tokens = tokens  # int64[length]
+        self.idle = False  # whether its sequence is finished
         self._last: TokenIds = tokens[:0]
 
     @property
@@ -50,8 +51,7 @@ class Arena:
 
     def __init__(self, layers: int, heads: int, size: int, dtype: torch.dtype, most_slots: int) -> None:
         self.most_slots = min(most_slots, _MOST_SLOTS)
-        self._leases: list[Lease] = []
-        self._idle: list[Lease] = []  # those of finished sequences, the least recently used first
+        self._leases: list[Lease] = []  # of idle ones, the least recently used first
         # the system provides memory for the slots that are written to
         self.store = torch.empty((2 * layers, heads, self.most_slots, size), dtype=dtype)
         self.buffers = self.store.split(1)  # all keys, then all values, float[1, heads, slots, size] a layer
@@ -59,7 +59,7 @@ class Arena:
     @property
     def used(self) -> int:
         """The number of slots leased to unfinished sequences."""
-        return sum(lease.capacity for lease in self._leases if lease not in self._idle)
+        return sum(lease.capacity for lease in self._leases if not lease.idle)
 
     def open(self, token_ids: TokenIds, capacity: int) -> Lease:
         """Lease slots to a sequence, int64[n]; a prefix shared with an earlier sequence is committed already.
@@ -72,24 +72,24 @@ class Arena:
         for lease in self._leases:
             if (common := common_length(lease.tokens, token_ids[:-1])) >= max(shared + 1, _LEAST_SHARED):
                 shared, source = common, lease
-        if source in self._idle:
-            self._idle.remove(source)
-            if shared == source.length:  # nothing to copy
-                return source
-            self._idle.append(source)  # most recently used, so that it is not evicted before it is copied
+        if source is not None and source.idle and shared == source.length:  # nothing to copy
+            source.idle = False
+            return source
         capacity = whole_blocks(max(capacity, len(token_ids)))
         lease = Lease(self, self._place(capacity, keep=source), capacity, token_ids[:shared])
         self._leases.append(lease)
         if source is not None:
             self._copy(source.start, lease.start, shared)
+            self._leases.remove(source)
+            self._leases.append(source)
         return lease
 
     def close(self, lease: Lease) -> None:
         """Take back the lease of a finished sequence; later ones may reuse its tokens."""
+        self._leases.remove(lease)
         if lease.length >= _LEAST_SHARED:
-            self._idle.append(lease)
-        else:
-            self._leases.remove(lease)
+            self._leases.append(lease)
+            lease.idle = True
 
     def move(self, lease: Lease, needed: int) -> None:
         """Move a lease and its committed tokens to `needed` slots or more; raises OutOfMemoryError without room."""
@@ -108,13 +108,12 @@ class Arena:
                 end = lease.start + lease.capacity
             if end + capacity <= self.most_slots:
                 return end
-            evicted = next((lease for lease in self._idle if lease is not keep), None)
+            evicted = next((lease for lease in self._leases if lease.idle and lease is not keep), None)
             if evicted is None:
                 raise OutOfMemoryError(
                     f"There is no room for {capacity} more tokens: of the key-value cache's {self.most_slots} slots, "
                     f"{self.used} are taken. Wait for other texts to end, or give the cache more memory."
                 )
-            self._idle.remove(evicted)
             self._leases.remove(evicted)
 
     def _copy(self, source: int, target: int, count: int) -> None:
