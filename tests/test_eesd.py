@@ -15,7 +15,7 @@ from foredraft.graph.layout import lay_out
 from foredraft.graph.tree import path_to
 from foredraft.model.fingerprint import fingerprint
 from foredraft.model.head_files import CONFIG_FILE, WEIGHTS_FILE, card_for, read_head, save_head, trained_head
-from foredraft.model.heads import load_exit_head, new_exit_head
+from foredraft.model.heads import ExitHead, load_exit_head
 from foredraft.model.split import SplitTarget
 from foredraft.model.target import TorchTarget
 from support.exits import LAYERS, plain, target_of, written
@@ -84,7 +84,7 @@ class LayerCounter:
 
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 def test_each_layer_runs_once_for_a_row(shape):
-    base, head = target_of("llama"), new_exit_head(target_of("llama").model)
+    base, head = target_of("llama"), ExitHead(target_of("llama").model)
     options = {"out_degree": 1} if shape == "chain" else SHAPES["tree"]
     target = SplitTarget(base, 2, head)
     drafter = make_drafter("eesd", {"head": "none", "layers": 1, **options}, Resources(VOCABULARY, target=base))
@@ -139,7 +139,7 @@ def test_rejected_rows_leave_no_trace_in_either_part(family, heads):
 def test_a_draft_that_the_model_agrees_with_takes_few_steps():
     """With all layers but the last before the exit, and the last as the head, drafts equal the text."""
     base = target_of("llama")
-    target = SplitTarget(base, LAYERS - 1, new_exit_head(base.model))
+    target = SplitTarget(base, LAYERS - 1, ExitHead(base.model))
     drafter = make_drafter("eesd", {"head": "none", "layers": 1}, Resources(VOCABULARY, target=base))
     drafter.target = target
     for setting in SETTINGS:
@@ -182,7 +182,7 @@ def test_a_head_comes_back_from_its_files(heads):
     model = target_of("llama").model
     card, head = load_exit_head(heads("llama", 1), model)
     assert (card.layers, card.base_model, card.vocabulary) == (1, "llama", VOCABULARY)
-    for name, weight in new_exit_head(model).state_dict().items():
+    for name, weight in ExitHead(model).state_dict().items():
         assert torch.equal(head.state_dict()[name], weight)
 
 
@@ -239,7 +239,7 @@ def test_damaged_heads_are_refused(heads, tmp_path):
         with pytest.raises(StoreError, match="is damaged"):
             load_exit_head(folder, target_of("llama").model)
     model, folder = target_of("llama").model, tmp_path / "nan"
-    weights = new_exit_head(model).state_dict()
+    weights = ExitHead(model).state_dict()
     weights["norm.weight"] = torch.full_like(weights["norm.weight"], float("nan"))
     save_head(folder, card_for(model, "eesd", "llama", layers=1, dtype="float32"), weights)
     with pytest.raises(StoreError, match=r"damaged: norm.weight holds NaN"):

@@ -24,32 +24,27 @@ _MARGIN = 1e-4  # estimates are clamped to this distance from 0 and 1, so that t
 
 
 class RankedHead(nn.Linear):
-    """Rows of an LM head for the tokens `ids`, int32[N], the most frequent token's first, so that a draft costs less.
+    """A frozen copy of an LM head's rows for the tokens `ids`, the most frequent first, so that a draft costs less.
 
     Zhao et al., "FR-Spec: Accelerating Large-Vocabulary Language Models via Frequency-Ranked Speculative Sampling" (ACL
-    2025). The target still scores every token.
+    2025). The target still scores every token. Raises UsageError unless these are different ids of the model, int64[N].
     """
 
-    ids: torch.Tensor
+    ids: torch.Tensor  # int32[N]
 
-    def __init__(self, width: int, ids: torch.Tensor, *, bias: bool = False) -> None:
-        super().__init__(width, len(ids), bias=bias)
+    @torch.no_grad()
+    def __init__(self, model: Any, ids: torch.Tensor) -> None:
+        whole = model.get_output_embeddings()
+        vocabulary, width = whole.weight.shape
+        if not len(ids) or len(ids.unique()) != len(ids) or int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
+            raise UsageError(
+                f"The {len(ids)} tokens to score must be different ids below {vocabulary}, and at least one."
+            )
+        super().__init__(width, len(ids), bias=getattr(whole, "bias", None) is not None)
         self.register_buffer("ids", ids.to(torch.int32))
-
-
-@torch.no_grad()
-def ranked_head(model: Any, ids: torch.Tensor) -> RankedHead:
-    """Return a frozen copy of the LM head's rows for different ids of the model, int64[N]; UsageError for others."""
-    whole = model.get_output_embeddings()
-    vocabulary, width = whole.weight.shape
-    if not len(ids) or len(ids.unique()) != len(ids) or int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
-        raise UsageError(f"The {len(ids)} tokens to score must be different ids below {vocabulary}, and at least one.")
-    bias = getattr(whole, "bias", None)
-    head = RankedHead(width, ids, bias=bias is not None).to(whole.weight.device, whole.weight.dtype)
-    head.weight.copy_(whole.weight[head.ids.long()])
-    if bias is not None:
-        head.bias.copy_(bias[head.ids.long()])
-    return head.requires_grad_(requires_grad=False)
+        self.to(whole.weight.device, whole.weight.dtype).requires_grad_(requires_grad=False)
+        for own, rows in zip(self.parameters(), whole.parameters(), strict=True):  # the weight, and the bias if any
+            own.copy_(rows[self.ids.long()])
 
 
 def ids_of(lm_head: Any) -> IntArray | None:
@@ -70,58 +65,45 @@ def places_of(lm_head: Any, vocabulary: int) -> torch.Tensor | None:
 
 
 class ExitHead(nn.Module):
-    """An early exit: one layer of the target's kind for the exit's states, a final norm, and an LM head."""
+    """An early exit: frozen copies of the model's last layer, for the exit's states, of its norm and its LM head.
 
-    def __init__(self, layer: nn.Module, norm: nn.Module, lm_head: nn.Module) -> None:
-        super().__init__()
-        self.layer, self.norm, self.lm_head = layer, norm, lm_head
-
-
-def new_exit_head(model: Any, ids: torch.Tensor | None = None) -> ExitHead:
-    """Return a frozen head initialised with copies of the model's last layer, final norm and LM head.
-
-    It scores the tokens `ids`, int64[N], or all. Raises UsageError if the model does not have these, and
+    It scores the tokens `ids`, int64[N], or all. Raises UsageError for ids that the model does not have, and
     UnsupportedModelError if its layers are not a plain list.
     """
-    layers, norm, lm_head = _copies(model, 1, ids)
-    return ExitHead(layers[0], norm, lm_head).requires_grad_(requires_grad=False)
+
+    def __init__(self, model: Any, ids: torch.Tensor | None = None) -> None:
+        super().__init__()
+        (self.layer,), self.norm, self.lm_head = _copies(model, 1, ids)
+        self.requires_grad_(requires_grad=False)
 
 
 def load_exit_head(location: str | Path, model: Any) -> tuple[HeadCard, ExitHead]:
-    """Load an early-exit head, in the model's dtype and on its device. Raises what `read_head`, `new_exit_head` do."""
+    """Load an early-exit head, in the model's dtype and on its device. Raises what `read_head`, `ExitHead` do."""
     card, weights = read_head(location, "eesd", model)
-    return card, filled(new_exit_head(model, weights.get(IDS)), weights, location)
+    return card, filled(ExitHead(model, weights.get(IDS)), weights, location)
 
 
 def _copies(model: Any, count: int, ids: torch.Tensor | None) -> tuple[nn.ModuleList, nn.Module, nn.Module]:
     """Return copies of the first `count - 1` layers and the last one, of the norm, and of the LM head for `ids`."""
     parts = model_parts(model)
     own = model.get_submodule(parts.layers)
-    lm_head = copy.deepcopy(model.get_output_embeddings()) if ids is None else ranked_head(model, ids)
+    lm_head = copy.deepcopy(model.get_output_embeddings()) if ids is None else RankedHead(model, ids)
     layers = nn.ModuleList(copy.deepcopy(each) for each in (*own[: count - 1], own[-1]))
     return layers, copy.deepcopy(model.get_submodule(parts.norm)), lm_head
 
 
 class FirstLayers(nn.Module):
-    """The trained part of a draft model made of a target's first layers and its last one, a final norm and an LM head.
+    """The layers of a draft model: frozen copies of a model's first `count - 1`, its last one, its norm and LM head.
 
-    The embeddings are the target's own; they are shared in memory and not stored in the head's file.
+    The embeddings are the target's own; they are shared in memory and not stored in the head's file. Raises UsageError
+    if `count` is not between 1 and the model's layers less one, and what `ExitHead` does.
     """
 
-    def __init__(self, layers: nn.ModuleList, norm: nn.Module, lm_head: nn.Module) -> None:
+    def __init__(self, model: Any, count: int, ids: torch.Tensor | None = None) -> None:
         super().__init__()
-        self.layers, self.norm, self.lm_head = layers, norm, lm_head
-
-
-def new_first_layers(model: Any, count: int, ids: torch.Tensor | None = None) -> FirstLayers:
-    """Return copies of the target's first `count - 1` layers, its last layer and its norm, frozen.
-
-    They score the tokens `ids`, int64[N], or all. Raises UsageError if `count` is not between 1 and the target's layers
-    less one, and what `new_exit_head` does.
-    """
-    parts = model_parts(model)
-    parts.check_exit(count)
-    return FirstLayers(*_copies(model, count, ids)).requires_grad_(requires_grad=False)
+        model_parts(model).check_exit(count)
+        self.layers, self.norm, self.lm_head = _copies(model, count, ids)
+        self.requires_grad_(requires_grad=False)
 
 
 def draft_model(model: Any, first: FirstLayers) -> Any:
@@ -133,9 +115,9 @@ def draft_model(model: Any, first: FirstLayers) -> Any:
 
 
 def load_draft_model(location: str | Path, model: Any) -> tuple[HeadCard, Any]:
-    """Load a draft model for `model`, in its dtype and on its device. Raises what `read_head`, `new_exit_head` do."""
+    """Load a draft model for `model`, in its dtype and on its device. Raises what `read_head`, `ExitHead` do."""
     card, weights = read_head(location, "draft", model)
-    first = filled(new_first_layers(model, card.layers, weights.get(IDS)), weights, location)
+    first = filled(FirstLayers(model, card.layers, weights.get(IDS)), weights, location)
     return card, draft_model(model, first)
 
 
@@ -168,7 +150,7 @@ def load_medusa(location: str | Path, model: Any) -> tuple[HeadCard, MedusaHeads
     card, weights = read_head(location, "medusa", model)
     ids = weights.pop(IDS, None)
     heads = filled(MedusaHeads(card.width, card.count), weights, location)
-    lm_head = model.get_output_embeddings() if ids is None else ranked_head(model, ids)
+    lm_head = model.get_output_embeddings() if ids is None else RankedHead(model, ids)
     return card, heads.to(lm_head.weight.device, lm_head.weight.dtype).requires_grad_(requires_grad=False), lm_head
 
 
