@@ -20,11 +20,12 @@ import torch
 
 from foredraft.api import Generator, load
 from foredraft.bench.tasks import TaskPrompt, load_tasks
-from foredraft.contracts import Budget, TokenIds
+from foredraft.contracts import Budget, SequenceView, TokenIds
+from foredraft.graph.dag import DraftGraph
 from foredraft.graph.tree import depths
 from foredraft.model.candidates import Imitation
 from foredraft.model.gguf import SMOLLM2
-from foredraft.model.growth import Grown, GrowthRules, Rollout, grow
+from foredraft.model.growth import GrowthRules, Rollout, RolloutDrafting
 from foredraft.model.target import TorchTarget
 from foredraft.pairing import pair_draft_model
 from tables import markdown_table
@@ -106,33 +107,34 @@ def measure_loans(
 def _draft_along(
     model: TorchTarget, ids: TokenIds, ends: Sequence[int], rules: GrowthRules, out_degree: int, sums: _Sums
 ) -> None:
-    rollout = Rollout(model, _ROOM)
+    drafting = RolloutDrafting(model, rules, Imitation(vocabulary=model.vocabulary), _MOST_ROWS)
+    drafting.rollout = Rollout(model, _ROOM)
     for end in ends:
-        rollout = rollout if rollout.committed < end else Rollout(model, _ROOM)
-        budget = Budget(nodes=_MOST_ROWS, depth=rules.levels)
-        grown = grow(rollout, ids[:end], rules, budget, Imitation(vocabulary=model.vocabulary), _MOST_ROWS)
-        graph, size = grown.graph, grown.graph.size
+        drafting.propose(SequenceView(ids[:end], 0), Budget(nodes=_MOST_ROWS, depth=rules.levels))
+        graph = drafting.graph
+        if graph is None:
+            raise ValueError("The draft model's window is full, or it does not know all ids of the text.")
+        size = graph.size
         levels = int(depths(graph.parents[:size]).max(initial=0))
         sums["drafts"] += 1
         sums["nodes"] += size
-        sums["passes"] += 1 + int((grown.rows[:size] >= 0).sum())
+        sums["passes"] += 1 + int((drafting.rows[:size] >= 0).sum())
         sums["depth"] += levels
         sums["unpruned"] += sum(out_degree**level for level in range(1, levels + 1))
         sums["redundant"] += int((graph.lenders[:size] >= 0).sum())
-        _compare(rollout, grown, sums)
+        _compare(drafting, graph, sums)
 
 
-def _compare(rollout: Rollout, grown: Grown, sums: _Sums) -> None:
+def _compare(drafting: RolloutDrafting, graph: DraftGraph, sums: _Sums) -> None:
     """Compare the distributions after borrowers, computed from their own prefix, with those after their lenders."""
-    graph, size = grown.graph, grown.graph.size
-    lenders = graph.lenders[:size]
-    borrowers = [node for node in np.flatnonzero(lenders >= 0) if grown.rows[lenders[node]] >= 0][:_MOST_LOANS]
+    lenders = graph.lenders[: graph.size]
+    borrowers = [node for node in np.flatnonzero(lenders >= 0) if drafting.rows[lenders[node]] >= 0][:_MOST_LOANS]
     if not borrowers:
         return
     nodes = np.array([*borrowers, *lenders[borrowers]], np.int32)
     above = graph.parents[nodes]
-    rows = np.where(above < 0, -1, grown.rows[above]).astype(np.int32)
-    own, lent = rollout.expand(graph.tokens[nodes], rows).float().log_softmax(-1).chunk(2)
+    rows = np.where(above < 0, -1, drafting.rows[above]).astype(np.int32)
+    own, lent = drafting.rollout.expand(graph.tokens[nodes], rows).float().log_softmax(-1).chunk(2)
     sums["recomputed"] += len(borrowers)
     sums["divergence"] += float((own.exp() * (own - lent)).sum())
     sums["agreement"] += int((own.argmax(-1) == lent.argmax(-1)).sum())

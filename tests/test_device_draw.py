@@ -142,7 +142,7 @@ def test_a_fused_draw_that_gives_other_tokens_is_not_used(monkeypatch):
     def wrong(*rows, filters):
         return drawn_rows(*rows, filters=filters) + 1
 
-    monkeypatch.setattr(device_draw, "quickest_draw", lambda _device: wrong)
+    monkeypatch.setattr(device_draw, "quickest_draw", wrong)
     assert_told_once("fused into one kernel, drawing gives other tokens")
 
 

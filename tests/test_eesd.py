@@ -14,8 +14,8 @@ from foredraft.errors import StoreError, UnsupportedModelError, UsageError
 from foredraft.graph.layout import lay_out
 from foredraft.graph.tree import path_to
 from foredraft.model.fingerprint import fingerprint
-from foredraft.model.head_files import CONFIG_FILE, WEIGHTS_FILE, card_for, read_head, save_head
-from foredraft.model.heads import load_exit_head, new_exit_head
+from foredraft.model.head_files import CONFIG_FILE, WEIGHTS_FILE, card_for, read_head, save_head, trained_head
+from foredraft.model.heads import ExitHead, load_exit_head
 from foredraft.model.split import SplitTarget
 from foredraft.model.target import TorchTarget
 from support.exits import LAYERS, plain, target_of, written
@@ -84,7 +84,7 @@ class LayerCounter:
 
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 def test_each_layer_runs_once_for_a_row(shape):
-    base, head = target_of("llama"), new_exit_head(target_of("llama").model)
+    base, head = target_of("llama"), ExitHead(target_of("llama").model)
     options = {"out_degree": 1} if shape == "chain" else SHAPES["tree"]
     target = SplitTarget(base, 2, head)
     drafter = make_drafter("eesd", {"head": "none", "layers": 1, **options}, Resources(VOCABULARY, target=base))
@@ -139,7 +139,7 @@ def test_rejected_rows_leave_no_trace_in_either_part(family, heads):
 def test_a_draft_that_the_model_agrees_with_takes_few_steps():
     """With all layers but the last before the exit, and the last as the head, drafts equal the text."""
     base = target_of("llama")
-    target = SplitTarget(base, LAYERS - 1, new_exit_head(base.model))
+    target = SplitTarget(base, LAYERS - 1, ExitHead(base.model))
     drafter = make_drafter("eesd", {"head": "none", "layers": 1}, Resources(VOCABULARY, target=base))
     drafter.target = target
     for setting in SETTINGS:
@@ -182,7 +182,7 @@ def test_a_head_comes_back_from_its_files(heads):
     model = target_of("llama").model
     card, head = load_exit_head(heads("llama", 1), model)
     assert (card.layers, card.base_model, card.vocabulary) == (1, "llama", VOCABULARY)
-    for name, weight in new_exit_head(model).state_dict().items():
+    for name, weight in ExitHead(model).state_dict().items():
         assert torch.equal(head.state_dict()[name], weight)
 
 
@@ -205,7 +205,7 @@ def test_heads_that_do_not_fit_are_refused(heads, tmp_path):
         make_drafter("eesd", {"head": "none", "layers": LAYERS}, Resources(VOCABULARY, target=target_of("llama")))
     larger = configuration("llama")
     larger.vocab_size += 1
-    with pytest.raises(UsageError, match=r"vocabulary of 97; this model's is 98"):
+    with pytest.raises(UsageError, match=r"trained for llama, whose weights are not this model's"):
         load_exit_head(ours, tiny_model(larger))
     with pytest.raises(UsageError, match=r"holds no trained head: head.json is missing"):
         load_exit_head(tmp_path, target_of("llama").model)
@@ -217,7 +217,8 @@ def test_a_head_comes_from_the_hub_where_there_is_no_such_folder(heads, monkeypa
     ours = heads("llama", 1)
     asked = []
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: asked.append(name) or ours)
-    assert load_exit_head("somebody/head", target_of("llama").model)[0].layers == 1
+    model = target_of("llama").model
+    assert load_exit_head(trained_head("eesd", "somebody/head", model), model)[0].layers == 1
     assert asked == ["somebody/head"]
 
     def unreachable(name, **_):
@@ -225,7 +226,7 @@ def test_a_head_comes_from_the_hub_where_there_is_no_such_folder(heads, monkeypa
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
     with pytest.raises(UsageError, match=r"no folder somebody/head, and no head .* no route to the hub"):
-        load_exit_head("somebody/head", target_of("llama").model)
+        trained_head("eesd", "somebody/head", model)
 
 
 def test_damaged_heads_are_refused(heads, tmp_path):
@@ -238,7 +239,7 @@ def test_damaged_heads_are_refused(heads, tmp_path):
         with pytest.raises(StoreError, match="is damaged"):
             load_exit_head(folder, target_of("llama").model)
     model, folder = target_of("llama").model, tmp_path / "nan"
-    weights = new_exit_head(model).state_dict()
+    weights = ExitHead(model).state_dict()
     weights["norm.weight"] = torch.full_like(weights["norm.weight"], float("nan"))
     save_head(folder, card_for(model, "eesd", "llama", layers=1, dtype="float32"), weights)
     with pytest.raises(StoreError, match=r"damaged: norm.weight holds NaN"):

@@ -12,16 +12,16 @@ from foredraft.model import head_files
 from foredraft.model.candidates import Imitation, candidates
 from foredraft.model.head_files import IDS, card_for, save_head, weights_of
 from foredraft.model.heads import (
+    ExitHead,
+    FirstLayers,
     MedusaHeads,
+    RankedHead,
     draft_model,
     load_draft_model,
     load_exit_head,
     load_medusa,
-    new_exit_head,
-    new_first_layers,
 )
 from foredraft.model.layers import model_parts, shorter
-from foredraft.model.ranked import ranked_head
 from foredraft.model.target import TorchTarget
 from foredraft.pairing import pair_draft_model
 from foredraft.sampling import SamplingOptions
@@ -38,14 +38,14 @@ IDS_KEPT = torch.arange(VOCABULARY - 1, 0, -3)
 def head_folder(family, folder):
     model = target_of(family).model
     card = card_for(model, "eesd", family, layers=2, dtype="float32")
-    save_head(folder, card, weights_of(new_exit_head(model, IDS_KEPT)))
+    save_head(folder, card, weights_of(ExitHead(model, IDS_KEPT)))
     return str(folder)
 
 
 def draft_folder(family, folder, layers=2):
     model = target_of(family).model
     card = card_for(model, "draft", family, layers=layers, dtype="float32")
-    save_head(folder, card, weights_of(new_first_layers(model, layers, IDS_KEPT)))
+    save_head(folder, card, weights_of(FirstLayers(model, layers, IDS_KEPT)))
     return str(folder)
 
 
@@ -107,7 +107,7 @@ def test_a_head_file_holds_ids_and_no_lm_head(tmp_path):
 
 def test_a_trained_lm_head_is_kept_in_the_file(tmp_path):
     model = target_of("llama").model
-    head = new_exit_head(model, IDS_KEPT).requires_grad_(requires_grad=True)
+    head = ExitHead(model, IDS_KEPT).requires_grad_(requires_grad=True)
     with torch.no_grad():
         head.lm_head.weight += 1
     save_head(tmp_path, card_for(model, "eesd", "llama", layers=1, dtype="float32"), weights_of(head))
@@ -117,7 +117,7 @@ def test_a_trained_lm_head_is_kept_in_the_file(tmp_path):
 @pytest.mark.parametrize("ids", [[1, 1], [-1, 2], [VOCABULARY], []])
 def test_ids_that_the_model_does_not_have_are_refused(ids):
     with pytest.raises(UsageError, match="must be different ids below"):
-        ranked_head(target_of("llama").model, torch.tensor(ids, dtype=torch.int64))
+        RankedHead(target_of("llama").model, torch.tensor(ids, dtype=torch.int64))
 
 
 @each_of(["llama", "gpt2", "gemma2"])
@@ -126,7 +126,7 @@ def test_a_draft_model_is_the_target_without_the_layers_between(family):
     parts = model_parts(model)
     own = model.get_submodule(parts.layers)
     skipping = shorter(model, parts, {**dict(enumerate(own[: count - 1])), LAYERS - 1: own[-1]})
-    drafting = draft_model(model, new_first_layers(model, count))
+    drafting = draft_model(model, FirstLayers(model, count))
     assert drafting.get_input_embeddings().weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
     assert drafting.config.num_hidden_layers == count
     assert model.config.num_hidden_layers == LAYERS
@@ -147,7 +147,7 @@ def test_a_draft_model_of_another_target_is_refused(tmp_path):
     with pytest.raises(StoreError, match="is damaged"):
         load_draft_model(folder, target_of("llama").model)
     with pytest.raises(UsageError, match="layers is 4"):
-        new_first_layers(target_of("llama").model, LAYERS)
+        FirstLayers(target_of("llama").model, LAYERS)
 
 
 def test_drawn_candidates_come_with_the_whole_vocabulary():
@@ -203,7 +203,7 @@ def test_heads_of_a_checkout_are_found_for_their_own_model_only(tmp_path, monkey
 
 def test_weights_in_eight_bits_are_right_to_half_a_step_of_their_row(tmp_path):
     model = target_of("llama").model
-    first = new_first_layers(model, 2, IDS_KEPT)
+    first = FirstLayers(model, 2, IDS_KEPT)
     save_head(tmp_path, card_for(model, "draft", "llama", layers=2, dtype="int8"), weights_of(first))
     _, drafting = load_draft_model(tmp_path, model)
     loaded, largest = dict(drafting.model.layers.named_parameters()), 127

@@ -21,7 +21,7 @@ from foredraft.model.fused import COLUMNS, ScoredPass, compiled_pass
 from foredraft.model.growth import Rollout
 from foredraft.model.loading import load_model
 from foredraft.model.mask import slot_mask
-from foredraft.model.recordings import ROW_COUNTS, RecordedForward, Rows, recorded_forward, slots_for, write_rows
+from foredraft.model.recordings import ROW_COUNTS, RecordedForward, Rows, recorded_forward, slots_for
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from foredraft.sampling.chooser import Sampler
@@ -283,7 +283,7 @@ def test_missing_rows_repeat_the_first():
     layout = lay_out(7, np.array([8, 9], np.int32), np.array([-1, 0], np.int32), at=20)
     rows = Rows(4, 2)
     rows.memory.fill_(1)
-    write_rows(rows, layout, 20, (None, 2))
+    rows.write(layout, 20, (None, 2))
     assert rows.bounds.tolist() == [20, 20]
     assert rows.token_ids.tolist() == [7, 8, 9, 7]
     assert rows.positions.tolist() == [20, 21, 22, 20]

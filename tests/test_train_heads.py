@@ -422,10 +422,10 @@ def test_the_command_trains_a_predictor_and_medusa_heads(saved_model, tmp_path, 
 
 @pytest.mark.slow
 def test_a_predictor_learns_which_tokens_are_accepted(model, traces, tmp_path):
-    from foredraft.model.heads import new_exit_head
+    from foredraft.model.heads import ExitHead
     from foredraft.training.tasks import AgreementTask
 
-    task = AgreementTask(model, new_exit_head(model), 1, traces)
+    task = AgreementTask(model, ExitHead(model), 1, traces)
     chosen, _ = chosen_windows(traces, "all")
     with torch.no_grad():
         before = float(task.loss(chosen))
@@ -435,10 +435,10 @@ def test_a_predictor_learns_which_tokens_are_accepted(model, traces, tmp_path):
 
 
 def test_labels_of_agreement_are_those_of_a_slow_comparison(model, traces):
-    from foredraft.model.heads import POSITIONS, new_exit_head
+    from foredraft.model.heads import POSITIONS, ExitHead
     from foredraft.training.tasks import AgreementTask
 
-    task = AgreementTask(model, new_exit_head(model), 1, traces)
+    task = AgreementTask(model, ExitHead(model), 1, traces)
     number = 4  # even windows are treated as greedy
     target, draft, level, estimate, sampled, label = task.levels(number)
     with torch.no_grad():

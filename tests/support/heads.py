@@ -5,7 +5,7 @@ import functools
 import torch
 
 from foredraft.model.head_files import card_for, save_head
-from foredraft.model.heads import RANKS, MedusaHeads, new_exit_head
+from foredraft.model.heads import RANKS, ExitHead, MedusaHeads
 from support.exits import target_of
 
 HEADS = 3
@@ -15,9 +15,7 @@ HEADS = 3
 @functools.cache
 def head_folder(family, layers, folder):
     model = target_of(family).model
-    save_head(
-        folder, card_for(model, "eesd", family, layers=layers, dtype="float32"), new_exit_head(model).state_dict()
-    )
+    save_head(folder, card_for(model, "eesd", family, layers=layers, dtype="float32"), ExitHead(model).state_dict())
     return str(folder)
 
 

@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from foredraft.model.head_files import card_for, save_head
-from foredraft.model.heads import MedusaHeads, new_exit_head
+from foredraft.model.heads import ExitHead, MedusaHeads
 from foredraft.model.target import TorchTarget
 from foredraft.testing import VOCABULARY
 
@@ -35,9 +35,7 @@ def tiny_target():
 @functools.cache
 def tiny_heads():
     folder, model = Path(tempfile.mkdtemp()), tiny_target().model
-    save_head(
-        folder / "eesd", card_for(model, "eesd", "tiny", layers=1, dtype="float32"), new_exit_head(model).state_dict()
-    )
+    save_head(folder / "eesd", card_for(model, "eesd", "tiny", layers=1, dtype="float32"), ExitHead(model).state_dict())
     heads = MedusaHeads(8, 3)
     heads.accuracies.fill_(0.3)
     save_head(folder / "medusa", card_for(model, "medusa", "tiny", dtype="float32", count=3), heads.state_dict())

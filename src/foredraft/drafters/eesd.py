@@ -17,7 +17,7 @@ from foredraft.drafters import Resources
 from foredraft.errors import UsageError
 from foredraft.model.candidates import Candidates, Imitation
 from foredraft.model.growth import GrowthRules, RolloutDrafting
-from foredraft.model.head_files import head_folder, trained_head
+from foredraft.model.head_files import trained_head
 from foredraft.model.heads import AgreementPredictor, load_exit_head, load_predictor
 from foredraft.model.split import ExitModel, SplitCache, SplitTarget
 from foredraft.model.target import TorchTarget
@@ -90,7 +90,7 @@ class EesdDrafter:
         if options.head == NO_HEAD:
             assert options.layers is not None
             return cls(options, SplitTarget(target, options.layers, None))
-        location = head_folder(str(trained_head("eesd", options.head, target.model)))
+        location = trained_head("eesd", options.head, target.model)
         card, head = load_exit_head(location, target.model)
         if options.layers not in (None, card.layers):
             raise UsageError(

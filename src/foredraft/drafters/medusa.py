@@ -20,8 +20,7 @@ from foredraft.errors import UsageError
 from foredraft.graph.tree import depths
 from foredraft.model.candidates import Imitation, candidates
 from foredraft.model.head_files import trained_head
-from foredraft.model.heads import RANKS, MedusaHeads, load_medusa, static_tree
-from foredraft.model.ranked import ids_of
+from foredraft.model.heads import RANKS, MedusaHeads, ids_of, load_medusa, static_tree
 from foredraft.model.target import TorchTarget
 from foredraft.options import check_range
 

@@ -12,30 +12,24 @@ import torch
 from foredraft.contracts import TokenIds
 from foredraft.errors import OutOfMemoryError
 from foredraft.graph.tree import common_length
-from foredraft.model.kv_cache import BLOCK, kept_rows, move_rows, slots_of, whole_blocks
+from foredraft.model.kv_cache import kept_rows, move_rows, whole_blocks
 
-_FIRST_SLOTS = 16 * BLOCK  # allocated at first; chosen
+_MOST_SLOTS = 2**20  # compiled forwards take no more
 _LEAST_SHARED = 16  # tokens; a shorter common prefix is computed as fast as it is copied
 
 
 class Lease:
-    """The cache of one sequence: `capacity` slots of an arena from `start` on, of which `length` are committed."""
+    """The cache of one sequence: `capacity` slots of an arena from `start` on, those of `tokens` committed."""
 
     def __init__(self, arena: "Arena", start: int, capacity: int, tokens: TokenIds) -> None:
-        self._arena = arena
+        self._arena, self.start, self.capacity = arena, start, capacity
+        self.tokens = tokens  # int64[length]
+        self.idle = False  # whether its sequence is finished
         self._last: TokenIds = tokens[:0]
-        self.place(start, capacity, tokens)
-
-    def place(self, start: int, capacity: int, tokens: TokenIds) -> None:
-        """Set the range of slots, with `tokens` committed."""
-        self.start, self.capacity, self.length = start, capacity, len(tokens)
-        self._tokens = np.empty(capacity, np.int64)
-        self._tokens[: len(tokens)] = tokens
 
     @property
-    def tokens(self) -> TokenIds:
-        """The committed ids, int64[length]."""
-        return self._tokens[: self.length]
+    def length(self) -> int:
+        return len(self.tokens)
 
     def reserve(self, token_ids: TokenIds) -> None:
         """Make room for the rows of a pass, int64[R], after the committed ones; may move the lease."""
@@ -47,27 +41,25 @@ class Lease:
         """Commit these rows of the last pass, ascending, and discard its others."""
         kept = kept_rows(rows, len(self._last))
         if len(kept) and kept[-1] >= len(kept):
-            move_rows(self._arena.bits, self.start + self.length, kept)
-        self._tokens[self.length : self.length + len(kept)] = self._last[kept]
-        self.length += len(kept)
-        self._last = self._tokens[:0]
+            move_rows(self._arena.store, self.start + self.length, kept)
+        self.tokens = np.concatenate([self.tokens, self._last[kept]])
+        self._last = self._last[:0]
 
 
 class Arena:
     """Up to `most_slots` slots for many sequences, in layers of `heads` key heads of one `size`."""
 
     def __init__(self, layers: int, heads: int, size: int, dtype: torch.dtype, most_slots: int) -> None:
-        self.most_slots = most_slots
-        self._leases: list[Lease] = []
-        self._idle: list[Lease] = []  # those of finished sequences, the least recently used first
-        self._store = torch.empty((2 * layers, heads, 0, size), dtype=dtype)
-        self.buffers: list[torch.Tensor] = []  # all keys, then all values, float[1, heads, slots, size] a layer
-        self.bits = slots_of(self._store)  # the same memory as `move_rows` takes it, uint16[2 L, heads, slots, W]
+        self.most_slots = min(most_slots, _MOST_SLOTS)
+        self._leases: list[Lease] = []  # of idle ones, the least recently used first
+        # the system provides memory for the slots that are written to
+        self.store = torch.empty((2 * layers, heads, self.most_slots, size), dtype=dtype)
+        self.buffers = self.store.split(1)  # all keys, then all values, float[1, heads, slots, size] a layer
 
     @property
     def used(self) -> int:
         """The number of slots leased to unfinished sequences."""
-        return sum(lease.capacity for lease in self._leases if lease not in self._idle)
+        return sum(lease.capacity for lease in self._leases if not lease.idle)
 
     def open(self, token_ids: TokenIds, capacity: int) -> Lease:
         """Lease slots to a sequence, int64[n]; a prefix shared with an earlier sequence is committed already.
@@ -80,63 +72,49 @@ class Arena:
         for lease in self._leases:
             if (common := common_length(lease.tokens, token_ids[:-1])) >= max(shared + 1, _LEAST_SHARED):
                 shared, source = common, lease
-        if source in self._idle:
-            self._idle.remove(source)
-            if shared == source.length:  # nothing to copy
-                return source
-            self._idle.append(source)  # most recently used, so that it is not evicted before it is copied
+        if source is not None and source.idle and shared == source.length:  # nothing to copy
+            source.idle = False
+            return source
         capacity = whole_blocks(max(capacity, len(token_ids)))
         lease = Lease(self, self._place(capacity, keep=source), capacity, token_ids[:shared])
         self._leases.append(lease)
         if source is not None:
             self._copy(source.start, lease.start, shared)
+            self._leases.remove(source)
+            self._leases.append(source)
         return lease
 
     def close(self, lease: Lease) -> None:
         """Take back the lease of a finished sequence; later ones may reuse its tokens."""
+        self._leases.remove(lease)
         if lease.length >= _LEAST_SHARED:
-            self._idle.append(lease)
-        else:
-            self._leases.remove(lease)
+            self._leases.append(lease)
+            lease.idle = True
 
     def move(self, lease: Lease, needed: int) -> None:
         """Move a lease and its committed tokens to `needed` slots or more; raises OutOfMemoryError without room."""
         capacity = whole_blocks(needed + needed // 4)
-        start, tokens = self._place(capacity, keep=lease), lease.tokens
+        start = self._place(capacity, keep=lease)
         self._copy(lease.start, start, lease.length)
-        lease.place(start, capacity, tokens)
+        lease.start, lease.capacity = start, capacity
 
     def _place(self, capacity: int, keep: Lease | None) -> int:
-        """Return the start of a free range, growing the store or evicting idle leases other than `keep` if needed."""
+        """Return the start of a free range, evicting idle leases other than `keep` if needed."""
         while True:
             end = 0
             for lease in sorted(self._leases, key=lambda each: each.start):
                 if lease.start - end >= capacity:
                     return end
                 end = lease.start + lease.capacity
-            slots = self._store.shape[2]
-            if slots - end >= capacity:
-                return end
             if end + capacity <= self.most_slots:
-                self._grow(min(max(end + capacity, 2 * slots, _FIRST_SLOTS), self.most_slots))
                 return end
-            evicted = next((lease for lease in self._idle if lease is not keep), None)
+            evicted = next((lease for lease in self._leases if lease.idle and lease is not keep), None)
             if evicted is None:
                 raise OutOfMemoryError(
                     f"There is no room for {capacity} more tokens: of the key-value cache's {self.most_slots} slots, "
                     f"{self.used} are taken. Wait for other texts to end, or give the cache more memory."
                 )
-            self._idle.remove(evicted)
             self._leases.remove(evicted)
 
-    @torch.inference_mode()
-    def _grow(self, slots: int) -> None:
-        old = self._store
-        self._store = old.new_empty((*old.shape[:2], slots, old.shape[3]))
-        self._store[:, :, : old.shape[2]] = old
-        self.buffers = list(self._store.split(1))
-        self.bits = slots_of(self._store)
-
-    @torch.inference_mode()
     def _copy(self, source: int, target: int, count: int) -> None:
-        self._store[:, :, target : target + count] = self._store[:, :, source : source + count]
+        self.store[:, :, target : target + count] = self.store[:, :, source : source + count]

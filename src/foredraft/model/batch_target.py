@@ -107,9 +107,8 @@ def _batch_package(compiled: CompiledForward, rows: int) -> CompiledLibrary | No
 def batch_target(target: TorchTarget, most_bytes: int) -> JointBatch | SequentialBatch:
     """Return what runs a target's batches: a `JointBatch` where it gives the same bits, else a `SequentialBatch`."""
     compiled = target.compiled
-    if compiled is None or not compiled.record.same_bits or set(target.support.windows) != {None}:
-        return SequentialBatch(target)
-    one_shape = len(set(compiled.record.shapes)) == 1
-    if not one_shape or not all(_batch_package(compiled, rows) for rows in (1, 2, MOST_ROWS)):
-        return SequentialBatch(target)
-    return JointBatch(target, compiled, most_bytes)
+    if compiled is not None and compiled.record.same_bits and set(target.support.windows) == {None}:
+        one_shape = len(set(compiled.record.shapes)) == 1
+        if one_shape and all(_batch_package(compiled, rows) for rows in (1, 2, MOST_ROWS)):
+            return JointBatch(target, compiled, most_bytes)
+    return SequentialBatch(target)

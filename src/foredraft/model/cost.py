@@ -20,6 +20,7 @@ from foredraft.contracts import CostCurve
 from foredraft.graph.layout import lay_out
 from foredraft.graph.tree import chain_parents
 from foredraft.model.fingerprint import architecture
+from foredraft.model.kv_cache import TreeCache
 from foredraft.model.rounding import dtype_name
 from foredraft.model.target import TorchTarget
 
@@ -103,7 +104,7 @@ def read_curve(path: Path) -> CostCurve | None:
     return curve if sound else None
 
 
-def _fastest(target: TorchTarget, cache: object, rows: int, context: int) -> float:
+def _fastest(target: TorchTarget, cache: TreeCache, rows: int, context: int) -> float:
     """Return the least seconds of several passes in a row, as in decoding: the first finds other data in the caches."""
     passes: list[float] = []
     while len(passes) < _REPEATS and sum(passes) < _TURN_SECONDS:
@@ -111,12 +112,11 @@ def _fastest(target: TorchTarget, cache: object, rows: int, context: int) -> flo
     return min(passes)
 
 
-def _timed_pass(target: TorchTarget, cache: object, rows: int, context: int) -> float:
+def _timed_pass(target: TorchTarget, cache: TreeCache, rows: int, context: int) -> float:
     tokens = (np.arange(rows - 1) % target.vocabulary).astype(np.int32)
     layout = lay_out(0, tokens, chain_parents(rows - 1), context)
     start = perf_counter()
-    scores = target.forward(layout, cache)  # type: ignore[arg-type]  # the cache came from this target
-    float(scores.logits[-1, 0])  # waits for the device
+    float(target.forward(layout, cache).logits[-1, 0])  # waits for the device
     return perf_counter() - start
 
 

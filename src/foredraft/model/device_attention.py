@@ -18,11 +18,7 @@ _SPLIT = 128  # slots of a split: 64 and 256 take 1.1 and 0.9 times as long for 
 _TILE = 4096  # numbers of keys multiplied at once: 32 slots of heads of 128; 64 slots take 1.6 times as long
 _JOINED = 16  # splits that are joined at once; chosen: 2,048 slots
 _LEAST_SIZE = 16  # of a side of a product, a limit of Triton's
-_ROWS = (
-    _LEAST_SIZE,
-    32,
-    64,
-)  # rows of a block, one of each head that shares its keys; chosen, the least that holds all
+_ROWS = (_LEAST_SIZE, 32, 64)  # of a block, for each head that shares its keys: the least that holds all; chosen
 
 
 @triton.jit

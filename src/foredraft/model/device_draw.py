@@ -38,7 +38,7 @@ class RowDraws:
         filters = top_k > 0 or top_p < 1.0 or min_p > 0.0
         try:
             on_device = positions.to(logits.device), torch.tensor(settings, dtype=torch.float64).to(logits.device)
-            tokens: list[int] = quickest_draw(logits.device)(logits, *on_device, filters=filters).tolist()
+            tokens: list[int] = quickest_draw(logits, *on_device, filters=filters).tolist()
             if filters not in self._compared and tokens != drawn_rows(logits, *on_device, filters=filters).tolist():
                 raise RuntimeError("fused into one kernel, drawing gives other tokens")
         except Exception as error:  # noqa: BLE001  # compilers can raise anything, and the host can draw instead
@@ -50,12 +50,10 @@ class RowDraws:
         return tokens
 
 
-def quickest_draw(device: torch.device) -> Callable[..., torch.Tensor]:
-    """Return `drawn_rows`, fused into one kernel on CUDA devices."""
-    return _drawn_fused if device.type == "cuda" else drawn_rows
-
-
-def _drawn_fused(logits: torch.Tensor, *rows: torch.Tensor, filters: bool) -> torch.Tensor:
+def quickest_draw(logits: torch.Tensor, *rows: torch.Tensor, filters: bool) -> torch.Tensor:
+    """Return what `drawn_rows` does, on CUDA devices in one kernel."""
+    if logits.device.type != "cuda":
+        return drawn_rows(logits, *rows, filters=filters)
     drawn: torch.Tensor = _fused()(logits, *rows, _counters(logits), filters=filters)
     return drawn
 

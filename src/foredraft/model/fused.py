@@ -78,7 +78,7 @@ def scored_pass(model: Any, windows: tuple[int | None, ...], store: torch.Tensor
             return compiled_pass(model, windows, store)
         except Exception as error:  # noqa: BLE001  # compilers can raise anything, and the model can run without them
             sentence = f"This model's forward cannot be compiled for its device ({told(error)}); it runs uncompiled."
-            warnings.warn(sentence, ForedraftWarning, stacklevel=6)
+            warnings.warn(sentence, ForedraftWarning, stacklevel=5)
     return ScoredPass(model, windows, ranges=False)
 
 

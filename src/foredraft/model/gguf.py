@@ -58,8 +58,7 @@ def gguf_folder(file: Path) -> Path:
         raise UsageError(f"There is no file {file}. Give a GGUF file, a folder, or a hub id.")
     with file.open("rb") as opened:
         digest = hashlib.file_digest(opened, "sha256").hexdigest()[:20]
-    place = cache_folder() / "gguf" / f"{digest}-{_FORMAT}"
-    return filled_folder(place, partial(_convert, file))
+    return filled_folder(cache_folder("gguf") / f"{digest}-{_FORMAT}", partial(_convert, file))
 
 
 def filled_folder(place: Path, fill: Callable[[Path], None]) -> Path:
@@ -70,7 +69,6 @@ def filled_folder(place: Path, fill: Callable[[Path], None]) -> Path:
     if place.is_dir():
         return place
     try:
-        place.parent.mkdir(exist_ok=True)
         with filelock.FileLock(place.with_name(place.name + ".wait")):
             if place.is_dir():
                 return place
@@ -100,8 +98,23 @@ def _convert(file: Path, folder: Path) -> None:
     missing = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
     if missing:
         raise UsageError(f"Reading a GGUF file needs {' and '.join(missing)}; run: {INSTALL_READERS}.")
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     with _parsed_once():
-        model, tokenizer = _read(file, _checked(file))
+        dtype = _checked(file)
+        try:
+            with no_progress_bar():
+                # the tokenizer first: it fails faster than the weights
+                tokenizer = AutoTokenizer.from_pretrained(**where)
+                model = AutoModelForCausalLM.from_pretrained(
+                    **where, dtype=dtype, quantization_config=GgufConfig(dequantize=True)
+                )
+        except (ValueError, KeyError, NotImplementedError, RuntimeError) as error:
+            raise UnsupportedModelError(
+                f"transformers cannot read the GGUF file {file} ({told(error)}); give the model as a transformers "
+                "folder or a hub id."
+            ) from error
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     with suppress(OSError):  # without the link its integers cannot be found again; the model is complete
@@ -124,26 +137,6 @@ def _checked(file: Path) -> str:
         )
     kind = reader.get_field("general.file_type")
     return _DTYPES.get(int(kind.contents()) if kind is not None else -1, "bfloat16")
-
-
-def _read(file: Path, dtype: str) -> tuple[Any, Any]:
-    """Load a checked file with transformers: the model, dequantised, and its tokenizer."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-    where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
-    try:
-        with no_progress_bar():
-            # the tokenizer first: it fails faster than the weights
-            tokenizer = AutoTokenizer.from_pretrained(**where)
-            model = AutoModelForCausalLM.from_pretrained(
-                **where, dtype=dtype, quantization_config=GgufConfig(dequantize=True)
-            )
-    except (ValueError, KeyError, NotImplementedError, RuntimeError) as error:
-        raise UnsupportedModelError(
-            f"transformers cannot read the GGUF file {file} ({told(error)}); give the model as a transformers folder "
-            "or a hub id."
-        ) from error
-    return model, tokenizer
 
 
 @contextmanager

@@ -90,92 +90,6 @@ class Rollout:
         self._parents = self._parents[:0]
 
 
-@dataclass(frozen=True, slots=True)
-class Grown:
-    """A finished graph.
-
-    Merged nodes can lead deeper than the levels that were grown, which is not wanted if `budget.more` ended the growth.
-    """
-
-    graph: DraftGraph
-    rows: IntArray  # int32[N], the rollout's row of each node; -1 for a node that was not run through the model
-    q: list[FloatArray]  # float32[V] for each node, what it was drawn from; empty if nodes were chosen, not drawn
-    depth: int  # maximum depth of a draft made from it
-
-    def rows_along(self, tokens: Sequence[int]) -> list[int]:
-        """Return the rows on the path of `tokens` from the root, up to the first token without a row."""
-        drafted, parents = self.graph.tokens[: self.graph.size], self.graph.parents[: self.graph.size]
-        found: list[int] = []
-        node = -1
-        for token in tokens:
-            node = child_with(drafted, parents, node, token)
-            if node < 0 or self.rows[node] < 0:
-                break
-            found.append(int(self.rows[node]))
-        return found
-
-    def draft(self, limit: int) -> Draft:
-        """Return the graph as a tree of at most `limit` nodes; nodes of source 1 were reached through a merged node.
-
-        Chosen nodes are cut by the probability of their paths. Drawn nodes are cut in the order in which they were
-        drawn, because whether one is kept must not depend on its token. Graphs of drawn nodes contain no merged ones.
-        """
-        if self.q:
-            graph, kept = self.graph, np.arange(min(self.graph.size, limit))
-            return Draft(
-                graph.tokens[kept], graph.parents[kept], graph.score[kept], np.array(self.q[: len(kept)], np.float32)
-            )
-        tree = unmerge(self.graph, limit, self.depth)
-        return Draft(tree.tokens, tree.parents, tree.score, source=tree.merged.astype(np.uint8))
-
-
-def grow(
-    rollout: Rollout, ids: TokenIds, rules: GrowthRules, budget: Budget, imitation: Imitation, most_rows: int,
-    calibrate: Calibrate | None = None,
-) -> Grown:  # fmt: skip
-    """Grow a graph after `ids`, int64[n].
-
-    It ends at the depth of the budget or the rules, when no node is left to expand, when `budget.more` returns False,
-    or after `most_rows` rows of the model; the most probable nodes of a level are expanded first. `calibrate` is called
-    for chosen candidates, never for drawn ones. Raises NumericsError for logits without a token to choose.
-    """
-    k = min(rules.out_degree, budget.nodes)
-    graph = empty_graph(ids[-max(rules.tau, 1) :], rules.tau, (most_rows + 1) * k)
-    grown = Grown(graph, np.full(len(graph.tokens), -1, np.int32), [], budget.depth)
-    frontier = np.full(1, -1, np.int32)
-    logits = rollout.start(ids)
-    used = 0
-    depth = min(budget.depth, rules.levels)
-    if rules.out_degree == 1:
-        depth = min(depth, budget.nodes)  # further levels of a chain would be cut
-    for level in range(depth):
-        found = candidates(logits, k, imitation, np.full(len(frontier), len(ids) + level, np.int64))
-        if calibrate is not None and found.q is None:
-            found = calibrate(found, level + 1)
-        start, most_open = graph.size, most_rows - used if level + 1 < depth else 0
-        opened = _add(grown, frontier, found, rules, most_open)
-        if budget.more is not None and not budget.more(float(graph.score[start : graph.size].max(initial=0.0))):
-            return replace(grown, depth=level + 1)
-        if not len(opened):
-            break
-        above = graph.parents[opened]
-        logits = rollout.expand(graph.tokens[opened], np.where(above < 0, -1, grown.rows[above]).astype(np.int32))
-        grown.rows[opened] = used + np.arange(len(opened))
-        used, frontier = used + len(opened), opened
-    return grown
-
-
-def _add(grown: Grown, frontier: IntArray, found: Candidates, rules: GrowthRules, most_open: int) -> IntArray:
-    """Add the candidates as children of `frontier`; return the nodes to expand."""
-    leaf = leaves(found.probabilities, rules.least_probability, rules.least_share)
-    real = found.tokens >= 0  # filters may leave fewer than k tokens
-    parents = np.broadcast_to(frontier[:, None], found.tokens.shape)[real]
-    opened = add_level(grown.graph, parents, found.tokens[real], found.probabilities[real], leaf[real], most_open)
-    if found.q is not None:
-        grown.q.extend(found.q[real])
-    return opened
-
-
 class RolloutDrafter:
     """Any drafter that drafts with a causal language model, whose logits are of the tokens `ids`, int32[N], or all."""
 
@@ -193,7 +107,10 @@ class RolloutDrafter:
 
 
 class RolloutDrafting:
-    """Drafting for one sequence by graphs of at most `most_rows` rows; the draft model's cache follows the sequence."""
+    """Drafting for one sequence by graphs of at most `most_rows` rows; the draft model's cache follows the sequence.
+
+    `calibrate` is called for chosen candidates, never for drawn ones.
+    """
 
     def __init__(
         self, model: Target, rules: GrowthRules, imitation: Imitation, most_rows: int,
@@ -201,27 +118,85 @@ class RolloutDrafting:
     ) -> None:  # fmt: skip
         self._model, self._rules, self._imitation, self._calibrate = model, rules, imitation, calibrate
         self._most_rows = max(most_rows, 1)
-        self._rollout = Rollout(model, self._most_rows)
-        self._grown: Grown | None = None
+        self.rollout = Rollout(model, self._most_rows)
+        self.graph: DraftGraph | None = None  # of the last draft, if there was one
+        self.rows: IntArray = np.empty(0, np.int32)  # the rollout's row of each of its nodes; -1 for a node without one
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        """Return the best paths of a graph; none if the window is full or the sequence has ids unknown to the model."""
-        self._grown, ids, window = None, view.ids, self._model.window
+        """Return the best paths of a graph; none if the window is full or the sequence has ids unknown to the model.
+
+        Nodes of source 1 were reached through a merged node. Chosen nodes are cut by the probability of their paths.
+        Drawn nodes are cut in the order in which they were drawn, because whether one is kept must not depend on its
+        token. Raises NumericsError for logits without a token to choose.
+        """
+        self.graph, ids, window = None, view.ids, self._model.window
         depth = budget.depth if window is None else min(budget.depth, window - len(ids))
-        unknown = ids[self._rollout.committed :].max(initial=0) >= self._model.vocabulary
+        unknown = ids[self.rollout.committed :].max(initial=0) >= self._model.vocabulary
         if budget.nodes <= 0 or depth <= 0 or unknown:
             return EMPTY_DRAFT
-        budget = replace(budget, depth=depth)
         self._imitation = replace(self._imitation, draft=self._imitation.draft + 1)
-        rows = min(self._most_rows, budget.nodes)
-        self._grown = grow(self._rollout, ids, self._rules, budget, self._imitation, rows, self._calibrate)
-        return self._grown.draft(budget.nodes)
+        self.graph, q, depth = self._grow(ids, replace(budget, depth=depth))
+        if q:  # graphs of drawn nodes contain no merged ones
+            kept = np.arange(min(self.graph.size, budget.nodes))
+            drawn = self.graph.tokens[kept], self.graph.parents[kept], self.graph.score[kept]
+            return Draft(*drawn, np.array(q[: len(kept)], np.float32))
+        tree = unmerge(self.graph, budget.nodes, depth)
+        return Draft(tree.tokens, tree.parents, tree.score, source=tree.merged.astype(np.uint8))
+
+    def _grow(self, ids: TokenIds, budget: Budget) -> tuple[DraftGraph, list[FloatArray], int]:
+        """Grow a graph after `ids`; return it, the distributions that nodes were drawn from, and a draft's depth.
+
+        It ends at the depth of the budget or the rules, when no node is left to expand, when `budget.more` returns
+        False, or after `most_rows` rows of the model; the most probable nodes of a level are expanded first. Merged
+        nodes can lead deeper than the levels that were grown, which is not wanted if `budget.more` ended the growth.
+        """
+        rules, most_rows, k = self._rules, min(self._most_rows, budget.nodes), min(self._rules.out_degree, budget.nodes)
+        graph = empty_graph(ids[-max(rules.tau, 1) :], rules.tau, (most_rows + 1) * k)
+        self.rows = np.full(len(graph.tokens), -1, np.int32)
+        q: list[FloatArray] = []
+        frontier = np.full(1, -1, np.int32)
+        logits = self.rollout.start(ids)
+        used = 0
+        depth = min(budget.depth, rules.levels)
+        if rules.out_degree == 1:
+            depth = min(depth, budget.nodes)  # further levels of a chain would be cut
+        for level in range(depth):
+            found = candidates(logits, k, self._imitation, np.full(len(frontier), len(ids) + level, np.int64))
+            if found.q is None and self._calibrate is not None:
+                found = self._calibrate(found, level + 1)
+            leaf = leaves(found.probabilities, rules.least_probability, rules.least_share)
+            real = found.tokens >= 0  # filters may leave fewer than k tokens
+            parents = np.broadcast_to(frontier[:, None], real.shape)[real]
+            start, most_open = graph.size, most_rows - used if level + 1 < depth else 0
+            opened = add_level(graph, parents, found.tokens[real], found.probabilities[real], leaf[real], most_open)
+            if found.q is not None:
+                q.extend(found.q[real])
+            if budget.more is not None and not budget.more(float(graph.score[start : graph.size].max(initial=0.0))):
+                return graph, q, level + 1
+            if not len(opened):
+                break
+            above = graph.parents[opened]
+            rows = np.where(above < 0, -1, self.rows[above]).astype(np.int32)
+            logits = self.rollout.expand(graph.tokens[opened], rows)
+            self.rows[opened] = used + np.arange(len(opened))
+            used, frontier = used + len(opened), opened
+        return graph, q, budget.depth
 
     def observe(self, verdict: Verdict) -> None:
-        if self._grown is not None:
-            self._rollout.keep(self._grown.rows_along(verdict.tokens[:-1]))
-        self._grown = None
+        """Keep the rows on the path of the emitted tokens, up to the first token without a row."""
+        if self.graph is None:
+            return
+        drafted, parents = self.graph.tokens[: self.graph.size], self.graph.parents[: self.graph.size]
+        kept: list[int] = []
+        node = -1
+        for token in verdict.tokens[:-1]:
+            node = child_with(drafted, parents, node, token)
+            if node < 0 or self.rows[node] < 0:
+                break
+            kept.append(int(self.rows[node]))
+        self.rollout.keep(kept)
+        self.graph = None
 
     def close(self) -> None:
-        self._rollout = Rollout(self._model, 1)  # releases the cache's memory
-        self._grown = None
+        self.rollout = Rollout(self._model, 1)  # releases the cache's memory
+        self.graph = None

@@ -1,15 +1,15 @@
 """The files of trained heads: written, read, and checked against the model that they are loaded for.
 
 A head is a folder with `head.json`, which names its model, and `head.safetensors`. With `lm_head.ids` it scores only
-those tokens (model/ranked.py), and without LM head weights it uses the target's own. Does not depend on the modules
+those tokens, and without LM head weights it uses the target's own. Does not depend on the modules
 that the weights belong to.
 """
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -18,8 +18,10 @@ from safetensors.torch import save as save_tensors
 from torch import nn
 
 from foredraft.atomic_file import unwritable, write_file
-from foredraft.errors import StoreError, UsageError
+from foredraft.errors import StoreError, UsageError, told
 from foredraft.model.fingerprint import fingerprint
+
+M = TypeVar("M", bound=nn.Module)
 
 CONFIG_FILE, WEIGHTS_FILE = "head.json", "head.safetensors"
 SHIPPED = Path(__file__).parents[3] / "models"  # heads in a checkout, MODEL/METHOD each; the wheel has none
@@ -94,14 +96,13 @@ def _decoded(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def read_head(location: str | Path, kind: str, model: Any) -> tuple[HeadCard, dict[str, torch.Tensor]]:
-    """Read a head for `model` from a folder or the hub.
+    """Read a head for `model` from a folder.
 
     Raises UsageError for no head, or one of another kind or for another model, and StoreError for damaged files.
     """
-    folder = head_folder(str(location))
+    folder = Path(location).expanduser()
     try:
-        data = json.loads((folder / CONFIG_FILE).read_text())
-        card = HeadCard(**{field.name: data[field.name] for field in fields(HeadCard) if field.name in data})
+        card = HeadCard(**json.loads((folder / CONFIG_FILE).read_text()))
         weights = _decoded(load_tensors((folder / WEIGHTS_FILE).read_bytes()))
     except FileNotFoundError as error:
         raise UsageError(f"{location} holds no trained head: {Path(error.filename).name} is missing.") from error
@@ -109,13 +110,6 @@ def read_head(location: str | Path, kind: str, model: Any) -> tuple[HeadCard, di
         raise StoreError(f"The head in {location} is damaged ({error}). Train it again, or copy it again.") from error
     if card.kind != kind:
         raise UsageError(f"{location} is a head for {card.kind}, not for {kind}.")
-    vocabulary, width = model.get_output_embeddings().weight.shape
-    for name, theirs, ours in (("vocabulary", card.vocabulary, vocabulary), ("width", card.width, width)):
-        if theirs != ours:
-            raise UsageError(
-                f"The head in {location} was trained for {card.base_model}, with a {name} of {theirs}; this model's is "
-                f"{ours}. Train one for it: foredraft train {card.kind}."
-            )
     if card.fingerprint != fingerprint(model):
         raise UsageError(
             f"The head in {location} was trained for {card.base_model}, whose weights are not this model's. Train one "
@@ -124,16 +118,17 @@ def read_head(location: str | Path, kind: str, model: Any) -> tuple[HeadCard, di
     return card, weights
 
 
-def fill(module: nn.Module, weights: Mapping[str, torch.Tensor], location: str | Path) -> None:
+def filled(module: M, weights: Mapping[str, torch.Tensor], location: str | Path) -> M:
     """Load weights into `module`, which keeps its own LM head's where there are none; raises StoreError for others."""
-    bad = [name for name, weight in weights.items() if not torch.isfinite(weight).all()]
+    for name, weight in weights.items():
+        if not torch.isfinite(weight).all():
+            raise StoreError(f"The head in {location} is damaged: {name} holds NaN or infinity.")
     own = {name: weight for name, weight in module.state_dict().items() if name.startswith(_LM_HEAD) and name != IDS}
     try:
-        module.load_state_dict({**({} if own.keys() & weights.keys() else own), **weights})
+        module.load_state_dict({**own, **weights})
     except RuntimeError as error:
         raise StoreError(f"The head in {location} is damaged: {str(error).splitlines()[-1].strip()}") from error
-    if bad:
-        raise StoreError(f"The head in {location} is damaged: {bad[0]} holds NaN or infinity.")
+    return module
 
 
 def shipped_head(method: str, model: Any) -> Path | None:
@@ -143,29 +138,27 @@ def shipped_head(method: str, model: Any) -> Path | None:
     return next((card.parent for card in cards if json.loads(card.read_text())["fingerprint"] == own), None)
 
 
-def trained_head(method: str, named: str | None, model: Any) -> str | Path:
-    """Return the head `named`, or this checkout's for a method and exactly this model; UsageError without either."""
-    found = named or shipped_head(method, model)
-    if found is None:
-        raise UsageError(
-            f"Method {method!r} needs heads trained for this model; train them with `foredraft train {method}`, and "
-            "give their folder: head=FOLDER."
-        )
-    return found
+def trained_head(method: str, named: str | None, model: Any) -> Path:
+    """Return the folder of the head `named`, or of this checkout's for a method and exactly this model.
 
-
-def head_folder(location: str) -> Path:
-    """Return the local folder of a head, downloaded if `location` is a hub id; raises UsageError if that fails."""
-    path = Path(location).expanduser()
-    if path.exists() or location.startswith((".", "/", "~")) or location.count("/") != 1:
+    It is downloaded if `named` is a hub id and no folder. UsageError without a head, or if that fails.
+    """
+    if not named:
+        if (shipped := shipped_head(method, model)) is None:
+            raise UsageError(
+                f"Method {method!r} needs heads trained for this model; train them with `foredraft train {method}`, "
+                "and give their folder: head=FOLDER."
+            )
+        return shipped
+    path = Path(named).expanduser()
+    if path.exists() or named.startswith((".", "/", "~")) or named.count("/") != 1:
         return path
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        return Path(snapshot_download(location, allow_patterns=[f"**{CONFIG_FILE}", f"**{WEIGHTS_FILE}"]))
-    except (OSError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
-        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        return Path(snapshot_download(named, allow_patterns=[f"**{CONFIG_FILE}", f"**{WEIGHTS_FILE}"]))
+    except (OSError, ValueError, HfHubHTTPError) as error:
         raise UsageError(
-            f"There is no folder {location}, and no head of that name could be fetched from the hub: {first}"
+            f"There is no folder {named}, and no head of that name could be fetched from the hub ({told(error)})."
         ) from error

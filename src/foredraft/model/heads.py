@@ -1,4 +1,4 @@
-"""Trained modules that draft: early exits (EESD), agreement predictors (Cali-TS), draft models, Medusa heads.
+"""Trained modules that draft: early exits (EESD), agreement predictors (Cali-TS), draft models, Medusa heads, LM heads.
 
 Builds them from a target and loads them from their files (model/head_files.py). Does not depend on how they draft or
 how they are trained.
@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from foredraft.errors import UsageError
 from foredraft.graph.tree import FloatArray, IntArray
-from foredraft.model.head_files import CONFIG_FILE, IDS, HeadCard, fill, read_head
+from foredraft.model.head_files import CONFIG_FILE, IDS, HeadCard, filled, read_head
 from foredraft.model.layers import model_parts, shorter
-from foredraft.model.ranked import ranked_head
 
 POSITIONS = 10  # draft levels that a predictor distinguishes; deeper ones count as the last (EESD, equation 5)
 PREDICTOR_FOLDER = "agreement"  # subfolder of a head's folder that holds its agreement predictor
@@ -23,61 +23,87 @@ RANKS = 10  # number of a Medusa head's best tokens whose accuracies are stored
 _MARGIN = 1e-4  # estimates are clamped to this distance from 0 and 1, so that their logits are finite
 
 
+class RankedHead(nn.Linear):
+    """A frozen copy of an LM head's rows for the tokens `ids`, the most frequent first, so that a draft costs less.
+
+    Zhao et al., "FR-Spec: Accelerating Large-Vocabulary Language Models via Frequency-Ranked Speculative Sampling" (ACL
+    2025). The target still scores every token. Raises UsageError unless these are different ids of the model, int64[N].
+    """
+
+    ids: torch.Tensor  # int32[N]
+
+    @torch.no_grad()
+    def __init__(self, model: Any, ids: torch.Tensor) -> None:
+        whole = model.get_output_embeddings()
+        vocabulary, width = whole.weight.shape
+        if not len(ids) or len(ids.unique()) != len(ids) or int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
+            raise UsageError(
+                f"The {len(ids)} tokens to score must be different ids below {vocabulary}, and at least one."
+            )
+        super().__init__(width, len(ids), bias=getattr(whole, "bias", None) is not None)
+        self.register_buffer("ids", ids.to(torch.int32))
+        self.to(whole.weight.device, whole.weight.dtype).requires_grad_(requires_grad=False)
+        for own, rows in zip(self.parameters(), whole.parameters(), strict=True):  # the weight, and the bias if any
+            own.copy_(rows[self.ids.long()])
+
+
+def ids_of(lm_head: Any) -> IntArray | None:
+    """Return the token of each logit, int32[N]; None if they are 0, 1, 2, ..."""
+    if not isinstance(lm_head, RankedHead):
+        return None
+    found: IntArray = lm_head.ids.cpu().numpy()
+    return found
+
+
+def places_of(lm_head: Any, vocabulary: int) -> torch.Tensor | None:
+    """Return the index of each token's logit, int64[vocabulary], -1 for tokens without one; None if all have one."""
+    if not isinstance(lm_head, RankedHead):
+        return None
+    places = torch.full((vocabulary,), -1, dtype=torch.int64, device=lm_head.ids.device)
+    places[lm_head.ids.long()] = torch.arange(len(lm_head.ids), device=lm_head.ids.device)
+    return places
+
+
 class ExitHead(nn.Module):
-    """An early exit: one layer of the target's kind for the exit's states, a final norm, and an LM head."""
+    """An early exit: frozen copies of the model's last layer, for the exit's states, of its norm and its LM head.
 
-    def __init__(self, layer: nn.Module, norm: nn.Module, lm_head: nn.Module) -> None:
-        super().__init__()
-        self.layer, self.norm, self.lm_head = layer, norm, lm_head
-
-
-def new_exit_head(model: Any, ids: torch.Tensor | None = None) -> ExitHead:
-    """Return a frozen head initialised with copies of the model's last layer, final norm and LM head.
-
-    It scores the tokens `ids`, int64[N], or all. Raises UsageError if the model does not have these, and
+    It scores the tokens `ids`, int64[N], or all. Raises UsageError for ids that the model does not have, and
     UnsupportedModelError if its layers are not a plain list.
     """
-    layers, norm, lm_head = _copies(model, 1, ids)
-    return ExitHead(layers[0], norm, lm_head).requires_grad_(requires_grad=False)
+
+    def __init__(self, model: Any, ids: torch.Tensor | None = None) -> None:
+        super().__init__()
+        (self.layer,), self.norm, self.lm_head = _copies(model, 1, ids)
+        self.requires_grad_(requires_grad=False)
 
 
 def load_exit_head(location: str | Path, model: Any) -> tuple[HeadCard, ExitHead]:
-    """Load an early-exit head, in the model's dtype and on its device. Raises what `read_head`, `new_exit_head` do."""
+    """Load an early-exit head, in the model's dtype and on its device. Raises what `read_head`, `ExitHead` do."""
     card, weights = read_head(location, "eesd", model)
-    head = new_exit_head(model, weights.get(IDS))
-    fill(head, weights, location)
-    return card, head
+    return card, filled(ExitHead(model, weights.get(IDS)), weights, location)
 
 
 def _copies(model: Any, count: int, ids: torch.Tensor | None) -> tuple[nn.ModuleList, nn.Module, nn.Module]:
     """Return copies of the first `count - 1` layers and the last one, of the norm, and of the LM head for `ids`."""
     parts = model_parts(model)
     own = model.get_submodule(parts.layers)
-    lm_head = copy.deepcopy(model.get_output_embeddings()) if ids is None else ranked_head(model, ids)
+    lm_head = copy.deepcopy(model.get_output_embeddings()) if ids is None else RankedHead(model, ids)
     layers = nn.ModuleList(copy.deepcopy(each) for each in (*own[: count - 1], own[-1]))
     return layers, copy.deepcopy(model.get_submodule(parts.norm)), lm_head
 
 
 class FirstLayers(nn.Module):
-    """The trained part of a draft model made of a target's first layers and its last one, a final norm and an LM head.
+    """The layers of a draft model: frozen copies of a model's first `count - 1`, its last one, its norm and LM head.
 
-    The embeddings are the target's own; they are shared in memory and not stored in the head's file.
+    The embeddings are the target's own; they are shared in memory and not stored in the head's file. Raises UsageError
+    if `count` is not between 1 and the model's layers less one, and what `ExitHead` does.
     """
 
-    def __init__(self, layers: nn.ModuleList, norm: nn.Module, lm_head: nn.Module) -> None:
+    def __init__(self, model: Any, count: int, ids: torch.Tensor | None = None) -> None:
         super().__init__()
-        self.layers, self.norm, self.lm_head = layers, norm, lm_head
-
-
-def new_first_layers(model: Any, count: int, ids: torch.Tensor | None = None) -> FirstLayers:
-    """Return copies of the target's first `count - 1` layers, its last layer and its norm, frozen.
-
-    They score the tokens `ids`, int64[N], or all. Raises UsageError if `count` is not between 1 and the target's layers
-    less one, and what `new_exit_head` does.
-    """
-    parts = model_parts(model)
-    parts.check_exit(count)
-    return FirstLayers(*_copies(model, count, ids)).requires_grad_(requires_grad=False)
+        model_parts(model).check_exit(count)
+        self.layers, self.norm, self.lm_head = _copies(model, count, ids)
+        self.requires_grad_(requires_grad=False)
 
 
 def draft_model(model: Any, first: FirstLayers) -> Any:
@@ -89,10 +115,9 @@ def draft_model(model: Any, first: FirstLayers) -> Any:
 
 
 def load_draft_model(location: str | Path, model: Any) -> tuple[HeadCard, Any]:
-    """Load a draft model for `model`, in its dtype and on its device. Raises what `read_head`, `new_exit_head` do."""
+    """Load a draft model for `model`, in its dtype and on its device. Raises what `read_head`, `ExitHead` do."""
     card, weights = read_head(location, "draft", model)
-    first = new_first_layers(model, card.layers, weights.get(IDS))
-    fill(first, weights, location)
+    first = filled(FirstLayers(model, card.layers, weights.get(IDS)), weights, location)
     return card, draft_model(model, first)
 
 
@@ -124,9 +149,8 @@ def load_medusa(location: str | Path, model: Any) -> tuple[HeadCard, MedusaHeads
     """Load Medusa heads as `load_exit_head` does, and the LM head that scores their outputs."""
     card, weights = read_head(location, "medusa", model)
     ids = weights.pop(IDS, None)
-    heads = MedusaHeads(card.width, card.count)
-    fill(heads, weights, location)
-    lm_head = model.get_output_embeddings() if ids is None else ranked_head(model, ids)
+    heads = filled(MedusaHeads(card.width, card.count), weights, location)
+    lm_head = model.get_output_embeddings() if ids is None else RankedHead(model, ids)
     return card, heads.to(lm_head.weight.device, lm_head.weight.dtype).requires_grad_(requires_grad=False), lm_head
 
 
@@ -210,6 +234,5 @@ def load_predictor(head: Path, model: Any) -> AgreementPredictor | None:
     if not (folder / CONFIG_FILE).is_file():
         return None
     card, weights = read_head(folder, "cali", model)
-    predictor = AgreementPredictor(card.width)
-    fill(predictor, weights, folder)
+    predictor = filled(AgreementPredictor(card.width), weights, folder)
     return predictor.to(model.get_input_embeddings().weight.device).requires_grad_(requires_grad=False)

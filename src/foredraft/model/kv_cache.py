@@ -5,9 +5,8 @@ overwrites the others. Rows may be held for the next passes, so that a tree can 
 sliding-window layer stores its window and some slack. Does not depend on the rows' meaning, nor on how masks are made.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -96,24 +95,22 @@ def kept_rows(rows: Sequence[int], count: int) -> npt.NDArray[np.int64]:
     return kept
 
 
-def slots_of(buffers: torch.Tensor) -> npt.NDArray[np.uint16]:
-    """View contiguous keys or values on the CPU, [B, heads, C, head_dim], as uint16[B, heads, C, head_dim or more]."""
-    return buffers.detach().view(torch.int16).numpy().view(np.uint16)
+def move_rows(buffers: torch.Tensor, start: int, rows: npt.NDArray[np.int64]) -> None:
+    """Copy the slots `start + rows`, int64[n] and ascending, to `start` onwards, in float[B, heads, C, head_dim]."""
+    if buffers.device.type == "cpu":
+        _move_words(buffers.view(torch.int16).numpy(), start, rows)
+    else:
+        index = torch.from_numpy(rows + start).to(buffers.device)
+        buffers[:, :, start : start + len(rows)] = buffers.index_select(2, index)
 
 
 @njit(cache=True)
-def move_rows(slots: npt.NDArray[np.uint16], start: int, rows: npt.NDArray[np.int64]) -> None:
-    """Copy the slots `start + rows`, int64[n] and ascending, to `start` onwards; several times faster than torch."""
+def _move_words(slots: npt.NDArray[np.int16], start: int, rows: npt.NDArray[np.int64]) -> None:
+    """Do the same in memory that is seen as words, several times faster than torch."""
     for buffer in range(slots.shape[0]):
         for head in range(slots.shape[1]):
             for place in range(len(rows)):
                 slots[buffer, head, start + place] = slots[buffer, head, start + rows[place]]
-
-
-def _move_on_device(slots: torch.Tensor, start: int, rows: npt.NDArray[np.int64]) -> None:
-    """Do the same for float[B, heads, C, head_dim] on any device."""
-    index = torch.from_numpy(rows + start).to(slots.device)
-    slots[:, :, start : start + len(rows)] = slots.index_select(2, index)
 
 
 class TreeCache(Cache):
@@ -126,17 +123,7 @@ class TreeCache(Cache):
         self.length = 0  # number of committed tokens
         self.held = 0  # number of rows held: written, visible to later passes, and not committed
         self._rows = 0  # of the last pass
-        self._use(None)
-
-    def _use(self, store: torch.Tensor | None) -> None:
-        """Set the tensor that holds every layer's slots, if one does, and forget what depended on former buffers."""
-        self.store = store
-        self._buffers: list[torch.Tensor] = []
-        self._movable: dict[int | None, list[tuple[Callable[..., None], Any]]] = {}  # by window, what moves its slots
-
-    def span_of(self, window: int | None) -> Span:
-        """Return the slots of the layers with this window; all layers' slots where no window limits what is kept."""
-        return self.spans[window] if window in self.spans else self.spans[None]
+        self.store: torch.Tensor | None = None  # that holds every layer's slots, if one does
 
     def take_shapes(self, shapes: Sequence[tuple[int, int]], dtype: torch.dtype) -> None:
         """Initialise every layer on the CPU, for its number of key heads and their size, before anything is written."""
@@ -175,53 +162,38 @@ class TreeCache(Cache):
         """Make room for `rows` more rows, and return all layers' keys, then values; none before all are initialised."""
         self.reserve(rows)
         layers = self._tree_layers
-        if not self._buffers and all(layer.is_initialized for layer in layers):
-            self._buffers = [layer.keys for layer in layers] + [layer.values for layer in layers]
-        return self._buffers
+        if not all(layer.is_initialized for layer in layers):
+            return []
+        return [layer.keys for layer in layers] + [layer.values for layer in layers]
 
-    @torch.inference_mode()
     def move_into(self, store: torch.Tensor) -> None:
         """Move all slots into `store`, float[2 L, heads, C, head_dim]: the keys of L layers, then the values.
 
         Only for caches without sliding windows whose layers have one shape and were all written to.
         """
         (span,) = self.spans.values()
-        parts = [half.split(1) for half in store.chunk(2)]
-        for layer, keys, values in zip(self._tree_layers, *parts, strict=True):
-            layer.move(keys, values, 0, span.stored)
+        self._resize(span, 0, store.shape[2], store)
         store[:, :, span.stored :] = 0  # remains of another sequence may be NaN, and weight 0 times NaN is NaN
-        span.capacity = store.shape[2]
-        self._use(store)
 
     def move_out(self) -> None:
         """Move all slots back into buffers of each layer."""
         (span,) = self.spans.values()
         self._resize(span, 0, whole_blocks(span.stored + self._rows))
 
+    @torch.inference_mode()
     def commit(self, rows: Sequence[int]) -> None:
         """Commit these rows of the held rows and then the last pass, ascending, and discard the others."""
-        count, made = len(rows), self.held + self._rows
-        if count > made or any(row != place for place, row in enumerate(rows)):  # not already at the front
-            self._gather(kept_rows(rows, made))
+        kept = kept_rows(rows, self.held + self._rows)
+        if len(kept) and kept[-1] >= len(kept):  # not already at the front
+            # a layer that never writes, such as one that shares another's keys, has no buffers
+            written = [layer for layer in self._tree_layers if layer.is_initialized]
+            buffers = [(each, layer.span) for layer in written for each in (layer.keys, layer.values)]
+            for buffer, span in buffers if self.store is None else [(self.store, self.spans[None])]:
+                move_rows(buffer, span.stored - self.held, kept)
         for span in self.spans.values():
-            span.stored += count - self.held
-        self.length += count
+            span.stored += len(kept) - self.held
+        self.length += len(kept)
         self._rows = self.held = 0
-
-    @torch.inference_mode()
-    def _gather(self, rows: npt.NDArray[np.int64]) -> None:
-        """Move these rows, int64[n], down to the first held row, or the first row of the last pass."""
-        for window, span in self.spans.items():
-            if window not in self._movable:
-                # a layer that never writes, such as one that shares another's keys, has no buffers
-                layers = [layer for layer in self._tree_layers if layer.span is span and layer.is_initialized]
-                buffers = [buffer for layer in layers for buffer in (layer.keys, layer.values)]
-                self._movable[window] = [
-                    (move_rows, slots_of(each)) if each.device.type == "cpu" else (_move_on_device, each)
-                    for each in (buffers if self.store is None else [self.store])
-                ]
-            for move, slots in self._movable[window]:
-                move(slots, span.stored - self.held, rows)
 
     def hold(self) -> None:
         """Keep the rows of the last pass visible to the next passes until `commit` selects from them."""
@@ -231,14 +203,20 @@ class TreeCache(Cache):
         self._rows = 0
 
     @torch.inference_mode()
-    def _resize(self, span: Span, drop: int, capacity: int) -> None:
-        """Drop the first `drop` slots; move the others, including the last pass's, into `capacity` slots."""
-        fresh = capacity != span.capacity or self.store is not None
-        for layer in self._tree_layers:
+    def _resize(self, span: Span, drop: int, capacity: int, store: torch.Tensor | None = None) -> None:
+        """Drop the first `drop` slots; move the others, including the last pass's, into `capacity` slots.
+
+        These are buffers of each layer, or those of `store`.
+        """
+        layers, stop = self._tree_layers, min(span.stored + self._rows, span.capacity)
+        for number, layer in enumerate(layers):
             if layer.span is span and layer.is_initialized:
-                keys, values = (allocated(each, capacity) if fresh else each for each in (layer.keys, layer.values))
-                layer.move(keys, values, drop, min(span.stored + self._rows, span.capacity))
+                keys, values = layer.keys, layer.values
+                if store is not None:
+                    keys, values = store[number, None], store[number + len(layers), None]
+                elif capacity != span.capacity or self.store is not None:
+                    keys, values = allocated(keys, capacity), allocated(values, capacity)
+                layer.move(keys, values, drop, stop)
         span.base += drop
         span.stored -= drop
-        span.capacity = capacity
-        self._use(None)
+        span.capacity, self.store = capacity, store

@@ -1,12 +1,11 @@
 """A model's list of layers, and copies of the model that share its weights but run other layers.
 
-A copy is shallow: its modules are new and its weights are the model's, so the model's own forward code runs.
+A copy's modules are new and its weights are the model's, so the model's own forward code runs.
 Does not depend on what the layers are replaced for.
 """
 
 import copy
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -56,37 +55,26 @@ def model_parts(model: Any) -> ModelParts:
     return ModelParts(path, norms[0], lm_head, count)
 
 
-def with_modules(model: Any, replaced: Mapping[str, nn.Module]) -> Any:
-    """Return a copy of `model` with other modules at some paths; all other weights are shared."""
-    copied = _shallow(model)
-    for path, module in replaced.items():
-        owner = copied
-        *above, name = path.split(".")
-        for step in above:
-            own = _shallow(getattr(owner, step))
-            setattr(owner, step, own)
-            owner = own
-        setattr(owner, name, module)
+def shared_copy(module: nn.Module) -> Any:
+    """Return a copy of a module and its submodules, which are new, that shares weights and hooks."""
+    copied = copy.copy(module)
+    children = {name: None if child is None else shared_copy(child) for name, child in vars(module)["_modules"].items()}
+    vars(copied)["_modules"] = children
     return copied
 
 
 class Passage:
-    """The hidden states that enter a model part without the first layers, or leave one without the last."""
+    """The hidden states that enter a model at `layer`, in place of the layers before it, or that leave it there."""
 
-    def __init__(self, *, enters: bool) -> None:
-        self.enters = enters  # whether they enter, replacing the embeddings' output
+    def __init__(self, layer: nn.Module, *, enters: bool) -> None:
+        self.enters = enters
         self.states = torch.empty(0)  # float[B, R, D], set before a pass if they enter, after it if they leave
-
-    def at(self, layer: nn.Module) -> nn.Module:
-        """Return a copy of a layer that reads its input from `states` if they enter, else writes its output there."""
-        copied: nn.Module = _shallow(layer)
-        for hooks in ("_forward_pre_hooks", "_forward_hooks"):
-            vars(copied)[hooks] = OrderedDict(vars(layer)[hooks])
-        if self.enters:
-            copied.register_forward_pre_hook(lambda _layer, inputs: (self.states, *inputs[1:]))
+        for hooks in ("_forward_pre_hooks", "_forward_hooks"):  # until now shared with the layer that this is a copy of
+            vars(layer)[hooks] = vars(layer)[hooks].copy()
+        if enters:
+            layer.register_forward_pre_hook(lambda _layer, inputs: (self.states, *inputs[1:]))
         else:
-            copied.register_forward_hook(self._leave)
-        return copied
+            layer.register_forward_hook(self._leave)
 
     def _leave(self, _layer: nn.Module, _inputs: object, output: Any) -> None:
         self.states = output[0] if isinstance(output, tuple) else output
@@ -101,13 +89,18 @@ def shorter(
     replace, by path.
     """
     config = copy.deepcopy(model.config)
-    numbered = nn.ModuleList(_numbered(layer, index, config) for index, layer in enumerate(layers.values()))
-    result = with_modules(model, {parts.layers: numbered, **(replaced or {})})
     config.num_hidden_layers = len(layers)
-    kinds = getattr(config, "layer_types", None)
-    if kinds:
+    if kinds := getattr(config, "layer_types", None):
         config.layer_types = [kinds[index] for index in layers]
+    result = shared_copy(model)
     result.config = result.base_model.config = config
+    copies = nn.ModuleList(map(shared_copy, layers.values()))
+    for index, layer in enumerate(copies):
+        for module in layer.modules():
+            own = vars(module)
+            own.update({name: value for name, value in (("layer_idx", index), ("config", config)) if name in own})
+    for path, module in {parts.layers: copies, **(replaced or {})}.items():
+        result.set_submodule(path, module)
     return result
 
 
@@ -117,31 +110,6 @@ def scored_states(model: Any) -> Iterator[list[torch.Tensor]]:
     found: list[torch.Tensor] = []
     with model.get_output_embeddings().register_forward_pre_hook(lambda _module, inputs: found.append(inputs[0])):
         yield found
-
-
-def with_forward(module: nn.Module, forward: Callable[..., Any]) -> nn.Module:
-    """Return a copy of a module with its attributes, another forward, and neither weights nor hooks."""
-    copied: nn.Module = _shallow(module)
-    for name in ("_modules", "_forward_hooks", "_forward_pre_hooks"):
-        vars(copied)[name] = OrderedDict()  # so that unused weights can be freed
-    copied.forward = forward
-    return copied
-
-
-def _numbered(module: nn.Module, index: int, config: Any) -> nn.Module:
-    """Return a copy of a layer, with its submodules, for a model of that configuration and cache layer `index`."""
-    copied: nn.Module = _shallow(module)
-    own = vars(copied)
-    own.update({name: value for name, value in (("layer_idx", index), ("config", config)) if name in own})
-    children = [(name, child) for name, child in own["_modules"].items() if child is not None]
-    own["_modules"] |= {name: _numbered(child, index, config) for name, child in children}
-    return copied
-
-
-def _shallow(module: nn.Module) -> Any:
-    copied = copy.copy(module)
-    vars(copied)["_modules"] = dict(vars(module)["_modules"])  # else a module set in the copy would be set in both
-    return copied
 
 
 def _norms(model: Any, layers: str) -> list[str]:

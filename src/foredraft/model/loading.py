@@ -4,7 +4,7 @@ Uses transformers' loaders and knows the default model's name. Does not depend o
 """
 
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -85,7 +85,7 @@ def load_model(
     location = located(model)
     rounded = dtype if isinstance(dtype, str) and dtype in KINDS else None
     chosen_dtype = _dtype("auto" if rounded else dtype)
-    given = _chosen(options, tuple(LoadingOptions.__annotations__))
+    given = _chosen(options, LoadingOptions.__annotations__)
     chosen_device = _device(device)
     if chosen_device == "auto":
         given.setdefault("device_map", "auto")
@@ -136,11 +136,10 @@ def _check_hub(model: str) -> None:
         ) from error
 
 
-def _chosen(options: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+def _chosen(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Return the options among `names` that are set; raises UsageError for one that `LoadingOptions` does not have."""
-    known = LoadingOptions.__annotations__
     for name in options:
-        check_known(name, known, "foredraft.load has no option", "It passes to transformers")
+        check_known(name, LoadingOptions.__annotations__, "foredraft.load has no option", "It passes to transformers")
     return {name: options[name] for name in names if options.get(name) is not None}
 
 

@@ -44,6 +44,19 @@ class Rows:
         # bool[windows, R, COLUMNS]: whether a row may attend to each slot after the committed ones
         self.sees = sees.view(torch.bool).view(windows, rows, COLUMNS)
 
+    def write(self, layout: Layout, stored: int, windows: Sequence[int | None]) -> None:
+        """Write a layout's rows, after `stored` slots in use; padding repeats the first row."""
+        count = layout.rows
+        self.bounds.numpy()[:] = stored - len(layout.held), stored
+        for written, values in ((self.token_ids, layout.token_ids), (self.positions, layout.positions)):
+            row_of = written.numpy()
+            row_of[:count], row_of[count:] = values, values[0]
+        for sees, window in zip(self.sees.numpy(), windows, strict=True):
+            seen = seen_rows(layout, window)
+            sees[:] = False
+            sees[:count, : seen.shape[1]] = seen
+            sees[count:] = sees[0]
+
 
 class RecordedForward:
     """Records the passes of a causal language model at their first use, and replays them.
@@ -54,14 +67,13 @@ class RecordedForward:
     """
 
     def __init__(self, model: Any) -> None:
-        support = inspect(model.config)
         devices = sorted({str(parameter.device) for parameter in model.parameters()})
         if len(devices) > 1:
             raise UsageError(
                 f"The model is spread over {', '.join(devices)}, and only a model on one device can be recorded; it "
                 "runs unrecorded. Load it onto one device."
             )
-        self._model, self._windows = model, tuple(dict.fromkeys(support.windows))
+        self._model, self._windows = model, tuple(dict.fromkeys(inspect(model.config).windows))
         self._pass: Pass | None = None
         self._store: torch.Tensor | None = None
         self._passes: dict[int, Callable[[Layout, int], Outputs]] = {}  # by number of rows
@@ -87,13 +99,25 @@ class RecordedForward:
             return None
         try:
             store = self._settled(cache, rows)
-            return None if store is None else self._replayed(layout, cache, rows, store, own, hidden=hidden)
+            if store is None:
+                return None
+            stored, new = cache.length + cache.held, rows not in self._passes
+            if new:
+                self._passes[rows] = self._new_pass(rows, store)
+            cache.reserve(layout.rows)
+            logits, states, best = (each[: layout.rows] for each in self._passes[rows](layout, stored))
+            logits = logits.clone()  # the next replay overwrites them
+            best = best.cpu()  # waits for the device, so that the pass is timed in full
+            if new and (error := error_beyond_rounding(logits, own(), self._model)):
+                raise ForedraftError(f"its scores are not the model's own, relative error {error:.1e}")
         except Exception as error:  # noqa: BLE001  # recording can raise anything, and the model can run without it
             self._failed, self._store = True, None
             self._passes.clear()
             sentence = f"This model's forward cannot be recorded on its device ({told(error)}); it runs unrecorded."
             warnings.warn(sentence, ForedraftWarning, stacklevel=4)
             return None
+        draw = partial(self._draws.draw, logits, torch.from_numpy(layout.positions))
+        return Scores(logits, states.clone() if hidden else None, best, draw)
 
     def _settled(self, cache: TreeCache, rows: int) -> torch.Tensor | None:
         """Move a sequence's slots into the store, with room for `rows` more; return it, or None if it was lost."""
@@ -124,24 +148,6 @@ class RecordedForward:
         self._owner = weakref.ref(cache)
         return self._store
 
-    def _replayed(
-        self, layout: Layout, cache: TreeCache, rows: int, store: torch.Tensor, own: Callable[[], torch.Tensor],
-        *, hidden: bool,
-    ) -> Scores:  # fmt: skip
-        """Score the rows of `layout` with a recorded pass of `rows` rows, recording it if it is new."""
-        stored = cache.length + cache.held
-        new = rows not in self._passes
-        if new:
-            self._passes[rows] = self._new_pass(rows, store)
-        cache.reserve(layout.rows)
-        logits, states, best = (each[: layout.rows] for each in self._passes[rows](layout, stored))
-        logits = logits.clone()  # the next replay overwrites them
-        best = best.cpu()  # waits for the device, so that the pass is timed in full
-        if new and (error := error_beyond_rounding(logits, own(), self._model)):
-            raise ForedraftError(f"its scores are not the model's own, relative error {error:.1e}")
-        draw = partial(self._draws.draw, logits, torch.from_numpy(layout.positions))
-        return Scores(logits, states.clone() if hidden else None, best, draw)
-
     def _new_pass(self, rows: int, store: torch.Tensor) -> Callable[[Layout, int], Outputs]:
         """Return a function that sends a layout's rows, after the slots in use, and scores them in a recorded pass.
 
@@ -160,7 +166,7 @@ class RecordedForward:
 
         def run(layout: Layout, stored: int) -> Outputs:
             nonlocal replay
-            write_rows(sent, layout, stored, self._windows)
+            sent.write(layout, stored, self._windows)
             received.memory.copy_(sent.memory, non_blocking=True)
             if replay is None:
                 replay = recorded(lambda: compute(*inputs), stream=self._stream, pool=self._pool)
@@ -202,20 +208,6 @@ def slots_for(needed: int) -> int:
     """Return the smallest of 512, 768, 1024, 1536, 2048, ... slots that holds `needed`."""
     power = max(_LEAST_SLOTS, 1 << (needed - 1).bit_length())
     return power * 3 // 4 if power > _LEAST_SLOTS and needed <= power * 3 // 4 else power
-
-
-def write_rows(rows: Rows, layout: Layout, stored: int, windows: Sequence[int | None]) -> None:
-    """Write a layout's rows, after `stored` slots in use; padding repeats the first row."""
-    count = layout.rows
-    rows.bounds.numpy()[:] = stored - len(layout.held), stored
-    for written, values in ((rows.token_ids, layout.token_ids), (rows.positions, layout.positions)):
-        row_of = written.numpy()
-        row_of[:count], row_of[count:] = values, values[0]
-    for sees, window in zip(rows.sees.numpy(), windows, strict=True):
-        seen = seen_rows(layout, window)
-        sees[:] = False
-        sees[:count, : seen.shape[1]] = seen
-        sees[count:] = sees[0]
 
 
 def recorded_forward(model: Any) -> RecordedForward | None:

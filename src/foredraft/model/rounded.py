@@ -42,7 +42,7 @@ def rounded_folder(location: str, kind: str, options: Mapping[str, Any]) -> Path
         raise UsageError(f"dtype {kind} rounds a checkpoint; a GGUF file is read with the blocks it has: leave it out.")
     config = cached_file(location, "config.json", revision=options.get("revision"))
     digest = hashlib.sha256(repr((kind, *_identity(Path(str(config)).parent))).encode()).hexdigest()[:20]
-    place = cache_folder() / "rounded" / f"{digest}-{_FORMAT}"
+    place = cache_folder("rounded") / f"{digest}-{_FORMAT}"
     if place.is_dir():
         return place
     # outside of `filled_folder`, for which an OSError means that the place cannot be written
@@ -60,29 +60,22 @@ def _identity(folder: Path) -> tuple[Any, ...]:
     return (str(folder.resolve()), *((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files))
 
 
+@torch.no_grad()
 def _round(model: Any, kind: str, folder: Path) -> None:
     """Round a model's matrices, and write it and their integers to a folder."""
-    from gguf import GGUFWriter
+    from gguf import GGMLQuantizationType, GGUFWriter, quants
 
     folder.mkdir()
     writer = GGUFWriter(folder / SOURCE, "weights")
     scores = model.get_output_embeddings()
     for name, layer in model.named_modules():
         if type(layer) is nn.Linear and layer.weight.shape[1] % DEPTH == 0:
-            _round_layer(layer, name, _OF_SCORES if layer is scores else kind, writer)
+            form = GGMLQuantizationType[(_OF_SCORES if layer is scores else kind).upper()]
+            integers = quants.quantize(layer.weight.float().numpy(), form)
+            layer.weight.copy_(torch.from_numpy(quants.dequantize(integers, form)))
+            writer.add_tensor(f"{name}.weight", integers, raw_dtype=form)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     model.save_pretrained(folder)
-
-
-@torch.no_grad()
-def _round_layer(layer: nn.Linear, name: str, kind: str, writer: Any) -> None:
-    """Round the weight of a layer in place, and hand its integers to a GGUF writer."""
-    from gguf import GGMLQuantizationType, quants
-
-    form = GGMLQuantizationType[kind.upper()]
-    integers = quants.quantize(layer.weight.float().numpy(), form)
-    layer.weight.copy_(torch.from_numpy(quants.dequantize(integers, form)))
-    writer.add_tensor(f"{name}.weight", integers, raw_dtype=form)

@@ -7,10 +7,10 @@ the choice is made.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,7 +18,7 @@ from torch import nn
 from foredraft.atomic_file import store_file
 from foredraft.errors import StoreError, UnsupportedModelError, UsageError
 from foredraft.model.fingerprint import fingerprint
-from foredraft.model.layers import model_parts, shorter, with_forward, with_modules
+from foredraft.model.layers import model_parts, shared_copy, shorter
 from foredraft.model.target import TorchTarget
 from foredraft.options import shown, whole_number
 
@@ -75,48 +75,42 @@ def skipping(target: TorchTarget, skipped: Skipped) -> TorchTarget:
             f"The sub-layers of {family} models cannot be skipped one by one; layer_skip drafts for "
             f"{', '.join(sorted(_FAMILIES))}. Choose another method."
         )
-    names = _FAMILIES[family]
     parts = model_parts(model)
     skipped.check(parts.count)
+    attention, mlp = _FAMILIES[family]
     left: dict[int, nn.Module] = {}
     for number, layer in enumerate(model.get_submodule(parts.layers)):
-        if number in skipped.attention and number in skipped.mlp:
-            continue
-        left[number] = layer
-        if number in skipped.attention:
-            left[number] = _without(layer, names.attention, _no_attention, names.attention_norms)
-        elif number in skipped.mlp:
-            left[number] = _without(layer, names.mlp, torch.zeros_like, names.mlp_norms)
+        if number not in skipped.attention:
+            left[number] = layer if number not in skipped.mlp else _without(layer, *mlp, torch.zeros_like)
+        elif number not in skipped.mlp:
+            left[number] = _without(layer, *attention, _no_attention)
     return target.with_model(shorter(model, parts, left))
 
 
-class _Names(NamedTuple):
-    """A family's module names within a layer; the norms are those used by one sub-layer only."""
-
-    attention: str
-    mlp: str
-    attention_norms: tuple[str, ...]
-    mlp_norms: tuple[str, ...]
-
-
-_USUAL = _Names("self_attn", "mlp", ("input_layernorm",), ("post_attention_layernorm",))
-_WRAPPED = _Names(
-    "self_attn", "mlp", ("input_layernorm", "post_attention_layernorm"),
-    ("pre_feedforward_layernorm", "post_feedforward_layernorm"),
-)  # fmt: skip
+# for each family, the name of the attention within a layer and of the norms that it alone uses; the same of the MLP
+_USUAL = ("self_attn", ("input_layernorm",)), ("mlp", ("post_attention_layernorm",))
+_WRAPPED = (
+    ("self_attn", ("input_layernorm", "post_attention_layernorm")),
+    ("mlp", ("pre_feedforward_layernorm", "post_feedforward_layernorm")),
+)
 _FAMILIES = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "granite", "smollm3"), _USUAL),
     **dict.fromkeys(("gemma2", "gemma3_text"), _WRAPPED),
-    "gpt2": _Names("attn", "mlp", ("ln_1",), ("ln_2",)),
-    "gpt_neox": _Names("attention", "mlp", ("input_layernorm",), ("post_attention_layernorm",)),
+    "gpt2": (("attn", ("ln_1",)), ("mlp", ("ln_2",))),
+    "gpt_neox": (("attention", ("input_layernorm",)), ("mlp", ("post_attention_layernorm",))),
 }
 
 
-def _without(layer: nn.Module, name: str, instead: Any, norms: tuple[str, ...]) -> Any:
-    """Return a copy of a layer without one sub-layer and its norms."""
-    return with_modules(
-        layer, {name: with_forward(getattr(layer, name), instead), **{norm: nn.Identity() for norm in norms}}
-    )
+def _without(layer: nn.Module, name: str, norms: tuple[str, ...], instead: Callable[..., Any]) -> nn.Module:
+    """Return a copy of a layer without the norms, and with another forward of a sub-layer."""
+    copied: nn.Module = shared_copy(layer)
+    skipped = getattr(copied, name)
+    skipped.forward = instead
+    for child, _ in list(skipped.named_children()):
+        delattr(skipped, child)  # so that unused weights are neither hashed nor compiled
+    for norm in norms:
+        setattr(copied, norm, nn.Identity())
+    return copied
 
 
 def _no_attention(hidden_states: torch.Tensor, *_args: object, **_kwargs: object) -> tuple[torch.Tensor, None]:
@@ -136,22 +130,15 @@ def read_skipped(path: Path, model: Any) -> Skipped:
     """Read the choice for `model`; raises StoreError if the file is missing, damaged, or of another kind or model."""
     try:
         content = json.loads(path.read_text())
-    except OSError as error:
-        raise StoreError(
-            f"The file {path} of skipped layers cannot be read ({error.strerror or error}); make one with foredraft "
-            "train layer-skip."
-        ) from error
-    except ValueError as error:
-        raise StoreError(f"{path} is not JSON ({error}); make it again with foredraft train layer-skip.") from error
-    if not isinstance(content, dict) or (content.get("kind"), content.get("format")) != (_KIND, _FORMAT):
-        raise StoreError(
-            f"{path} is not a file of skipped layers of format {_FORMAT}; make one with foredraft train layer-skip."
-        )
-    if content.get("model") != fingerprint(model):
-        raise StoreError(f"{path} was made for another model; make one for this model with foredraft train layer-skip.")
-    try:
+        if not isinstance(content, dict) or (content.get("kind"), content.get("format")) != (_KIND, _FORMAT):
+            raise UsageError(f"it is not a file of skipped layers of format {_FORMAT}")
+        if content.get("model") != fingerprint(model):
+            raise UsageError("it was made for another model")
         skipped = Skipped(*(layer_numbers(content.get(name), name) for name in ("attention", "mlp")))
         skipped.check(int(model.config.num_hidden_layers))
-    except UsageError as error:
-        raise StoreError(f"{path} is damaged: {error} Make it again with foredraft train layer-skip.") from error
+    except (OSError, ValueError) as error:
+        raise StoreError(
+            f"The file {path} of skipped layers cannot be used: {str(error).rstrip('.')}. Make one for this model with "
+            "foredraft train layer-skip."
+        ) from error
     return skipped

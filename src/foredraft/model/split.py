@@ -8,7 +8,6 @@ not depend on how drafts grow or which tokens are accepted.
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from torch import nn
 
 from foredraft.contracts import Scores, TokenIds
 from foredraft.errors import ForedraftWarning, UnsupportedModelError
-from foredraft.graph.layout import Layout, lay_out, lay_out_text
+from foredraft.graph.layout import Layout, lay_out_text
 from foredraft.graph.tree import I64, BoolArray
 from foredraft.model.compiled.package import MOST_ROWS
 from foredraft.model.heads import ExitHead
@@ -24,7 +23,7 @@ from foredraft.model.kv_cache import TreeCache
 from foredraft.model.layers import Passage, model_parts, shorter
 from foredraft.model.mask import seen_rows
 from foredraft.model.rounding import error_beyond_rounding
-from foredraft.model.target import TorchTarget
+from foredraft.model.target import TorchTarget, fork_scores
 
 
 class SplitCache:
@@ -33,11 +32,7 @@ class SplitCache:
     def __init__(self, first: TreeCache, rest: TreeCache) -> None:
         self.first = first  # of the layers up to the exit, and of the head's own layer
         self.rest = rest  # of the layers after the exit; holds the root only after verification
-        self._forget()
-
-    def _forget(self) -> None:
-        # of the root, which is row 0, and then of the held rows
-        self._states: list[torch.Tensor] = []  # [r, D] each
+        self._states: list[torch.Tensor] = []  # float[r, D] each: of the root, which is row 0, then of the held rows
         self._row_of: dict[tuple[int, ...], int] = {}  # by the tokens from the root to the row, in the rows' order
         self._verified: I64 = np.empty(0, np.int64)  # the row of each row of the last verification
 
@@ -47,7 +42,6 @@ class SplitCache:
 
     def begin(self, layout: Layout, states: torch.Tensor) -> None:
         """Store the root's states, float[1, D]."""
-        self._forget()
         self._states, self._row_of = [states], {tuple(layout.token_ids.tolist()): 0}
 
     def add(self, layout: Layout, states: torch.Tensor) -> None:
@@ -83,9 +77,7 @@ class SplitCache:
 
     def verified_states(self) -> torch.Tensor:
         """Return the exit's states of the verification's rows, float[R, D]."""
-        states = torch.cat(self._states)
-        in_order = np.array_equal(self._verified, np.arange(len(states)))
-        return states if in_order else states[torch.from_numpy(self._verified)]
+        return torch.cat(self._states)[torch.from_numpy(self._verified)]
 
     def commit(self, rows: Sequence[int]) -> None:
         """Commit these rows of the last verification, root first and ascending, in both parts; discard all others."""
@@ -93,7 +85,6 @@ class SplitCache:
             raise ValueError(f"Rows {list(rows)} must begin with the root, row 0.")
         self.rest.commit(rows)
         self.first.commit((self._verified[list(rows[1:])] - 1).tolist())
-        self._forget()
 
 
 class SplitTarget:
@@ -107,19 +98,17 @@ class SplitTarget:
         parts = model_parts(target.model)
         parts.check_exit(layers)
         self.vocabulary, self.window = target.vocabulary, target.window
-        own = target.model.get_submodule(parts.layers)
         self.exit_hidden = torch.empty(0)  # float[R, D], the inputs of the head's LM head in its last pass
-        self._exit, self._entry = Passage(enters=False), Passage(enters=True)
-        first = dict(enumerate(own[:layers]))
-        first[layers - 1] = self._exit.at(first[layers - 1])
+        own = target.model.get_submodule(parts.layers)
+        before, after = dict(enumerate(own[:layers])), dict(enumerate(own[layers:], layers))
         replaced: dict[str, nn.Module] = {}
         if head is not None:
-            first[parts.count - 1] = head.layer
+            before[parts.count - 1] = head.layer
             replaced = {parts.norm: head.norm, parts.lm_head: head.lm_head}
-        rest = dict(enumerate(own[layers:], layers))
-        rest[layers] = self._entry.at(rest[layers])
-        self.first = target.with_model(shorter(target.model, parts, first, replaced), self._exit)
-        self.rest = target.with_model(shorter(target.model, parts, rest), self._entry)
+        first, rest = shorter(target.model, parts, before, replaced), shorter(target.model, parts, after)
+        self._exit = Passage(first.get_submodule(parts.layers)[layers - 1], enters=False)
+        self._entry = Passage(rest.get_submodule(parts.layers)[0], enters=True)
+        self.first, self.rest = target.with_model(first, self._exit), target.with_model(rest, self._entry)
         if target.compiled is not None and (self.first.compiled is None or self.rest.compiled is None):
             sentence = (
                 "An early exit runs the model in two parts, which are not compiled, so each pass will take about "
@@ -127,7 +116,12 @@ class SplitTarget:
                 "both."
             )
             warnings.warn(sentence, ForedraftWarning, stacklevel=2)
-        self._probe(target)
+        # layers may exchange more than the states
+        if error := error_beyond_rounding(fork_scores(self), fork_scores(target), target.model):
+            raise UnsupportedModelError(
+                f"This {target.support.family} model scores tokens differently when its first layers are run apart "
+                f"(relative error {error:.1e}), so it cannot exit early; draft with another method."
+            )
 
     def new_cache(self) -> SplitCache:
         return SplitCache(self.first.new_cache(), self.rest.new_cache())
@@ -170,22 +164,6 @@ class SplitTarget:
             cache.first.hold()
         self._entry.states = cache.verified_states()[None]
         return self.rest.forward(layout, cache.rest, hidden=hidden)
-
-    @torch.inference_mode()
-    def _probe(self, target: TorchTarget) -> None:
-        """Raise UnsupportedModelError if the whole model scores differently: layers may exchange more than states."""
-        ids = np.arange(1, 6, dtype=np.int64) % self.vocabulary
-        layout = lay_out(int(ids[3]), np.array([0, ids[4]], np.int32), np.array([-1, -1], np.int32), at=3)
-        logits = []
-        for each in (target, self):
-            cache: Any = each.new_cache()
-            each.prefill(ids[:3], cache)
-            logits.append(each.forward(layout, cache).logits)
-        if error := error_beyond_rounding(logits[1], logits[0], target.model):
-            raise UnsupportedModelError(
-                f"This {target.support.family} model scores tokens differently when its first layers are run apart "
-                f"(relative error {error:.1e}), so it cannot exit early; draft with another method."
-            )
 
 
 class ExitModel:

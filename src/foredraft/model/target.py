@@ -18,15 +18,16 @@ from foredraft.errors import ForedraftError, OutOfMemoryError, UnsupportedModelE
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.model.compiled.export import RowArguments
 from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, kept_forward
+from foredraft.model.heads import ids_of
 from foredraft.model.kv_cache import TreeCache
 from foredraft.model.layers import Passage, scored_states
 from foredraft.model.mask import attention_mask
-from foredraft.model.ranked import ids_of
 from foredraft.model.recordings import RecordedForward
 from foredraft.model.rounding import error_beyond_rounding
 from foredraft.model.support import Support, inspect, warn_where_rows_depend
 
 PREFILL_ROWS = 512  # tokens of a pass of an uncompiled model in prefill; limits the mask's memory; chosen
+_PROBED = np.arange(1, 7, dtype=np.int64)  # tokens with which a new kind of model is tried
 
 
 class TorchTarget:
@@ -49,7 +50,9 @@ class TorchTarget:
         self.ids = ids_of(model.get_output_embeddings())  # int32[N], the token of each logit; None for all
         self.vocabulary = int((model.get_output_embeddings().weight if self.ids is None else embedding).shape[0])
         self.device: torch.device = embedding.device
-        self.dtype: torch.dtype = _compute_dtype(model)
+        usual = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+        # of the activations: that of the first floating-point weight of ordinary precision
+        self.dtype = next((each.dtype for each in model.parameters() if each.dtype in usual), torch.get_default_dtype())
         self._arguments: dict[tuple[int, int, bool, int | None], RowArguments] = {}  # of compiled passes
         self._can_score_last = "logits_to_keep" in signature(model.forward).parameters
         if not self.support.tested:
@@ -143,30 +146,33 @@ class TorchTarget:
         kinds = dict(zip(self.support.layer_types, self.support.windows, strict=True))
         if layout.rows == 1 and not cache.held and all(window is None for window in kinds.values()):
             return None  # one row sees all; unmasked attention need not repeat grouped keys and values
-        masks = {
-            window: attention_mask(layout, cache.span_of(window), window, self.dtype).to(self.device)
-            for window in kinds.values()
-        }
-        return masks[self.support.windows[0]] if len(kinds) == 1 else {kind: masks[kinds[kind]] for kind in kinds}
+        masks = {}
+        for kind, window in kinds.items():
+            span = cache.spans.get(window) or cache.spans[None]  # a layer with a window may keep all slots
+            masks[kind] = attention_mask(layout, span, window, self.dtype).to(self.device)
+        return masks if len(masks) > 1 else masks[kind]
 
     @torch.inference_mode()
     def _probe(self) -> None:
         """Raise UnsupportedModelError if logits depend on a fork in a tree of a few tokens, or on a row's index."""
-        ids = np.arange(1, 7, dtype=np.int64) % self.vocabulary
-        tree = self.new_cache()
-        self.prefill(ids[:4], tree)
-        # the root, a wrong guess, and the right token after the wrong guess's row
-        layout = lay_out(int(ids[4]), np.array([0, ids[5]], np.int32), np.array([-1, -1], np.int32), at=4)
-        forked = self.forward(layout, tree).logits[2]
-        plain = self.new_cache()
+        ids, plain = _PROBED % self.vocabulary, self.new_cache()
         self.prefill(ids[:5], plain)
-        chained = self.forward(lay_out_text(ids[5:6], 5), plain).logits[0]
-        if error := error_beyond_rounding(forked, chained, self.model):
+        chained = self.forward(lay_out_text(ids[5:], 5), plain).logits[0]
+        if error := error_beyond_rounding(fork_scores(self)[2], chained, self.model):
             raise UnsupportedModelError(
                 f"This {self.support.family} model scores a token differently inside a tree (relative error "
                 f"{error:.1e}), so drafts cannot be verified exactly; foredraft supports models with rotary or learned "
                 "positions."
             )
+
+
+def fork_scores(target: Any) -> torch.Tensor:
+    """Return a target's logits, float[3, V], of a tree: the root, a wrong guess, and the right one in the row after."""
+    ids, cache = _PROBED % target.vocabulary, target.new_cache()
+    target.prefill(ids[:4], cache)
+    layout = lay_out(int(ids[4]), np.array([0, ids[5]], np.int32), np.array([-1, -1], np.int32), at=4)
+    logits: torch.Tensor = target.forward(layout, cache).logits
+    return logits
 
 
 @contextmanager
@@ -176,18 +182,17 @@ def _device_errors(rows: int, context: int) -> Iterator[None]:
         yield
     except RuntimeError as error:
         what = str(error)
-        no_memory = isinstance(error, torch.OutOfMemoryError) or "allocate memory" in what or "out of memory" in what
-        if not no_memory and "CUDA error" in what:
+        if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in what or "out of memory" in what:
+            raise OutOfMemoryError(
+                f"There is no memory left for {rows} more rows after {context} tokens; ask for fewer tokens, or use a "
+                "smaller model or dtype."
+            ) from error
+        if "CUDA error" in what:
             raise ForedraftError(
                 f"The device failed in a pass of {rows} rows after {context} tokens ({told(error)}). It takes no more "
                 "work from this process: start it again, and check the device with nvidia-smi if that repeats."
             ) from error
-        if not no_memory:
-            raise
-        raise OutOfMemoryError(
-            f"There is no memory left for {rows} more rows after {context} tokens; ask for fewer tokens, or use a "
-            "smaller model or dtype."
-        ) from error
+        raise
 
 
 def _check_model(model: Any) -> None:
@@ -205,9 +210,3 @@ def _check_model(model: Any) -> None:
             f"This model runs the attention kernel {kernel!r}, which does not take the mask of a tree; choose one that "
             "does: model.set_attn_implementation('sdpa')."
         )
-
-
-def _compute_dtype(model: Any) -> torch.dtype:
-    """Return the dtype of the model's activations: that of its first floating-point weight of ordinary precision."""
-    usual = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-    return next((each.dtype for each in model.parameters() if each.dtype in usual), torch.get_default_dtype())

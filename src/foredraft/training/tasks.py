@@ -15,8 +15,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from foredraft.errors import StoreError, UsageError
 from foredraft.model import heads
 from foredraft.model.candidates import NOISY_TOKENS
+from foredraft.model.heads import RankedHead, places_of
 from foredraft.model.layers import Passage, model_parts, shorter
-from foredraft.model.ranked import RankedHead, places_of, ranked_head
 from foredraft.training.traces import Numbers, Traces
 
 LOSSES = ("distribution", "tokens")
@@ -75,17 +75,15 @@ class ExitTask(_Task):
         parts = model_parts(model)
         parts.check_exit(layers)
         self._loss = loss
-        self.module = heads.new_exit_head(model, ids).float().requires_grad_(requires_grad=True)
+        self.module = heads.ExitHead(model, ids).float().requires_grad_(requires_grad=True)
         self.module.lm_head.requires_grad_(requires_grad=ids is None)
         self.module.train()
         super().__init__(model, traces, self.module.lm_head, ids)
         nothing, own = nn.Identity(), dict(enumerate(model.get_submodule(parts.layers)[:layers]))
         self._first = shorter(model, parts, own, {parts.norm: nothing, parts.lm_head: nothing}).base_model
-        self._exit = Passage(enters=True)
-        self._after = shorter(
-            model, parts, {parts.count - 1: self._exit.at(self.module.layer)},
-            {parts.norm: self.module.norm, parts.lm_head: self.module.lm_head},
-        )  # fmt: skip
+        exits = {parts.norm: self.module.norm, parts.lm_head: self.module.lm_head}
+        self._after = shorter(model, parts, {parts.count - 1: self.module.layer}, exits)
+        self._exit = Passage(self._after.get_submodule(parts.layers)[0], enters=True)
         self._stored = np.zeros(len(traces.windows), np.bool_)  # windows whose states this run has stored
         width = model.get_output_embeddings().weight.shape[1]
         self._file = None if states is None else _states_file(states, (len(traces.windows), traces.window, width))
@@ -129,13 +127,13 @@ class DraftTask(_Task):
     """Trains a draft model of `layers` of the target's layers; embeddings and LM head stay the target's.
 
     DistillSpec (Zhou et al., ICLR 2024) finds that it learns best from the target's distribution on texts like those to
-    be drafted, such as the target's own. Raises as `new_first_layers`.
+    be drafted, such as the target's own. Raises as `FirstLayers`.
     """
 
     module: heads.FirstLayers  # its layers and norm, float32
 
     def __init__(self, model: Any, layers: int, traces: Traces, ids: torch.Tensor | None = None) -> None:
-        self.module = heads.new_first_layers(model, layers, ids).float().requires_grad_(requires_grad=True)
+        self.module = heads.FirstLayers(model, layers, ids).float().requires_grad_(requires_grad=True)
         self.module.lm_head.requires_grad_(requires_grad=False)
         self.module.train()
         super().__init__(model, traces, self.module.lm_head, ids)
@@ -155,7 +153,7 @@ class MedusaTask(_Task):
 
     def __init__(self, model: Any, count: int, traces: Traces, ids: torch.Tensor | None = None) -> None:
         self._model = model.requires_grad_(requires_grad=False)
-        self._lm_head = model.get_output_embeddings() if ids is None else ranked_head(model, ids)
+        self._lm_head = model.get_output_embeddings() if ids is None else RankedHead(model, ids)
         super().__init__(model, traces, self._lm_head, ids)
         self.module = heads.MedusaHeads(self._lm_head.weight.shape[1], count).to(self._device)
 
