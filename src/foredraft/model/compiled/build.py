@@ -283,7 +283,7 @@ def _same_bits(subject: Subject, packages: Mapping[str, CompiledLibrary]) -> boo
     token_ids = torch.randint(0, vocabulary, (MOST_ROWS,), generator=noise).numpy()
     context = [torch.randn(each.shape, generator=noise).to(each.dtype) for each in chain(*subject.buffers())]
 
-    def scored(together: int, rows: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    def outcome(together: int, rows: int) -> list[torch.Tensor]:
         """Return the scores of the first `rows` rows, `together` at a time, and all states up to them."""
         buffers = [each.clone() for each in context]
         scores = []
@@ -292,17 +292,16 @@ def _same_bits(subject: Subject, packages: Mapping[str, CompiledLibrary]) -> boo
             package = packages[ONE.name if len(ids) == 1 and ONE.name in packages else ANY.name]
             arguments = _flat(subject.arguments(ids, CONTEXT + first, ranges=package.ranges))
             scores.append(package.run([*arguments, *buffers])[0].clone())
-        return torch.cat(scores), [each[:, :, : CONTEXT + rows] for each in buffers]
+        return [torch.cat(scores), *(each[:, :, : CONTEXT + rows] for each in buffers)]
 
-    whole, states = scored(MOST_ROWS, MOST_ROWS)
+    scores, *states = outcome(MOST_ROWS, MOST_ROWS)
     for together in _PROBED_ROWS:
         rows = max(together, _PROBED_AT_LEAST)
         try:
-            found, left = scored(together, rows)
+            found = outcome(together, rows)
         except RuntimeError:  # traced for two rows and more, the package may refuse one
             return False
-        pairs = zip((found, *left), (whole[:rows], *(each[:, :, : CONTEXT + rows] for each in states)), strict=True)
-        if not all(torch.equal(ours, theirs) for ours, theirs in pairs):
+        if not all(map(torch.equal, found, (scores[:rows], *(each[:, :, : CONTEXT + rows] for each in states)))):
             return False
     return True
 
