@@ -20,7 +20,7 @@ from foredraft.model.compiled.blocks import (
     read_blocks,
 )
 from foredraft.model.compiled.export import merge_products
-from foredraft.model.compiled.kernels import Way, own_kernels
+from foredraft.model.compiled.kernels import own_kernels
 from foredraft.model.compiled.library import CompiledLibrary
 
 KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
@@ -107,19 +107,19 @@ class Products(nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own calls
-@pytest.mark.parametrize("way", [Way.TILES, Way.PAIRS, Way.SINGLY], ids=lambda way: way.name.lower())
+@pytest.mark.parametrize("way", ["tiles", "pairs", "integers"])
 @pytest.mark.parametrize("kind", ["Q4_1", "Q5_K", "Q6_K", "Q8_0"])  # of each layout one
 def test_a_row_is_what_the_dequantised_weights_give_alone_and_among_others(kind, way, monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")  # torch's caches do not see our kernels' sources
-    if way is Way.TILES and not torch.cpu._is_amx_tile_supported():
+    if way == "tiles" and not torch.cpu._is_amx_tile_supported():
         pytest.skip("this processor has no AMX")
-    if way is Way.PAIRS and not torch.cpu._is_avx512_bf16_supported():
+    if way == "pairs" and not torch.cpu._is_avx512_bf16_supported():
         pytest.skip("this processor has no AVX512-BF16")
     if kernels.widens_blocks() is None:
         pytest.skip("this processor has no AVX2")
-    monkeypatch.setattr(kernels, "_has_tiles", lambda: way is Way.TILES)
+    monkeypatch.setattr(kernels, "_has_tiles", lambda: way == "tiles")
     torch.manual_seed(3)
-    model = Products(kind, widened=way is not Way.SINGLY).eval()
+    model = Products(kind, widened=way != "integers").eval()
     rows = torch.randn(1, 256, model.depth).bfloat16()
     path = tmp_path / "blocks.pt2"
     options = {"freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP"}
@@ -135,7 +135,7 @@ def test_a_row_is_what_the_dequantised_weights_give_alone_and_among_others(kind,
     for count in (1, 2, 5, 8, 15, 16, 17, 31, 32, 33, 100, 256):
         results = package.run([rows[:, :count].contiguous()])
         for number, (result, among_all) in enumerate(zip(results, whole, strict=True)):
-            weights = model.expected[number].to(torch.float32 if way is Way.SINGLY else torch.bfloat16).double()
+            weights = model.expected[number].to(torch.float32 if way == "integers" else torch.bfloat16).double()
             product = rows[0, :count, : weights.shape[1]].double() @ weights.T
             expected = product.sigmoid() if number == len(DEPTHS) else product
             assert torch.allclose(result[0].double(), expected, atol=5e-2, rtol=2e-2)

@@ -22,7 +22,7 @@ from foredraft.errors import ForedraftError, ForedraftWarning, StoreError, Usage
 from foredraft.graph.layout import lay_out, lay_out_text
 from foredraft.model.compiled.background import Compilation
 from foredraft.model.compiled.build import compile_forward
-from foredraft.model.compiled.export import FunctionalForward, RowArguments, Subject, compiled_attention
+from foredraft.model.compiled.export import FunctionalForward, Subject, compiled_attention, row_arguments
 from foredraft.model.compiled.kernels import PAIR_TRIALS, pairs_are_quicker
 from foredraft.model.compiled.package import (
     EAGER,
@@ -96,8 +96,7 @@ def test_the_functional_forward_scores_and_writes_as_the_model_does(family):
     expected_scores = target.forward(layout, expected, hidden=True)
     buffers = given.reserved_buffers(layout.rows)
     ranges = Subject(model).takes_ranges
-    make = RowArguments(layout.rows, len(given.spans), target.dtype, ranges=ranges)
-    arguments = make(layout, given.spans.values())
+    arguments = row_arguments(layout, given.spans.values(), target.dtype, ranges=ranges)
     layers = len(buffers) // 2
     with torch.inference_mode(), compiled_attention(functional) if ranges else nullcontext():
         scores, hidden = functional(*arguments, buffers[:layers], buffers[layers:])

@@ -100,7 +100,7 @@ class JointBatch:
 
 def _batch_package(compiled: CompiledForward, rows: int) -> CompiledLibrary | None:
     """Return the package for a pass over several sequences, even if the uncompiled model would be faster."""
-    fits = (each for each in compiled.record.packages if each.ranges and each.least_rows <= rows <= each.most_rows)
+    fits = (each for each in compiled.record.packages if each.ranges and each.takes(rows))
     return next((compiled.packages[each.name] for each in fits), None)
 
 

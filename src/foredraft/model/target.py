@@ -16,7 +16,7 @@ import torch
 from foredraft.contracts import Scores, TokenIds
 from foredraft.errors import ForedraftError, OutOfMemoryError, UnsupportedModelError, told
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
-from foredraft.model.compiled.export import RowArguments
+from foredraft.model.compiled.export import row_arguments
 from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, kept_forward
 from foredraft.model.heads import ids_of
 from foredraft.model.kv_cache import TreeCache
@@ -53,7 +53,6 @@ class TorchTarget:
         usual = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
         # of the activations: that of the first floating-point weight of ordinary precision
         self.dtype = next((each.dtype for each in model.parameters() if each.dtype in usual), torch.get_default_dtype())
-        self._arguments: dict[tuple[int, int, bool, int | None], RowArguments] = {}  # of compiled passes
         self._can_score_last = "logits_to_keep" in signature(model.forward).parameters
         if not self.support.tested:
             self._probe()
@@ -131,11 +130,9 @@ class TorchTarget:
         buffers = cache.reserved_buffers(layout.rows) if package is not None else []
         if package is None or not buffers:
             return None
-        kind = layout.rows, len(cache.spans), package.ranges, scored
-        if (arguments := self._arguments.get(kind)) is None:
-            arguments = RowArguments(layout.rows, len(cache.spans), self.dtype, ranges=package.ranges, scored=scored)
-            self._arguments[kind] = arguments
-        ids, positions, which, masks, slots, ranges = arguments(layout, cache.spans.values())
+        ids, positions, which, masks, slots, ranges = row_arguments(
+            layout, cache.spans.values(), self.dtype, ranges=package.ranges, scored=scored
+        )
         rows = self.passage.states if self.passage is not None and self.passage.enters else ids
         found = package.run([rows, positions, which, *masks, *slots, *(ranges or ()), *buffers])
         if self.passage is not None and not self.passage.enters:

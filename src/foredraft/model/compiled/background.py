@@ -30,27 +30,26 @@ class Compilation:
             sys.executable, "-m", "foredraft", "compile", model.name_or_path or name, "--dtype", dtype_name(model),
             "--threads", str(torch.get_num_threads()), "--background",
         ]  # fmt: skip
-        self._process: subprocess.Popen[str] | None = subprocess.Popen(  # noqa: S603  # our own command
+        self._process = subprocess.Popen(  # noqa: S603  # our own command
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )
-        weakref.finalize(self, _end, self._process)
+        self._end = weakref.finalize(self, _end, self._process)
 
     @property
     def running(self) -> bool:
         """Whether it still compiles."""
-        return self._process is not None and self._process.poll() is None
+        return self._process.poll() is None
 
     def has_news(self) -> bool:
         """Say whether a package was added since this was asked last; a failure is told once, as a warning."""
-        if self._process is not None and not self.running:
-            said = (self._process.stderr.read() if self._process.stderr is not None else "").strip()
+        if self._end.alive and not self.running:
+            self._end.detach()
+            _, said = self._process.communicate()
             if status := self._process.returncode:
-                last = said.splitlines()[-1] if said else f"The compiler ended with status {status}."
+                last = said.strip().splitlines()[-1] if said.strip() else f"The compiler ended with status {status}."
                 warnings.warn(last, ForedraftWarning, stacklevel=2)
             elif (record := read_record(self._folder)) is not None and record.warning:
                 warnings.warn(record.warning, ForedraftWarning, stacklevel=2)
-            _end(self._process)
-            self._process = None
         stamp = self._stamp()
         news, self._seen = stamp != self._seen, stamp
         return news
@@ -64,8 +63,5 @@ class Compilation:
 
 def _end(process: "subprocess.Popen[str]") -> None:
     """Stop a process that is still running, and give back its pipe."""
-    if process.poll() is None:
-        process.terminate()
-        process.wait()
-    if process.stderr is not None:
-        process.stderr.close()
+    process.terminate()
+    process.communicate()

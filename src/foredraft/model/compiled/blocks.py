@@ -39,16 +39,12 @@ class BlockLayout(NamedTuple):
         return STRIP * (self.numbers * self.bits // 8 + 2 + 2 * self.minima)
 
 
-_WORDS, _BYTES, _OFFSET_BYTES, _SHORT = (
-    BlockLayout(4, 32, minima=True),
-    BlockLayout(8, 32, minima=False),
-    BlockLayout(8, 32, minima=True),
-    BlockLayout(8, 16, minima=False),
-)
 _LAYOUTS = {
-    "Q4_0": _WORDS, "Q4_1": _WORDS, "Q4_K": _WORDS, "Q5_0": _BYTES, "Q8_0": _BYTES,
-    "Q5_1": _OFFSET_BYTES, "Q5_K": _OFFSET_BYTES, "Q6_K": _SHORT,
-}  # fmt: skip
+    **dict.fromkeys(("Q4_0", "Q4_1", "Q4_K"), BlockLayout(4, 32, minima=True)),
+    **dict.fromkeys(("Q5_0", "Q8_0"), BlockLayout(8, 32, minima=False)),
+    **dict.fromkeys(("Q5_1", "Q5_K"), BlockLayout(8, 32, minima=True)),
+    "Q6_K": BlockLayout(8, 16, minima=False),
+}
 _ROWS_AT_ONCE = 4096  # of a matrix in memory as float32, 32 MB at 2,048 columns; chosen, a multiple of `STRIP`
 _LEAST_Q4_0 = -8  # what Q4_0's integers are counted from
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from timeit import timeit
+from timeit import repeat
 from typing import Any
 
 import numpy as np
@@ -94,29 +94,21 @@ def compile_forward(
         folder = compiled_folder(model, cache, passage)
         folder.mkdir(parents=True, exist_ok=True)
         subject, before = Subject(model, passage), records_of(model, cache)
-        earlier = record = None if again else read_record(folder)
-        if record is None or not record.packages:
-            tell(0.0, "compiling the forward for any number of rows")
-            record = _added(subject, folder, None, ANY, before)
-        if all(package.least_rows > 1 for package in record.packages):
-            tell(0.5, "compiling the forward for one row")
-            record = _added(subject, folder, record, ONE, before)
-        if record is earlier:
+        earlier = None if again else read_record(folder)
+        packages, warning = ((), "") if earlier is None else (earlier.packages, earlier.warning)
+        record = None
+        for share, package, rows in ((0.0, ANY, "any number of rows"), (0.5, ONE, "one row")):
+            if not any(each.takes(package.least_rows) for each in packages):
+                tell(share, f"compiling the forward for {rows}")
+                compiled = _compiled(subject, package, folder)
+                if lost := _lost_recipe(compiled, before):
+                    warnings.warn(lost, ForedraftWarning, stacklevel=2)
+                record = _time(subject, folder, (*packages, compiled), lost or warning)
+                packages, warning = record.packages, record.warning
+        if record is None:
             tell(0.0, "timing what was compiled earlier")
-            record = _time(subject, folder, record.packages, record.warning)
+            record = _time(subject, folder, packages, warning)
     return folder, record
-
-
-def _added(
-    subject: Subject, folder: Path, record: CompiledRecord | None, package: PackageRecord, before: list[CompiledRecord]
-) -> CompiledRecord:
-    """Compile and time one more package; warn where it was made of a better recipe `before`."""
-    compiled = _compiled(subject, package, folder)
-    lost = _lost_recipe(compiled, before)
-    if lost:
-        warnings.warn(lost, ForedraftWarning, stacklevel=3)
-    packages, warning = ((), "") if record is None else (record.packages, record.warning)
-    return _time(subject, folder, (*packages, compiled), lost or warning)
 
 
 def _lost_recipe(package: PackageRecord, before: list[CompiledRecord]) -> str:
@@ -210,11 +202,10 @@ def _compiled(subject: Subject, package: PackageRecord, folder: Path) -> Package
                 break
             except OSError:  # no room: another recipe finds none either
                 raise
-            except Exception as error:  # of what goes wrong inside the compiler there is no list
+            except Exception as error:  # noqa: BLE001  # of what goes wrong inside the compiler there is no list
                 lost[recipe] = told(error)
-                if recipe == RECIPES[-1]:
-                    reasons = "; ".join(f"by {name}: {reason}" for name, reason in lost.items())
-                    raise RuntimeError(reasons) from error
+        else:
+            raise RuntimeError("; ".join(f"by {name}: {reason}" for name, reason in lost.items()))
         place_file(beside, path)
     finally:
         beside.unlink(missing_ok=True)
@@ -266,17 +257,16 @@ def _timed(
         eager = partial(subject.forward, *subject.arguments(token_ids, ranges=False), *buffers)
         passes: dict[str, Callable[[], Any]] = {EAGER: eager}
         for each in packages:
-            if each.least_rows <= rows <= each.most_rows:
+            if each.takes(rows):
                 flat = _flat((*subject.arguments(token_ids, ranges=each.ranges), *buffers))
                 passes[each.name] = partial(loaded[each.name].run, flat)
         left = dict.fromkeys(passes, _ENOUGH_SECONDS)
         for name in list(passes) * _ROUNDS:
-            for _ in range(_REPEATS):  # as when steps follow each other: the first one finds others' weights cached
-                if left[name] <= 0:
-                    break
-                took = timeit(passes[name], number=1)
-                left[name] -= took
-                seconds[name][rows] = min(seconds[name].get(rows, np.inf), took)
+            if left[name] > 0:
+                # as when steps follow each other: the first one finds others' weights cached
+                took = repeat(passes[name], number=1, repeat=_REPEATS)
+                left[name] -= sum(took)
+                seconds[name][rows] = min(seconds[name].get(rows, np.inf), *took)
     # more rows that took less time show that the fewer were disturbed
     falling = {name: np.minimum.accumulate(list(of.values())[::-1])[::-1] for name, of in seconds.items()}
     return {name: CostCurve(tuple(of), tuple(falling[name].tolist())) for name, of in seconds.items()}
@@ -293,7 +283,7 @@ def _same_bits(subject: Subject, packages: Mapping[str, CompiledLibrary]) -> boo
     token_ids = torch.randint(0, vocabulary, (MOST_ROWS,), generator=noise).numpy()
     context = [torch.randn(each.shape, generator=noise).to(each.dtype) for each in chain(*subject.buffers())]
 
-    def scored(together: int, rows: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    def outcome(together: int, rows: int) -> list[torch.Tensor]:
         """Return the scores of the first `rows` rows, `together` at a time, and all states up to them."""
         buffers = [each.clone() for each in context]
         scores = []
@@ -302,17 +292,16 @@ def _same_bits(subject: Subject, packages: Mapping[str, CompiledLibrary]) -> boo
             package = packages[ONE.name if len(ids) == 1 and ONE.name in packages else ANY.name]
             arguments = _flat(subject.arguments(ids, CONTEXT + first, ranges=package.ranges))
             scores.append(package.run([*arguments, *buffers])[0].clone())
-        return torch.cat(scores), [each[:, :, : CONTEXT + rows] for each in buffers]
+        return [torch.cat(scores), *(each[:, :, : CONTEXT + rows] for each in buffers)]
 
-    whole, states = scored(MOST_ROWS, MOST_ROWS)
+    scores, *states = outcome(MOST_ROWS, MOST_ROWS)
     for together in _PROBED_ROWS:
         rows = max(together, _PROBED_AT_LEAST)
         try:
-            found, left = scored(together, rows)
+            found = outcome(together, rows)
         except RuntimeError:  # traced for two rows and more, the package may refuse one
             return False
-        pairs = zip((found, *left), (whole[:rows], *(each[:, :, : CONTEXT + rows] for each in states)), strict=True)
-        if not all(torch.equal(ours, theirs) for ours, theirs in pairs):
+        if not all(map(torch.equal, found, (scores[:rows], *(each[:, :, : CONTEXT + rows] for each in states)))):
             return False
     return True
 

@@ -47,8 +47,9 @@ class FunctionalForward(nn.Module):
         self.model, self.passage = model, passage
         self._scores_some = "logits_to_keep" in signature(model.forward).parameters
         support = inspect(model.config)
-        spans = list(dict.fromkeys(support.windows))
-        self._span_of = [spans.index(window) for window in support.windows]
+        self.windows = support.windows  # of the layers
+        self.spans = tuple(dict.fromkeys(support.windows))  # the different ones
+        self._span_of = [self.spans.index(window) for window in support.windows]
         self._type_of = dict(zip(support.layer_types, self._span_of, strict=True))
         self.ranges: list[torch.Tensor] = []  # of the current pass, by layer; empty if all rows have the first slots
 
@@ -131,8 +132,7 @@ class Subject:
             self._embed = model.get_input_embeddings()
             passage.states = self._embed(torch.zeros(_SHAPED, dtype=torch.int64)).detach()
         self.dtype = model.dtype
-        self._windows = inspect(model.config).windows
-        self._spans = list(dict.fromkeys(self._windows))
+        self._windows, self._spans = self.forward.windows, self.forward.spans
         self.shapes = tuple(_buffer_shapes(model))
 
     @cached_property
@@ -151,18 +151,17 @@ class Subject:
 
     def dynamic(self, least_rows: int, most_rows: int, *, ranges: bool) -> tuple[Any, ...]:
         """Say which dimensions of the arguments vary: the slots in use and allocated of each window, and the rows."""
-        several = most_rows > least_rows
-        rows = torch.export.Dim("rows", min=least_rows, max=most_rows) if several else None
+        rows = scored = None
+        if most_rows > least_rows:
+            rows = torch.export.Dim("rows", min=least_rows, max=most_rows)
+            scored = torch.export.Dim("scored", min=2, max=most_rows)
         # the exporter wants room behind the slots in use; where there is none, the code runs as well
         visible = [torch.export.Dim(f"visible{number}", min=2, max=2**20 - 1) for number in range(len(self._spans))]
         capacity = [torch.export.Dim(f"capacity{number}", min=3, max=2**20) for number in range(len(self._spans))]
         buffers = [{2: capacity[self._spans.index(window)]} for window in self._windows]
-        by_row = {1: rows} if several else None
-        masks = [{2: rows, 3: dim} if several else {3: dim} for dim in visible]
-        slots = [{0: rows} if several else None for _ in self._spans]
-        of_rows = [by_row for _ in self._spans] if ranges else None
-        scored = {0: torch.export.Dim("scored", min=2, max=most_rows)} if several else None
-        return (by_row, by_row, scored, masks, slots, of_rows, buffers, list(buffers))
+        masks, slots = [{2: rows, 3: dim} for dim in visible], [{0: rows} for _ in visible]
+        of_rows = [{1: rows} for _ in visible] if ranges else None
+        return ({1: rows}, {1: rows}, {0: scored}, masks, slots, of_rows, buffers, list(buffers))
 
     def buffers(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Return the keys and the values of every layer, with room for the most rows behind some context."""
@@ -182,38 +181,29 @@ class Subject:
         Where hidden states enter, they are what the embeddings give for the tokens.
         """
         layout, spans = lay_out_text(token_ids, at), [Span(None, stored=at)] * len(self._spans)
-        ids, *others = RowArguments(layout.rows, len(spans), self.dtype, ranges=ranges, scored=scored)(layout, spans)
+        ids, *others = row_arguments(layout, spans, self.dtype, ranges=ranges, scored=scored)
         with torch.no_grad():
             return (ids if self._embed is None else self._embed(ids), *others)
 
 
-class RowArguments:
-    """Makes the arguments of `FunctionalForward.forward` before the buffers, for R rows of one sequence.
+def row_arguments(
+    layout: Layout, spans: Collection[Span], dtype: torch.dtype, *, ranges: bool, scored: int | None = None
+) -> tuple[Any, ...]:
+    """Return the arguments of `FunctionalForward.forward` before the buffers, for the rows of one sequence.
 
-    Takes the number of windows, the masks' dtype, whether the forward takes each row's own range of slots, and how many
-    of the last rows are scored; None for all. What is returned is valid until the next call, which writes to the same
-    memory: making small tensors takes longer than filling them.
+    Takes the masks' dtype, whether the forward takes each row's own range of slots, and how many of the last rows are
+    scored; None for all.
     """
-
-    def __init__(self, rows: int, windows: int, dtype: torch.dtype, *, ranges: bool, scored: int | None = None) -> None:
-        self._rows, self._dtype = np.arange(rows), dtype
-        self._token_ids, self._positions = np.zeros((2, 1, rows), np.int64)
-        self._slots, self._ranges = np.zeros((windows, rows), np.int64), np.zeros((windows, 2, rows), np.int64)
-        self._first = tuple(
-            torch.from_numpy(each)
-            for each in (self._token_ids, self._positions, self._rows[0 if scored is None else rows - scored :])
-        )
-        self._last = (
-            [torch.from_numpy(each) for each in self._slots],
-            [torch.from_numpy(each) for each in self._ranges] if ranges else None,
-        )
-
-    def __call__(self, layout: Layout, spans: Collection[Span]) -> tuple[Any, ...]:
-        self._token_ids[0], self._positions[0] = layout.token_ids, layout.positions
-        for slots, ranges, span in zip(self._slots, self._ranges, spans, strict=True):
-            np.add(self._rows, span.stored, out=slots)
-            ranges[1] = span.stored + layout.rows
-        return (*self._first, [attention_mask(layout, span, span.window, self._dtype) for span in spans], *self._last)
+    rows = np.arange(layout.rows)
+    ends = [span.stored + layout.rows for span in spans]
+    return (
+        torch.from_numpy(layout.token_ids[None]),
+        torch.from_numpy(layout.positions[None]),
+        torch.from_numpy(rows if scored is None else rows[-scored:]),
+        [attention_mask(layout, span, span.window, dtype) for span in spans],
+        [torch.from_numpy(span.stored + rows) for span in spans],
+        [torch.from_numpy(np.array([[0] * len(rows), [end] * len(rows)])) for end in ends] if ranges else None,
+    )
 
 
 def _buffer_shapes(model: Any) -> list[tuple[int, int]]:

@@ -3,21 +3,25 @@
 In each of them a row comes out the same to the last bit, whatever rows stand beside it. `own_kernels` hands them to the
 compiler: attention of a few rows, each over its own range of slots (attention.cpp.jinja); products in float32 and
 bfloat16, by single numbers or pairs (products.cpp.jinja) or tiles (tile_products.cpp.jinja), divided among threads and
-caches once they are compiled (blocking.cpp.jinja); and products with the integers of a GGUF file, widened to bfloat16
-(blocks.cpp.jinja) or as integers (integer_blocks.cpp.jinja). docs/explanation/compiled.md says why each is quicker.
+caches once they are compiled (blocking.cpp.jinja); and products with the integers of a GGUF file (blocks.cpp.jinja),
+widened to bfloat16 (widened_blocks.cpp.jinja) or as integers (integer_blocks.cpp.jinja).
+docs/explanation/compiled.md says why each is quicker.
 Knows the compiler's interfaces for templates, some of them private. Does not know models, or how a forward is traced.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from enum import Enum, auto
+from contextlib import contextmanager
+from functools import cache, partial
+from math import prod
 from pathlib import Path
 from time import perf_counter
 from timeit import repeat
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.library import custom_op
+from torch.nn.functional import linear
 
 from foredraft.model.compiled.blocks import STRIP, layout_of
 
@@ -26,20 +30,12 @@ PAIR_TRIALS = 20  # products that are timed of each kind to say whether multiply
 _QUERIES = 4  # query rows whose values are summed together, so that each value is read once for all of them
 _BYTES_AHEAD = 9 * 1024  # that weights are prefetched; 2 KiB are too few where the cache is shared, 18 no better
 _BLOCK_ROWS = {512: 8, 256: 4}  # whose sums by two vectors of weights fill the registers, by the bits of a register
-_TILE_DEPTH = 32  # numbers of each row that one instruction of AMX multiplies
+_PAIR = 2  # the depth of what one instruction multiplies by pairs
+_TILES = (32, 32, 32)  # rows, columns and depth of a product by tiles; one instruction of AMX multiplies that depth
 _TILED_HEAD = 160  # the most numbers of a head: of AMX's eight tiles, one holds sums, two keys, five a query's numbers
 _WIDEST = 512  # bits of a vector register; there are enough of them then to score four slots for four queries at once
 _WIDEST_PADDING = 1 / 16  # of the columns; the last strip of weights is filled up with zeros, which take time too
-_PAIR_SHAPE = (16, 1024, 2048)  # rows, depth and columns of a product such as a forward has
 _PAIRS_QUICKER = 1.2
-
-
-class Way(Enum):
-    """How a product's numbers are multiplied: one by one, by pairs of bfloat16, or by tiles of them (Intel's AMX)."""
-
-    SINGLY = auto()
-    PAIRS = auto()
-    TILES = auto()
 
 
 @custom_op("foredraft::attend", mutates_args=())
@@ -88,25 +84,26 @@ def own_kernels() -> Iterator[None]:
     table: dict[Any, Any] = lowerings.lowerings
     lowerings.register_lowering(operations.attend.default, type_promotion_kind=None)(_lowered_attention)
     lowerings.register_lowering(operations.multiply_blocks.default, type_promotion_kind=None)(_lowered_blocks)
-    angles = (torch.ops.aten.cos.default, torch.ops.aten.sin.default)
+    theirs = {angle: table[angle] for angle in (torch.ops.aten.cos.default, torch.ops.aten.sin.default)}
     blocking = division.GEMM_TEMPLATE_INIT_BLOCKING_EXTENDED
-    with ExitStack() as until_the_end:
-
-        def replace(owner: Any, name: str, value: Any) -> None:
-            until_the_end.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, value)
-
-        theirs = {angle: table[angle] for angle in angles}
-        until_the_end.callback(lambda: table.update(theirs))
-        table.update({angle: _kept(lowering) for angle, lowering in theirs.items()})
-        replace(products, "micro_gemm_configs", _product_kernels(products.micro_gemm_configs))
-        ours = f"{{% if micro_gemm.own is defined %}}{_source('blocking')}{{% else %}}{blocking}{{% endif %}}"
-        replace(division, "GEMM_TEMPLATE_INIT_BLOCKING_EXTENDED", ours)
+    our_blocking = Path(__file__).with_name("blocking.cpp.jinja").read_text(encoding="utf-8")
+    ours = f"{{% if micro_gemm.own is defined %}}{our_blocking}{{% else %}}{blocking}{{% endif %}}"
+    avx2 = torch.cpu._is_avx2_supported()  # noqa: SLF001  # torch has no public name for it
+    with (
+        patch.object(products, "micro_gemm_configs", _product_kernels() if avx2 else products.micro_gemm_configs),
+        patch.object(division, "GEMM_TEMPLATE_INIT_BLOCKING_EXTENDED", ours),
         # torch forbids it at runtime, and writes code for it all the same
-        replace(division.CppGemmTemplate, "maybe_k_slicing", lambda _self: False)
-        yield
+        patch.object(division.CppGemmTemplate, "maybe_k_slicing", lambda _self: False),
+    ):
+        table.update({angle: _kept(lowering) for angle, lowering in theirs.items()})
+        try:
+            yield
+        finally:
+            table.update(theirs)
 
 
+@cache
+@torch.inference_mode()
 def pairs_are_quicker(clock: Callable[[], float] = perf_counter) -> bool:
     """Say whether this processor multiplies bfloat16 by pairs, and more quickly than float32; takes some 20 ms.
 
@@ -114,7 +111,12 @@ def pairs_are_quicker(clock: Callable[[], float] = perf_counter) -> bool:
     """
     if not torch.cpu._is_avx512_bf16_supported():  # noqa: SLF001  # torch has no public name for it
         return False
-    return _least_seconds(torch.float32, clock) > _PAIRS_QUICKER * _least_seconds(torch.bfloat16, clock)
+    rows, depth, columns = 16, 1024, 2048  # of a product such as a forward has
+    seconds = []
+    for dtype in (torch.float32, torch.bfloat16):
+        product = partial(linear, torch.ones(rows, depth, dtype=dtype), torch.ones(columns, depth, dtype=dtype))
+        seconds.append(min(repeat(product, timer=clock, repeat=PAIR_TRIALS, number=1)))
+    return seconds[0] > _PAIRS_QUICKER * seconds[1]
 
 
 def _has_tiles() -> bool:
@@ -122,17 +124,13 @@ def _has_tiles() -> bool:
     return torch.cpu._is_amx_tile_supported()  # noqa: SLF001  # torch has no public name for it
 
 
-@torch.inference_mode()
-def _least_seconds(dtype: torch.dtype, clock: Callable[[], float]) -> float:
-    """Return the least time of a product of the size that a forward's have."""
-    rows, depth, columns = _PAIR_SHAPE
-    few, many = torch.ones(rows, depth, dtype=dtype), torch.ones(columns, depth, dtype=dtype)
-    return min(repeat(lambda: torch.nn.functional.linear(few, many), timer=clock, repeat=PAIR_TRIALS, number=1))
+@cache
+def _template(name: str) -> Any:
+    """Return the C++ source of a kernel, which lies beside this module, as Jinja's template."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # needed by those who compile alone
 
-
-def _source(name: str) -> str:
-    """Return the C++ source of a kernel, with Jinja's placeholders, which lies beside this module."""
-    return Path(__file__).with_name(f"{name}.cpp.jinja").read_text(encoding="utf-8")
+    sources = FileSystemLoader(Path(__file__).parent)
+    return Environment(loader=sources, undefined=StrictUndefined).get_template(f"{name}.cpp.jinja")  # noqa: S701  # C++ takes no escapes
 
 
 def _kept(lowering: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -146,10 +144,10 @@ def _kept(lowering: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return keep
 
 
-def _kernel_call(name: str, source: str, inputs: Mapping[str, Any], layout: Any, **values: Any) -> Any:
+def _kernel_call(name: str, template: str, inputs: Mapping[str, Any], layout: Any, **values: Any) -> Any:
     """Return the call of a kernel as torch's compiler represents it; `layout` is of what comes out.
 
-    The template `source` finds `inputs`, the compiler's realised tensors, and `values` by their names; `kernel` and
+    The `template` finds `inputs`, the compiler's realised tensors, and `values` by their names; `kernel` and
     `template` as torch's own templates do; `output`; and `num_threads`.
     """
     from torch._inductor.codegen.cpp_template import CppTemplate
@@ -158,7 +156,7 @@ def _kernel_call(name: str, source: str, inputs: Mapping[str, Any], layout: Any,
         def render(self, **given: Any) -> str:
             if given.get("epilogue_nodes"):
                 raise NotImplementedError(f"the kernel {name} has no place for what is made of its results")
-            rendered: str = self._template_from_string(source).render(
+            rendered: str = _template(template).render(
                 template=self,
                 kernel=given["kernel"],
                 output=given.get("template_buffer_node") or self.output_node,
@@ -186,17 +184,16 @@ def _lowered_attention(query: Any, key: Any, value: Any, mask: Any, ranges: Any,
     inputs["ranges"] = ExternKernel.require_contiguous(ExternKernel.realize_input(ranges))
     heads, rows, size = query.get_size()
     dtype, width = query.get_dtype(), heads * size
-    precise = torch.promote_types(dtype, torch.float32)
     bits = pick_vec_isa().bit_width() or 256  # torch's vectors have this size also where there are no instructions
     by_pairs = dtype == torch.bfloat16 and bits == _WIDEST and size % (2 * LANES) == 0
     tiles = by_pairs and size <= _TILED_HEAD and _has_tiles()
     paired = by_pairs and not tiles and pairs_are_quicker()
     # as many of a value's vectors are summed at once as divide it and fit into the registers
-    vectors, fitting = int(size) * precise.itemsize * 8 // bits, ((32 if bits == _WIDEST else 16) - 2) // (_QUERIES + 1)
+    vectors, fitting = int(size) * 32 // bits, ((32 if bits == _WIDEST else 16) - 2) // (_QUERIES + 1)
     at_once = max(count for count in range(1, fitting + 1) if vectors % count == 0)
     return _kernel_call(
         "attend",
-        _source("attention"),
+        "attention",
         inputs,
         FixedLayout(query.get_device(), dtype, [rows, width], [width, 1]),
         size=int(size),
@@ -207,12 +204,9 @@ def _lowered_attention(query: Any, key: Any, value: Any, mask: Any, ranges: Any,
         at_once=at_once,
         scaling=repr(float(scaling)),
         vector_bits=bits,
-        side_by_side=bits == _WIDEST and precise == torch.float32,
         paired=paired,
-        numbers=2 * LANES if paired else LANES,
-        query_t=DTYPE_TO_CPP[dtype if paired or tiles else precise],
+        query_t=DTYPE_TO_CPP[dtype if paired or tiles else torch.float32],
         input_t=DTYPE_TO_CPP[dtype],
-        sum_t=DTYPE_TO_CPP[precise],
         restrict_keyword=get_restrict_keyword(),
     )
 
@@ -226,21 +220,26 @@ def widens_blocks() -> bool | None:
 
 def _lowered_blocks(rows: Any, blocks: Any, widened: bool) -> Any:
     """Return the kernel's call as torch's compiler represents it; the arguments are those of `multiply_blocks`."""
+    from torch._inductor.codegen.cpp_utils import GemmBlocking
     from torch._inductor.cpu_vec_isa import pick_vec_isa
     from torch._inductor.ir import ExternKernel, FixedLayout
     from torch._inductor.lowering import view
 
     *leading, depth = rows.get_size()
-    strips, width, count = blocks.get_size()[0], blocks.get_size()[0] * STRIP, 1
-    for size in leading:
-        count = count * size
+    strips, count = blocks.get_size()[0], prod(leading)
+    width = strips * STRIP
     flat = ExternKernel.require_contiguous(ExternKernel.realize_input(view(rows, [count, depth])))
     inputs = {"rows": flat, "blocks": ExternKernel.require_contiguous(ExternKernel.realize_input(blocks))}
     tiles, vector_bits = widened and _has_tiles(), pick_vec_isa().bit_width() or 256
+    product = None
+    if widened:  # its sums are those of a product with the widened weights
+        sizes = GemmBlocking(*(_TILES if tiles else (8, STRIP, _PAIR)))
+        kernel = _product_kernel(tiles=tiles, ahead=0)
+        product = kernel("multiply_widened", torch.bfloat16, torch.bfloat16, torch.float32, torch.float32, sizes)
     layout = layout_of(int(blocks.get_size()[2]))
-    product = _kernel_call(
+    result = _kernel_call(
         "multiply_blocks",
-        _source("blocks" if widened else "integer_blocks"),
+        "blocks",
         inputs,
         FixedLayout(rows.get_device(), rows.get_dtype(), [count, width], [width, 1]),
         bytes=layout.size,
@@ -248,95 +247,79 @@ def _lowered_blocks(rows: Any, blocks: Any, widened: bool) -> Any:
         strips=int(strips),
         tiles=tiles,
         wide=vector_bits == _WIDEST,
-        at_once=2 * LANES if tiles else _BLOCK_ROWS[vector_bits],
+        at_once=_BLOCK_ROWS[vector_bits],
+        widened=widened,
+        product=product,
         **layout._asdict(),
     )
-    return view(product, [*leading, width])
+    return view(result, [*leading, width])
 
 
-def _product_kernels(theirs: Mapping[Any, list[Any]]) -> dict[Any, list[Any]]:
-    """Return the compiler's kernels of products by their class, with ours in the place of those that ours replace."""
-    ways = [Way.SINGLY]
+def _product_kernels() -> dict[Any, list[Any]]:
+    """Return our kernels of products with their sizes, of which torch's compiler takes the largest that fits.
+
+    Eight rows by three vectors fill the registers of AVX-512, four by three those of AVX2, and two tiles by two the
+    tiles of AMX. Pairs and tiles multiply bfloat16 alone.
+    """
+    from torch._inductor.cpu_vec_isa import VecAMX, VecAVX2, VecAVX512
+
+    sizes: list[tuple[Any, torch.dtype, list[tuple[int, int, int]]]] = []
     if pairs_are_quicker():
-        ways.insert(0, Way.PAIRS)  # the compiler asks the first one first
+        sizes.append((VecAVX512, torch.bfloat16, [(8, 48, _PAIR), (8, 32, _PAIR)]))
+    for dtype in (torch.bfloat16, torch.float32):
+        sizes += [(VecAVX512, dtype, [(8, 48, 1), (8, 32, 1)]), (VecAVX2, dtype, [(4, 24, 1), (4, 16, 1)])]
+    ours = {_product_kernel(): [config for each in sizes for config in _configurations(*each)]}
     if _has_tiles():
-        ways.insert(0, Way.TILES)
-    ours = {_product_kernel(way): _configurations(way) for way in ways}
-    replaced = {_place(config) for configs in ours.values() for config in configs}
-    return ours | {
-        kind: [config for config in configs if _place(config) not in replaced] for kind, configs in theirs.items()
-    }
+        ours[_product_kernel(tiles=True)] = _configurations(VecAMX, torch.bfloat16, [_TILES])
+    return ours
 
 
-def _place(config: Any) -> tuple[Any, ...]:
-    """Return what kernel a configuration is for: the instructions and dtypes that it takes."""
-    return (config.vec_isa_cls, config.input_dtype, config.input2_dtype, config.output_dtype, config.compute_dtype)
+def _product_kernel(*, tiles: bool = False, ahead: int = _BYTES_AHEAD) -> Any:
+    """Return a kernel, by tiles or by vectors, as the class that torch's compiler asks for.
 
-
-def _product_kernel(way: Way) -> Any:
-    """Return the kernel as the class that torch's compiler asks for; made here, as that is slow to import."""
-    from torch._inductor.codegen import cpp_micro_gemm as kernels
-    from torch._inductor.codegen.common import KernelTemplate
+    Whether vectors hold single numbers or pairs is told by the depth of its sizes. `ahead` are the bytes that weights
+    are prefetched.
+    """
+    from torch._inductor.codegen.cpp_micro_gemm import CppMicroGemm, CppMicroGemmAMX, LayoutType
 
     # torch's own kernel by tiles has the compiler set tiles up and release them
-    common: Any = kernels.CppMicroGemmAMX if way is Way.TILES else kernels.CppMicroGemm
-    source = _source("tile_products" if way is Way.TILES else "products")
+    common: Any = CppMicroGemmAMX if tiles else CppMicroGemm
 
     class OwnMicroGemm(common):  # type: ignore[misc]  # torch's interface: it asks for a subclass
         own = True  # which `own_kernels` has the compiler's template ask for
 
         def codegen_define(self, kernel: Any) -> str:
-            rendered: str = KernelTemplate._template_from_string(source).render(  # noqa: SLF001  # what torch's own call
+            block_m, block_n, block_k = self.register_blocking
+            rendered: str = _template("tile_products" if tiles else "products").render(
                 declare_kernel=self.get_kernel_declaration(),
                 kernel=kernel,
-                paired=way is Way.PAIRS,
-                block_m=self.register_blocking.block_m,
-                block_n=self.register_blocking.block_n,
-                block_k=self.register_blocking.block_k,
-                ahead=_BYTES_AHEAD // (self.register_blocking.block_n * self.input2_dtype.itemsize),
+                paired=block_k == _PAIR,
+                block_m=block_m,
+                block_n=block_n,
+                block_k=block_k,
+                ahead=ahead // (block_n * self.input2_dtype.itemsize),
                 **self.get_common_options(),
             )
             return rendered
 
         def get_b_layout(self) -> Any:
-            return kernels.LayoutType.NORMAL if way is Way.SINGLY else kernels.LayoutType.VNNI2
+            return LayoutType.NORMAL if self.register_blocking.block_k == 1 else LayoutType.VNNI2
 
     return OwnMicroGemm
 
 
-def _configurations(way: Way) -> list[Any]:
-    """Return which kernel sizes there are.
-
-    Eight rows by three vectors fill the registers of AVX-512, four by three those of AVX2, and two tiles by two the
-    tiles of AMX.
-    """
+def _configurations(instructions: Any, dtype: torch.dtype, sizes: list[tuple[int, int, int]]) -> list[Any]:
+    """Return which sizes of a kernel there are, rows by columns by depth, for torch's compiler."""
     from torch._inductor.codegen.cpp_micro_gemm import generate_gemm_config
-    from torch._inductor.cpu_vec_isa import VecAMX, VecAVX2, VecAVX512
 
     def taken(config: Any, _m: Any, n: Any, k: Any, alpha: float, *_: Any, **__: Any) -> bool:
-        """Take the wider strip, unless it needs more filling up than is worth it."""
-        if way is Way.TILES:
-            return bool(alpha == 1 and k % _TILE_DEPTH == 0)
-        block = config.register_blocking.block_n
-        vectors = 3 if block % 3 == 0 else 2
-        wide = block // vectors * 3
-        filled = -n % wide <= n * _WIDEST_PADDING
-        return alpha == 1 and filled == (vectors == 3) and not (way is Way.PAIRS and k % 2)
+        """Take the wider of two strips, unless it needs more filling up than is worth it."""
+        _, columns, depth = config.register_blocking
+        wider = max(size[1] for size in sizes)
+        filled = -n % wider <= n * _WIDEST_PADDING
+        return alpha == 1 and k % depth == 0 and (len(sizes) == 1 or filled == (columns == wider))
 
-    wide = (VecAVX512, [(8, vectors * 16, 1 if way is Way.SINGLY else 2) for vectors in (3, 2)])
-    narrow = (VecAVX2, [(4, vectors * 8, 1) for vectors in (3, 2)])
-    tiles = (VecAMX, [(32, 32, _TILE_DEPTH)])
-    sizes = {Way.TILES: (tiles,), Way.PAIRS: (wide,), Way.SINGLY: (wide, narrow)}
-    return [
-        config
-        for dtype in ((torch.bfloat16, torch.float32) if way is Way.SINGLY else (torch.bfloat16,))
-        for instructions, blocks in sizes[way]
-        for config in generate_gemm_config(
-            instructions,
-            blocks,
-            input_dtype=dtype,
-            output_dtype=torch.float32,
-            compute_dtype=torch.float32,
-            extra_check=taken,
-        )
-    ]
+    found: list[Any] = generate_gemm_config(
+        instructions, sizes, dtype, output_dtype=torch.float32, compute_dtype=torch.float32, extra_check=taken
+    )
+    return found

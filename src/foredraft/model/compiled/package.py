@@ -53,6 +53,10 @@ class PackageRecord:
     lost: Mapping[str, str] = field(default_factory=dict)  # better recipes, and why each of them failed
     ranges: bool = False  # whether each row has its own range of slots, so that one pass may serve several sequences
 
+    def takes(self, rows: int) -> bool:
+        """Say whether it runs passes of so many rows."""
+        return self.least_rows <= rows <= self.most_rows
+
     def told(self) -> str:
         """Return how it was compiled, in a sentence or two."""
         rows = "one row" if self.most_rows == 1 else f"{self.least_rows} to {self.most_rows} rows"
