@@ -42,8 +42,7 @@ def tokenizer_hash(tokenizer: Tokenizer) -> str:
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:
     """Return a number above every id of the tokenizer; ids may have gaps."""
-    highest = max(tokenizer.get_vocab(True).values(), default=-1)
-    return max(tokenizer.get_vocab_size(True), highest + 1)
+    return max(tokenizer.get_vocab(True).values(), default=-1) + 1
 
 
 @dataclass(frozen=True)
@@ -182,9 +181,6 @@ def tokenize(
         symbols: npt.NDArray[Any] = np.concatenate(found)
         report.tokens += int(np.count_nonzero(symbols != vocabulary))
         yield symbols
-    if last >= 0:
-        report.kept += 1
-        yield np.array([vocabulary], dtype)
 
 
 def _pieces(documents: Iterable[Document], most: int) -> Iterator[Document]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from foredraft.contracts import NO_BUDGET, Budget, Draft, Drafter, SequenceView, TokenIds, Verdict, Verification
+from foredraft.contracts import NO_BUDGET, Budget, Draft, Drafter, SequenceView, TokenIds, Verification
 from foredraft.control import FixedControl
 from foredraft.drafters.none import NoDrafter
 from foredraft.graph.layout import lay_out_text
@@ -54,19 +54,12 @@ def proposals_are_valid_trees(make: MakeDrafter) -> None:
 
 
 def proposals_stay_within_the_budget(make: MakeDrafter) -> None:
-    """A draft has at most `budget.nodes` nodes, none deeper than `budget.depth`."""
-    for limit in (Budget(1, 1), Budget(1, 9), Budget(3, 2), Budget(7, 7), Budget(20, 3), Budget(64, 64)):
-        for step in _steps(make(), _Limited(limit)):
-            nodes, depth, must = len(step.draft), _depth(step.draft), f"Proposals must stay within {step.budget}"
-            _require(nodes <= step.budget.nodes, f"{must}; this one has {nodes} nodes.")
-            _require(depth <= step.budget.depth, f"{must}; this one is {depth} deep.")
-
-
-def no_budget_gives_no_draft(make: MakeDrafter) -> None:
-    """If no nodes or no depth are allowed, the draft is empty."""
-    for limit in (Budget(0, 8), Budget(8, 0), Budget(0, 0)):
-        for step in _steps(make(), _Limited(limit)):
-            _require(not len(step.draft), f"{limit} must give no draft; this one has {len(step.draft)} nodes.")
+    """A draft has at most `budget.nodes` nodes, none deeper than `budget.depth`; if either is 0, it is empty."""
+    for nodes, depth in ((0, 0), (0, 8), (8, 0), (1, 1), (1, 9), (3, 2), (7, 7), (20, 3), (64, 64)):
+        for step in _steps(make(), _Limited(Budget(nodes, depth))):
+            drafted, deepest, must = len(step.draft), _depth(step.draft), f"Proposals must stay within {step.budget}"
+            _require(drafted <= step.budget.nodes, f"{must}; this one has {drafted} nodes.")
+            _require(deepest <= step.budget.depth, f"{must}; this one is {deepest} deep.")
 
 
 def steps_not_shown_change_no_draft(make: MakeDrafter) -> None:
@@ -194,7 +187,6 @@ CHECKS: list[Callable[[MakeDrafter], None]] = [
     the_view_is_left_as_it_was,
     proposals_are_valid_trees,
     proposals_stay_within_the_budget,
-    no_budget_gives_no_draft,
     steps_not_shown_change_no_draft,
     budget_more_is_obeyed,
     the_same_seed_gives_the_same_drafts,
@@ -275,26 +267,15 @@ def _departure(drafter: Drafter) -> float:
             return 0.0
         rows = target.forward(lay_out_text(seq.view().ids.copy(), 0), target.new_cache()).logits.numpy()
         for verdict in recorder.verdicts:
-            positions += _positions(verdict, rows, options, spread)
+            for number, (token, node) in enumerate(zip(verdict.tokens, (-1, *verdict.path), strict=False)):
+                children = np.flatnonzero(verdict.draft.parents == node)
+                if verdict.draft.q is not None and len(children):
+                    p, q = distribution(rows[verdict.at + number], options), as_drawn(verdict.draft.q[children[0]])
+                    orders = (p, q, np.divide(q, p, out=np.zeros_like(q), where=p > 0))
+                    positions.append(tuple(_position(p, order, token, spread) for order in orders))
     expected = len(positions) / _BINS
     counts = [np.histogram(each, bins=_BINS, range=(0, 1))[0] for each in zip(*positions, strict=True)]
     return max(float(((each - expected) ** 2).sum() / expected) for each in counts) / _MOST
-
-
-def _positions(
-    verdict: Verdict, rows: np.ndarray, options: SamplingOptions, spread: np.random.Generator
-) -> list[tuple[float, ...]]:
-    """Return u in each order for each token of the verdict that was emitted after a node with drawn children."""
-    found: list[tuple[float, ...]] = []
-    for number, (token, node) in enumerate(zip(verdict.tokens, (-1, *verdict.path), strict=False)):
-        children = np.flatnonzero(verdict.draft.parents == node)
-        if verdict.draft.q is None or not len(children):
-            continue
-        p = distribution(rows[verdict.at + number], options)
-        q = as_drawn(verdict.draft.q[children[0]])
-        orders = (p, q, np.divide(q, p, out=np.zeros_like(q), where=p > 0))
-        found.append(tuple(_position(p, order, token, spread) for order in orders))
-    return found
 
 
 def _position(p: Probabilities, order: Probabilities, token: int, spread: np.random.Generator) -> float:
