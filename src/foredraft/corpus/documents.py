@@ -189,7 +189,9 @@ def read_documents(
         with _refused(part.path):
             if part.path.stat().st_size != part.file_bytes:
                 raise UsageError(f"The input {part.path} has changed since reading began. Run the command again.")
-            for document in _Reader(part, report, render, strict).documents():
+            reader = _Reader(part, report, render, strict)
+            readers = {".parquet": reader.parquet, ".jsonl": reader.lines}
+            for document in readers.get(_kind(part.path), reader.whole_file)():
                 yield document._replace(consumed=before + document.consumed)
         before += part.bytes
 
@@ -202,10 +204,6 @@ class _Reader:
     report: ReadReport
     render: Render
     strict: bool
-
-    def documents(self) -> Iterator[Document]:
-        readers = {".parquet": self.parquet, ".jsonl": self.lines}
-        return readers.get(_kind(self.part.path), self.whole_file)()
 
     def whole_file(self) -> Iterator[Document]:
         """Yield the file as one document, in pieces cut at line ends."""

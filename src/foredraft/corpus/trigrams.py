@@ -39,15 +39,13 @@ def count_trigrams(
 
     `blocks` are from `tokenize` or `shard_symbols`; `vocabulary` is their separator, and all ids are below it. Of a
     bigram, at most `keep` successors are stored, 1 to 255, and only if a token followed it at least `least` times. The
-    file `out`, with `<out>.lock` and, during the build, `<out>.building` next to it, depends on the documents, `keep`
-    and `least` only, not on the block boundaries; `eos_token_id` and `metadata`, JSON values, are recorded in it.
+    arrays do not depend on the block boundaries; `eos_token_id` and `metadata`, JSON values, are recorded beside them.
 
     `progress` is called with the number of tri-grams merged, and may raise to stop. `at_once` tokens are counted, and
-    as many distinct tri-grams merged, in memory, at about 60 bytes each. On failure, an old file stays and temporary
-    files are removed. UsageError for an argument out of range, or documents without any token; StoreError if `out`
-    exists, unless `overwrite`, is being written by another process, or cannot be written.
+    as many distinct tri-grams merged, in memory, at about 60 bytes each. UsageError for an argument out of range, or
+    documents without any token; StoreError for too many tri-grams, and as `write_store`.
     """
-    _check_arguments(vocabulary, keep, least, eos_token_id)
+    _check_arguments(vocabulary, keep, least)
     bits = vocabulary.bit_length()
     token_counts = np.zeros(vocabulary + 1, np.int64)
     runs: list[Path] = []
@@ -80,15 +78,13 @@ def count_trigrams(
         }  # fmt: skip
 
 
-def _check_arguments(vocabulary: int, keep: int, least: int, eos_token_id: int | None) -> None:
+def _check_arguments(vocabulary: int, keep: int, least: int) -> None:
     if not 1 <= vocabulary <= MAX_VOCABULARY:
         raise UsageError(f"A table holds vocabularies of 1 to {MAX_VOCABULARY} tokens; {vocabulary} were given.")
     if not 1 <= keep <= MAX_KEEP:
         raise UsageError(f"keep is {keep}; give the number of successors to keep of a bigram, 1 to {MAX_KEEP}.")
     if least < 1:
         raise UsageError(f"least is {least}; give how often a bigram must occur to be kept, at least 1.")
-    if eos_token_id is not None and not 0 <= eos_token_id < vocabulary:
-        raise UsageError(f"eos_token_id is {eos_token_id}, which is not below the vocabulary of {vocabulary}.")
 
 
 def _chunks(blocks: Iterable[Symbols], length: int) -> Iterator[npt.NDArray[Any]]:

@@ -4,7 +4,8 @@
 target, or on the drafter's own. Does not depend on any particular drafter, on text, or on a model with weights.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -45,12 +46,9 @@ def check_drafter(make: MakeDrafter, *, shared: bool = False) -> None:
 
 def proposals_are_valid_trees(make: MakeDrafter) -> None:
     """Parents come before children, siblings differ, dtypes are right, tokens are the target's, sources have names."""
-    try:
+    with _must(f"Proposals must be valid trees of a vocabulary of {VOCABULARY}"):
         for step in _steps(make()):  # the engine checks tokens and sources
             step.draft.check()
-    except ValueError as error:
-        message = f"Proposals must be valid trees of a vocabulary of {VOCABULARY}; this one is not: {error}"
-        raise AssertionError(message) from error
 
 
 def proposals_stay_within_the_budget(make: MakeDrafter) -> None:
@@ -110,10 +108,8 @@ def the_view_is_left_as_it_was(make: MakeDrafter) -> None:
         ids = _PROMPT[:length].copy()
         view = ids.view()
         view.flags.writeable = False
-        try:
+        with _must("The view must not be written to"):
             drafting.propose(SequenceView(view, length), Budget(8, 8))
-        except ValueError as error:
-            raise AssertionError(f"The view must not be written to: {error}") from error
         _require(np.array_equal(ids, _PROMPT[:length]), f"The view must not be written to; {length} ids were changed.")
     drafting.close()
 
@@ -139,10 +135,8 @@ def sequences_do_not_influence_each_other(make: MakeDrafter) -> None:
 
 def a_sequence_of_one_token_is_drafted_for(make: MakeDrafter) -> None:
     """A prompt of one token works like any other."""
-    try:
+    with _must("A sequence of one token must be drafted for"):
         same = _equals_plain(make(), _PROMPT[:1], _GREEDY)
-    except Exception as error:
-        raise AssertionError(f"A sequence of one token must be drafted for; this raised {error!r}.") from error
     _require(same, "A sequence of one token must be drafted for; its text differs from plain decoding.")
 
 
@@ -176,11 +170,9 @@ def close_can_be_called_twice(make: MakeDrafter) -> None:
         drafting = drafter.open(begun(drafter, _PROMPT)[1])
         if proposes:
             drafting.propose(SequenceView(_PROMPT, len(_PROMPT)), Budget(8, 8))
-        try:
+        with _must("close() must be callable twice"):
             drafting.close()
             drafting.close()
-        except Exception as error:
-            raise AssertionError(f"close() must be callable twice; it raised {error!r}.") from error
 
 
 CHECKS: list[Callable[[MakeDrafter], None]] = [
@@ -203,6 +195,15 @@ CHECKS: list[Callable[[MakeDrafter], None]] = [
 def _require(holds: bool, message: str) -> None:
     if not holds:
         raise AssertionError(message)
+
+
+@contextmanager
+def _must(what: str) -> Iterator[None]:
+    """Turn any exception of the block into an AssertionError that says what must hold."""
+    try:
+        yield
+    except Exception as error:
+        raise AssertionError(f"{what}; this raised {error!r}.") from error
 
 
 def _depth(draft: Draft) -> int:

@@ -44,7 +44,12 @@ class Task:
 
     def loss(self, windows: Numbers) -> torch.Tensor:
         """Return the mean loss of these windows, a differentiable scalar."""
-        return self._loss_of(self.logits(windows), windows)
+        losses = []
+        for scores in self._scores(windows):
+            ahead = self._traces.window - scores.shape[1]  # of the next token
+            labels = self._traces.labels(windows, scores.device, slice(ahead, None))
+            losses.append(_LOSS_DECAY**ahead * distribution_loss(scores.flatten(0, 1).float(), *labels, self._places))
+        return torch.stack(losses).sum()
 
     def agreement(self, windows: Numbers) -> float:
         """Return the share of correct predictions on these windows, 0 to 1."""
@@ -58,10 +63,9 @@ class Task:
         """Return the tokens, int64, of indices into the logits."""
         return places if self._ids is None else self._ids.to(places.device)[places]
 
-    def _loss_of(self, logits: torch.Tensor, windows: Numbers, positions: slice = slice(None)) -> torch.Tensor:
-        """Return the mean loss of logits, float[B, T, N], for these positions of the windows."""
-        labels = self._traces.labels(windows, logits.device, positions)
-        return distribution_loss(logits.flatten(0, 1).float(), *labels, self._places)
+    def _scores(self, windows: Numbers) -> list[torch.Tensor]:
+        """Return the logits of every output, float[B, T - k, V] for one that predicts k tokens ahead of the next."""
+        return [self.logits(windows)]
 
 
 class ExitTask(Task):
@@ -165,13 +169,6 @@ class MedusaTask(Task):
         super().__init__(model, traces, heads.MedusaHeads(self._lm_head.weight.shape[1], count), self._lm_head)
         self.module.to(self._device)
 
-    def loss(self, windows: Numbers) -> torch.Tensor:
-        losses = [
-            _LOSS_DECAY**head * self._loss_of(scores, windows, slice(head, None))
-            for head, scores in enumerate(self._scores(windows), 1)
-        ]
-        return torch.stack(losses).sum()
-
     def agreement(self, windows: Numbers) -> float:
         """Return how often the first head's best token is the target's."""
         return float(self.measured(windows)[0, 0])
@@ -188,7 +185,6 @@ class MedusaTask(Task):
         return found / len(windows)
 
     def _scores(self, windows: Numbers) -> list[torch.Tensor]:
-        """Return the logits of head k = 1, 2, ..., float[B, T - k, V], which predict the labels from position k on."""
         with torch.no_grad(), torch.autocast(self._device.type, enabled=False):  # computed as when drafting
             output = self._model.base_model(**self._traces.inputs(windows, self._device))
         states = self.module(output.last_hidden_state.float()).to(self._lm_head.weight.dtype)
