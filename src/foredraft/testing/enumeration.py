@@ -5,7 +5,6 @@ is correct, the first tokens have the target's distribution, up to rounding. Run
 target and draft model are tables of random logits on a few tokens, and `DrawingDrafter` draws from the latter.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import count
@@ -112,8 +111,8 @@ class _Drawing:
     """One sequence of a `DrawingDrafter`; learns nothing."""
 
     def __init__(self, drafter: DrawingDrafter, context: DraftContext) -> None:
-        known = {field.name for field in dataclasses.fields(SamplingOptions)} & context.settings.keys()
-        self._options = SamplingOptions(**{name: context.settings[name] for name in known})
+        sampling = {name: value for name, value in context.settings.items() if name != "verification"}
+        self._options = SamplingOptions(**sampling)
         self._drafter, self._seed, self._proposals = drafter, context.seed, count()
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
