@@ -318,8 +318,8 @@ def test_the_checker_catches_drafts_without_a_budget():
         def open(self, context):
             return Eager(None, 2, [])
 
-    with pytest.raises(AssertionError, match="must give no draft"):
-        checks.no_budget_gives_no_draft(lambda: EagerDrafter(None))
+    with pytest.raises(AssertionError, match=r"within Budget\(nodes=0, depth=0.*this one has 1 nodes"):
+        checks.proposals_stay_within_the_budget(lambda: EagerDrafter(None))
 
 
 def test_the_checker_catches_a_drafter_that_needs_two_tokens():

@@ -39,8 +39,7 @@ from foredraft.graph.tree import chain_parents, depths
 from foredraft.sampling import SamplingOptions
 from foredraft.speculation import parse_speculation
 from foredraft.testing import VOCABULARY, ToyTarget, check_drafter, checks
-from foredraft.testing.enumeration import ScriptedDrafting
-from support.scripted import AdversaryDrafter, OracleDrafter, RandomTreeDrafter
+from support.scripted import AdversaryDrafter, OracleDrafter, RandomTreeDrafter, ScriptedDrafting
 
 
 def tree(parents, score=None):

@@ -23,9 +23,8 @@ from foredraft.model.kv_cache import BLOCK, TreeCache
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from foredraft.testing import VOCABULARY, ToyTarget
-from foredraft.testing.enumeration import ScriptedDrafting
 from foredraft.verify import verify
-from support.scripted import AdversaryDrafter, OracleDrafter, RandomTreeDrafter, continuation_in
+from support.scripted import AdversaryDrafter, OracleDrafter, RandomTreeDrafter, ScriptedDrafting, continuation_in
 
 PROMPT = np.array([3, 1, 4, 1, 5, 9, 2, 6], np.int64)
 TARGET = ToyTarget()

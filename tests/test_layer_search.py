@@ -2,6 +2,7 @@
 
 import functools
 import json
+from collections import deque
 
 import numpy as np
 import pytest
@@ -86,20 +87,31 @@ def planted(good):
     return figures
 
 
+def last(searched):
+    return deque(searched, maxlen=1).pop()
+
+
 def test_a_search_finds_what_was_planted_and_depends_on_the_seed_only():
     good = Skipped((1, 4, 5), (2, 5))
-    found = [search(planted(good), 6, trials=400, seed=seed) for seed in (1, 1, 2)]
+    found = [last(search(planted(good), 6, trials=400, seed=seed)) for seed in (1, 1, 2)]
     assert found[0].skipped == found[2].skipped == good
     assert found[0] == found[1]
-    few = [search(planted(good), 6, trials=5, seed=seed).skipped for seed in (1, 1)]
+    few = [last(search(planted(good), 6, trials=5, seed=seed)).skipped for seed in (1, 1)]
     assert few[0] == few[1]
 
 
-def test_a_search_ends_with_its_trials_its_time_or_its_sets():
-    assert search(planted(Skipped((1,), ())), 6, trials=7).trials == 7
-    assert search(planted(Skipped((1,), ())), 6, trials=99, tried=lambda count, _: count < 3).trials == 3
-    assert search(planted(Skipped((1,), ())), 2, trials=10_000).trials == 14  # 2^4 without all and none
-    assert search(planted(Skipped((0,), ())), 1, trials=9).trials == 2
+def test_a_search_yields_the_best_set_so_far_after_each_trial():
+    found = list(search(planted(Skipped((1,), ())), 6, trials=50, seed=0))
+    assert [each.trials for each in found] == list(range(1, 51))
+    gains = [each.figures.speed_up for each in found]
+    assert gains == sorted(gains)
+    assert all(planted(Skipped((1,), ()))(each.skipped) == each.figures for each in found)
+
+
+def test_a_search_ends_with_its_trials_or_its_sets():
+    assert last(search(planted(Skipped((1,), ())), 6, trials=7, seed=0)).trials == 7
+    assert last(search(planted(Skipped((1,), ())), 2, trials=10_000, seed=0)).trials == 14  # 2^4 without all and none
+    assert last(search(planted(Skipped((0,), ())), 1, trials=9, seed=0)).trials == 2
 
 
 # --- the command

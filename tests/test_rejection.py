@@ -29,9 +29,9 @@ from foredraft.sampling.filters import distribution
 from foredraft.sampling.noise import gumbel_noise, philox
 from foredraft.sampling.rejection import SeededChance, as_drawn, choose_token, draw_siblings, one_hot, residual
 from foredraft.testing import VOCABULARY, ToyTarget, check_drafter, checks
-from foredraft.testing.enumeration import PROMPT, DrawingDrafter, TableTarget, World, distance, drawn_tree, outcomes
+from foredraft.testing.enumeration import PROMPT, DrawingDrafter, World, distance, drawn_tree, outcomes
 from foredraft.verify import verify
-from support.scripted import OracleDrafter, RandomTreeDrafter, logits_of
+from support.scripted import OracleDrafter, RandomTreeDrafter, ScriptedDrafting, logits_of
 
 EXACT = 1e-9
 LEAST_P = 1e-4
@@ -174,16 +174,18 @@ def law_distance(world, draft):
 def test_whole_texts_keep_the_targets_law_exactly(nodes, widths, name):
     """Three tokens through the engine: budgets, cuts, commits, several drafts, and limits inside a draft."""
     world = World(3, *SETTINGS[name])
-    context = DraftContext(3, settings=dataclasses.asdict(world.sampling))
+    drafter = world.drafter(widths)
 
     def text(chance):
-        target = TableTarget(world)
         seq = SequenceState(
-            PROMPT, target.new_cache(), world.sampling, max_new_tokens=3, eos=world.eos,
+            PROMPT, world.new_cache(), world.sampling, max_new_tokens=3, eos=world.eos,
             verification="rejection", chance=lambda position: chance,
         )  # fmt: skip
-        prefill(seq, target)
-        for _ in decode(seq, world.drafter(widths, lambda proposal: chance), FixedControl(nodes), target, context):
+        prefill(seq, world)
+        drafter.open = lambda context: ScriptedDrafting(
+            lambda view, budget: drafter.drawn(view.ids, budget, world.sampling, chance)
+        )
+        for _ in decode(seq, drafter, FixedControl(nodes), world, DraftContext(3)):
             pass
         return tuple(seq.emitted.tolist())
 
@@ -657,8 +659,8 @@ class Mistaken(DrawingDrafter):
         super().__init__(logits_of(ToyTarget(seed=8)), (1, 1, 1))
         self._mistake = mistake
 
-    def _drawn(self, ids, budget, options, chance):
-        draft = super()._drawn(ids, budget, options, chance)
+    def drawn(self, ids, budget, options, chance):
+        draft = super().drawn(ids, budget, options, chance)
         return self._mistake(draft) if len(draft) else draft
 
 

@@ -208,14 +208,11 @@ def test_bad_arguments_and_inputs_are_refused(table, tmp_path):
     for options, says in (
         ({"keep": 0}, "keep is 0"),
         ({"keep": 256}, "keep is 256"),
-        ({"eos_token_id": VOCABULARY}, "eos_token_id is 12"),
     ):
         with pytest.raises(UsageError, match=says):
             build(tmp_path / "x", [[1, 2, 3]], **options)
     with pytest.raises(UsageError, match="vocabularies of 1 to"):
         build_trigram_table([], word_tokenizer(), 1 << 21, tmp_path / "x")
-    with pytest.raises(UsageError, match="gave the id 9, and the vocabulary is 9"):
-        build_trigram_table(text_documents(["w9"]), word_tokenizer(), 9, tmp_path / "x")
     for nothing in ([], [[]]):
         with pytest.raises(UsageError, match="nothing to count"):
             build(tmp_path / "x", nothing)

@@ -55,14 +55,11 @@ def check_place(path: Path) -> None:
     found = next(place for place in (path, *path.absolute().parents) if place.exists())
     if found != path and not found.is_dir():
         raise StoreError(f"{path} cannot be written later: {found} is a file, not a folder. Name another place.")
-    try:
-        if found.is_dir():
-            tempfile.TemporaryFile(dir=found).close()  # permissions are not enough: /proc has them but takes no files
-        writable = os.access(found, os.W_OK)
-    except OSError:
-        writable = False
-    if not writable:
-        raise StoreError(f"{path} cannot be written later: {found} is not writable. Name another place.")
+    try:  # permissions are not enough: /proc has them but takes no files
+        with tempfile.TemporaryFile(dir=found) if found.is_dir() else found.open("ab"):
+            pass
+    except OSError as error:
+        raise StoreError(f"{path} cannot be written later: {found} is not writable. Name another place.") from error
 
 
 def place_file(complete: Path, path: Path) -> None:

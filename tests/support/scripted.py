@@ -6,7 +6,6 @@ from foredraft.contracts import EMPTY_DRAFT, Draft, Needs
 from foredraft.graph.layout import lay_out_text
 from foredraft.graph.tree import chain_parents
 from foredraft.testing import VOCABULARY
-from foredraft.testing.enumeration import ScriptedDrafting
 
 
 def continuation_in(text):
@@ -21,6 +20,22 @@ def logits_of(target):
         return target.forward(lay_out_text(ids[-3:], 0), target.new_cache()).logits[-1].numpy()
 
     return logits
+
+
+class ScriptedDrafting:
+    """Drafting that calls a function, unless the budget is empty, and learns nothing."""
+
+    def __init__(self, propose):
+        self._propose = propose
+
+    def propose(self, view, budget):
+        return self._propose(view, budget) if budget.nodes > 0 and budget.depth > 0 else EMPTY_DRAFT
+
+    def observe(self, verdict):
+        """Learn nothing."""
+
+    def close(self):
+        """Do nothing."""
 
 
 class _Scripted:

@@ -27,7 +27,7 @@ from foredraft.request import GenerationOptions
 from foredraft.sampling import SamplingOptions
 from foredraft.sampling.filters import filter_row, penalize
 from foredraft.sampling.noise import gumbel_noise
-from foredraft.testing.enumeration import PROMPT, TableTarget, World, distance, drawn_tree
+from foredraft.testing.enumeration import PROMPT, World, distance, drawn_tree
 from foredraft.testing.recording import decoding
 
 NEAR_TIE_STEPS = 8.0  # machine epsilons, times the largest absolute logit, that count as rounding (chosen)
@@ -181,7 +181,7 @@ def _p_value(rule: Verification, world: World) -> float:
     """Generate short texts with many seeds; return the p-value of their counts under the target's distribution."""
     counts: Counter[tuple[int, ...]] = Counter()
     drafter = world.drafter((2, 1))
-    drafter.needs = Needs(target=TableTarget(world))
+    drafter.needs = Needs(target=world)
     for seed in range(_TEXTS):
         sampling, control = replace(world.sampling, seed=seed), FixedControl(_NODES)
         *_, seq = decoding(drafter, PROMPT, sampling, rule, _LENGTH, control)

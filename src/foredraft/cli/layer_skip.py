@@ -21,6 +21,7 @@ from foredraft.model.gguf import SMOLLM2
 
 if TYPE_CHECKING:  # torch and transformers are imported when a command runs, so that help is fast
     from foredraft.api import Generator
+    from foredraft.model.skipping import Skipped
     from foredraft.training.layer_search import Found, SkippingFigures, WrittenText
 
 _LEAST_TEXTS = 4  # chosen
@@ -68,17 +69,17 @@ def layer_skip(
             tell(number / len(prompts), "writing texts")
             written.append(_written(generator, prompt, {**arguments, "seed": seed + number}, max_new_tokens))
         start = monotonic()
-
-        def tried(count: int, best: "SkippingFigures") -> bool:
-            elapsed = (monotonic() - start) / 60 / minutes if minutes is not None else 0.0
-            tell(max(count / trials, elapsed), f"searching, {count} tried, x{best.speed_up:.2f}")
-            return elapsed < 1.0
-
         held_out, searched = written[::_HELD_OUT_ONE_IN], [w for n, w in enumerate(written) if n % _HELD_OUT_ONE_IN]
-        found = search(
-            lambda skipped: figures_of(target, skipped, searched, costs, levels), count, trials=trials, seed=seed,
-            tried=tried,
-        )  # fmt: skip
+
+        def figures(skipped: "Skipped") -> "SkippingFigures":
+            return figures_of(target, skipped, searched, costs, levels)
+
+        for found in search(figures, count, trials=trials, seed=seed):
+            elapsed = (monotonic() - start) / 60 / minutes if minutes is not None else 0.0
+            done, gain = max(found.trials / trials, elapsed), found.figures.speed_up
+            tell(done, f"searching, {found.trials} tried, x{gain:.2f}")
+            if elapsed >= 1.0:
+                break
         checked = figures_of(target, found.skipped, held_out, costs, levels)
     about = {
         "searched": asdict(found.figures), "held_out": asdict(checked), "trials": found.trials, "texts": len(written),

@@ -23,7 +23,8 @@ from foredraft.options import check_known, options_from
 if TYPE_CHECKING:  # torch is imported when a verb runs, so that help stays quick
     from foredraft.api import Generator
     from foredraft.model.head_files import HeadCard
-    from foredraft.training.loop import LoopOptions, Run, Task
+    from foredraft.training.loop import LoopOptions, Run
+    from foredraft.training.tasks import Task
     from foredraft.training.traces import Asked, TraceOptions, Traces
 
 T = TypeVar("T")

@@ -128,9 +128,10 @@ def _is_packed(path: Path) -> bool:
 
 def _kind(path: Path) -> str:
     """Return the supported suffix of a file, without .gz, or an empty string."""
-    bare = path.name.lower().removesuffix(".gz")
-    kind = next((suffix for suffix in SUFFIXES if bare.endswith(suffix)), "")
-    return "" if kind == ".parquet" and _is_packed(path) else kind
+    name = path.name.lower()
+    if not name.endswith(".parquet.gz"):
+        name = name.removesuffix(".gz")
+    return next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")
 
 
 def _whole(path: Path) -> Part:
@@ -188,7 +189,9 @@ def read_documents(
         with _refused(part.path):
             if part.path.stat().st_size != part.file_bytes:
                 raise UsageError(f"The input {part.path} has changed since reading began. Run the command again.")
-            for document in _Reader(part, report, render, strict).documents():
+            reader = _Reader(part, report, render, strict)
+            readers = {".parquet": reader.parquet, ".jsonl": reader.lines}
+            for document in readers.get(_kind(part.path), reader.whole_file)():
                 yield document._replace(consumed=before + document.consumed)
         before += part.bytes
 
@@ -202,14 +205,10 @@ class _Reader:
     render: Render
     strict: bool
 
-    def documents(self) -> Iterator[Document]:
-        readers = {".parquet": self.parquet, ".jsonl": self.lines}
-        return readers.get(_kind(self.part.path), self.whole_file)()
-
     def whole_file(self) -> Iterator[Document]:
         """Yield the file as one document, in pieces cut at line ends."""
         decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")
-        held, blank = "", True
+        held, is_cut = "", False
         with self.part.path.open("rb") as raw, _unpacked(self.part.path, raw) as file:
             block = file.read(_BLOCK_BYTES)
             if b"\0" in block or len(block) - len(block.translate(None, _CONTROLS)) > _MOST_CONTROLS * len(block):
@@ -218,21 +217,23 @@ class _Reader:
             while following := file.read(_BLOCK_BYTES):
                 held += decoder.decode(block)
                 cut = cut_at_line_end(held, len(held))
-                blank = blank and not held[:cut].strip()
                 yield Document(held[:cut], raw.tell(), False)
-                held, block = held[cut:], following
+                held, block, is_cut = held[cut:], following, True
             held += decoder.decode(block, final=True)
-            if blank and not held.strip():
-                self._skip("empty_documents", "there is no text")
-            else:
+            if is_cut or held.strip():
                 yield Document(held, raw.tell())
+            else:
+                self._skip("empty_documents", "there is no text")
 
     def lines(self) -> Iterator[Document]:
         """Yield one document for each line of JSON that begins in the part."""
         part = self.part
         stop = math.inf if part.stop is None else part.stop
         with part.path.open("rb") as raw, _unpacked(part.path, raw) as file:
-            at, number = _line_start(file, part.start, stop), 0
+            if part.start:
+                file.seek(part.start - 1)  # a line begins at `start` if the byte before it ends one
+                file.readline()
+            at, number = file.tell(), 0
             while at < stop and (line := file.readline()):
                 number += 1
                 place = f"the line at byte {at}" if part.start else f"line {number}"
@@ -286,16 +287,6 @@ class _Reader:
 
 def _unpacked(path: Path, raw: IO[bytes]) -> IO[bytes]:
     return gzip.GzipFile(fileobj=raw) if _is_packed(path) else raw  # type: ignore[return-value]  # a GzipFile is not declared IO, but reads alike
-
-
-def _line_start(file: IO[bytes], start: int, stop: float) -> int:
-    """Move `file` to the first line that begins at `start` or later; return the position, which may be past `stop`."""
-    if not start:
-        return 0
-    file.seek(start - 1)  # a line begins at `start` if the byte before it ends one
-    while file.tell() < stop and (block := file.readline(_BLOCK_BYTES)) and not block.endswith(b"\n"):
-        pass
-    return file.tell()
 
 
 @contextlib.contextmanager

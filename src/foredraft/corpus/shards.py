@@ -6,6 +6,7 @@ the size of a shard. Does not depend on how the work is distributed over machine
 
 import contextlib
 import hashlib
+import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import tokenizers
 
 from foredraft.atomic_file import unwritable
@@ -39,7 +39,7 @@ Spread = Callable[[Callable[..., Any], Iterable[Any]], Iterator[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A part of the inputs, and how it is processed."""
+    """Some of the inputs, and how they are processed."""
 
     parts: tuple[Part, ...]  # files, or ranges of them
     hold_out: float = 0.0  # share of documents to leave out, 0 to 1; which ones depends on their text only
@@ -69,10 +69,8 @@ def plan_shards(
 ) -> list[Shard]:
     """Cut the files into shards of about `shard_bytes` by `parts_of`, in order; small files share a shard.
 
-    UsageError if a file cannot be read, or a size or share is out of range.
+    UsageError if a file cannot be read, or the share is out of range.
     """
-    if shard_bytes < 1:
-        raise UsageError(f"shard_bytes is {shard_bytes}; give the size of a shard in bytes, at least 1.")
     if not 0 <= hold_out <= 1:
         raise UsageError(f"hold_out is {hold_out}; give the share of documents to hold out, 0 to 1.")
     parts = (part for file in files for part in parts_of(file.absolute(), shard_bytes))
@@ -208,27 +206,16 @@ def plan_segments(shards: Sequence[Path], separator: int, most: int) -> Iterator
     """
     if most < 1:
         raise UsageError(f"The maximum size of a segment is {most} tokens; give at least 1.")
-    group, size = list[Stretch](), 0
-    for shard in shards:
-        ends, start = _document_ends(shard, separator), 0
-        while len(ends) and start < ends[-1]:
-            fitting = int(np.searchsorted(ends, start + most - size, "right"))
-            first = int(np.searchsorted(ends, start, "right"))
-            if fitting > first or not group:
-                stop = int(ends[max(fitting - 1, first)])
-                group.append(Stretch(shard, start, stop))
-                size, start = size + stop - start, stop
-            if start < ends[-1]:
-                yield group
-                group, size = [], 0
-    if group:
-        yield group
+    documents = (document for shard in shards for document in _documents(shard, separator))
+    for group in grouped(documents, lambda document: document.stop - document.start, most):
+        runs = [list(run) for _, run in itertools.groupby(group, lambda document: document.shard)]
+        yield [Stretch(run[0].shard, run[0].start, run[-1].stop) for run in runs]
 
 
-def _document_ends(shard: Path, separator: int) -> npt.NDArray[np.int64]:
-    """Return the index after each separator."""
-    ends, at = [np.empty(0, np.int64)], 0
+def _documents(shard: Path, separator: int) -> Iterator[Stretch]:
+    start = at = 0
     for symbols in shard_symbols([shard]):
-        ends.append(np.flatnonzero(symbols == separator) + at + 1)
+        for stop in (np.flatnonzero(symbols == separator) + at + 1).tolist():
+            yield Stretch(shard, start, stop)
+            start = stop
         at += len(symbols)
-    return np.concatenate(ends)

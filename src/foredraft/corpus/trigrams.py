@@ -27,6 +27,7 @@ MAX_VOCABULARY = (1 << 21) - 1  # a key packs three tokens, or two and the end-o
 MAX_ENTRIES = (1 << 32) - 1  # offsets are uint32
 MAX_KEEP = 255  # successor counts must fit a byte
 _SATURATED = (1 << 32) - 1
+_RECORD = np.dtype([("key", np.uint64), ("count", np.uint32)])  # of a sorted run on disk, which fits in memory
 
 
 def count_trigrams(
@@ -38,15 +39,13 @@ def count_trigrams(
 
     `blocks` are from `tokenize` or `shard_symbols`; `vocabulary` is their separator, and all ids are below it. Of a
     bigram, at most `keep` successors are stored, 1 to 255, and only if a token followed it at least `least` times. The
-    file `out`, with `<out>.lock` and, during the build, `<out>.building` next to it, depends on the documents, `keep`
-    and `least` only, not on the block boundaries; `eos_token_id` and `metadata`, JSON values, are recorded in it.
+    arrays do not depend on the block boundaries; `eos_token_id` and `metadata`, JSON values, are recorded beside them.
 
     `progress` is called with the number of tri-grams merged, and may raise to stop. `at_once` tokens are counted, and
-    as many distinct tri-grams merged, in memory, at about 60 bytes each. On failure, an old file stays and temporary
-    files are removed. UsageError for an argument out of range, or documents without any token; StoreError if `out`
-    exists, unless `overwrite`, is being written by another process, or cannot be written.
+    as many distinct tri-grams merged, in memory, at about 60 bytes each. UsageError for an argument out of range, or
+    documents without any token; StoreError for too many tri-grams, and as `write_store`.
     """
-    _check_arguments(vocabulary, keep, least, eos_token_id)
+    _check_arguments(vocabulary, keep, least)
     bits = vocabulary.bit_length()
     token_counts = np.zeros(vocabulary + 1, np.int64)
     runs: list[Path] = []
@@ -56,7 +55,7 @@ def count_trigrams(
         for symbols in _chunks(blocks, at_once):
             token_counts += np.bincount(symbols[2 if runs else 0 :], minlength=vocabulary + 1)
             runs.append(writer.folder / f"run-{len(runs)}")
-            _write_run(runs[-1], *_counted(symbols, vocabulary, bits))
+            _write_run(runs[-1], symbols, vocabulary, bits)
         read, tokens = int(token_counts[vocabulary]), int(token_counts[:vocabulary].sum())
         if not tokens:
             raise UsageError("The inputs hold no text, so there is nothing to count. Give files with text in them.")
@@ -79,15 +78,13 @@ def count_trigrams(
         }  # fmt: skip
 
 
-def _check_arguments(vocabulary: int, keep: int, least: int, eos_token_id: int | None) -> None:
+def _check_arguments(vocabulary: int, keep: int, least: int) -> None:
     if not 1 <= vocabulary <= MAX_VOCABULARY:
         raise UsageError(f"A table holds vocabularies of 1 to {MAX_VOCABULARY} tokens; {vocabulary} were given.")
     if not 1 <= keep <= MAX_KEEP:
         raise UsageError(f"keep is {keep}; give the number of successors to keep of a bigram, 1 to {MAX_KEEP}.")
     if least < 1:
         raise UsageError(f"least is {least}; give how often a bigram must occur to be kept, at least 1.")
-    if eos_token_id is not None and not 0 <= eos_token_id < vocabulary:
-        raise UsageError(f"eos_token_id is {eos_token_id}, which is not below the vocabulary of {vocabulary}.")
 
 
 def _chunks(blocks: Iterable[Symbols], length: int) -> Iterator[npt.NDArray[Any]]:
@@ -102,8 +99,8 @@ def _chunks(blocks: Iterable[Symbols], length: int) -> Iterator[npt.NDArray[Any]
     yield np.concatenate(held)
 
 
-def _counted(symbols: npt.NDArray[Any], end: int, bits: int) -> tuple[U64, I64]:
-    """Return the sorted distinct keys of all windows whose first two symbols are tokens, and their counts.
+def _write_run(path: Path, symbols: npt.NDArray[Any], end: int, bits: int) -> None:
+    """Count all windows whose first two symbols are tokens, and write their distinct keys, sorted, with the counts.
 
     The key of `a, b, c` is `a << 2 * bits | b << bits | c`. A last symbol `end` means that a document ended with
     `a, b`: not a tri-gram, but an occurrence of `b` after `a`.
@@ -112,26 +109,11 @@ def _counted(symbols: npt.NDArray[Any], end: int, bits: int) -> tuple[U64, I64]:
     wide = symbols.astype(np.uint64)
     shift = np.uint64(bits)
     keys = ((wide[:-2] << shift | wide[1:-1]) << shift | wide[2:])[inside[:-2] & inside[1:-1]]
-    return np.unique(keys, return_counts=True)
-
-
-# --- sorted runs on disk, each of which fits in memory: distinct keys (uint64), then their counts (uint32)
-
-
-def _write_run(path: Path, keys: U64, counts: I64) -> None:
+    keys, counts = np.unique(keys, return_counts=True)
+    records = np.empty(len(keys), _RECORD)
+    records["key"], records["count"] = keys, counts
     with path.open("wb") as file:  # tofile() does not report a full disk as such
-        file.write(keys.data)
-        file.write(counts.astype(np.uint32).data)
-
-
-def _length(run: Path) -> int:
-    return run.stat().st_size // 12
-
-
-def _read_run(run: Path, start: int, stop: int) -> tuple[U64, npt.NDArray[np.uint32]]:
-    # read, not mapped: mapped pages would count as this process's memory until the system reclaims them
-    keys = np.fromfile(run, np.uint64, stop - start, offset=start * 8)
-    return keys, np.fromfile(run, np.uint32, stop - start, offset=_length(run) * 8 + start * 4)
+        file.write(records.view(np.uint8).data)
 
 
 def _merged(runs: Sequence[Path], bits: int, at_once: int) -> Iterator[tuple[U64, I64, int]]:
@@ -140,30 +122,32 @@ def _merged(runs: Sequence[Path], bits: int, at_once: int) -> Iterator[tuple[U64
     The ranges are chosen from samples of the runs, so they hold about `at_once` records for any text. Yields sorted
     distinct keys, their counts over all runs, and the number of records merged.
     """
+    # runs are read, not mapped: mapped pages would count as this process's memory until the system reclaims them
     shift, stride = np.uint64(bits), max(1, min(4096, at_once // 16))
-    whole = [(run, 0, _length(run)) for run in runs]
-    samples = np.sort(np.concatenate([_read_run(*records)[0][::stride].copy() for records in whole]))
+    samples = np.sort(np.concatenate([np.fromfile(run, _RECORD)["key"][::stride].copy() for run in runs]))
     every = max(1, at_once // stride)
     bounds = np.unique(samples[every::every] >> shift << shift)
-    splits = [[0, *np.searchsorted(_read_run(*records)[0], bounds), records[-1]] for records in whole]
+    splits = [[0, *np.searchsorted(np.fromfile(run, _RECORD)["key"], bounds), _length(run)] for run in runs]
     for starts, stops in itertools.pairwise(zip(*splits, strict=True)):
-        parts = [_read_run(*records) for records in zip(runs, starts, stops, strict=True)]
-        keys = np.concatenate([keys for keys, _ in parts])
-        order = np.argsort(keys)
-        keys = keys[order]
-        groups = _group_bounds(keys)
-        yield keys[groups[:-1]], _group_sums(np.concatenate([c for _, c in parts])[order], groups), len(keys)
+        parts = [
+            np.fromfile(run, _RECORD, stop - start, offset=start * _RECORD.itemsize)
+            for run, start, stop in zip(runs, starts, stops, strict=True)
+        ]
+        records = np.concatenate(parts)
+        records = records[np.argsort(records["key"])]
+        keys, _, counts = _groups(records["key"], records["count"])
+        yield keys, counts, len(records)
 
 
-def _group_bounds(keys: U64) -> I64:
-    """Return where each group of equal neighbours starts, and the length after the last: int64[groups + 1]."""
+def _length(run: Path) -> int:
+    return run.stat().st_size // _RECORD.itemsize
+
+
+def _groups(keys: U64, counts: npt.NDArray[Any]) -> tuple[U64, I64, I64]:
+    """Return the distinct values of sorted keys, where each begins and the last ends, and the sum of its counts."""
     starts = np.append(True, keys[1:] != keys[:-1])[: len(keys)]
-    return np.append(np.flatnonzero(starts), len(keys))
-
-
-def _group_sums(counts: npt.NDArray[Any], bounds: I64) -> I64:
-    """Return the sum of each group: int64[groups]."""
-    return np.add.reduceat(counts, bounds[:-1], dtype=np.int64)
+    bounds = np.append(np.flatnonzero(starts), len(keys))
+    return keys[bounds[:-1]], bounds, np.add.reduceat(counts, bounds[:-1], dtype=np.int64)
 
 
 def _probabilities(counts: I64, totals: I64) -> npt.NDArray[np.uint16]:
@@ -187,18 +171,15 @@ class _TableWriter:
     def add(self, keys: U64, counts: I64) -> None:
         """Add merged keys, ascending across calls; all keys of a bigram must be in one call."""
         pairs = keys >> self.shift
-        bounds = _group_bounds(pairs)
-        self._add_pairs(pairs[bounds[:-1]], _group_sums(counts, bounds))
+        distinct, _, totals = _groups(pairs, counts)
+        self._add_pairs(distinct, totals)
         followed = (keys & self.mask) != self.vocabulary
         keys, counts, pairs = keys[followed], counts[followed], pairs[followed]
         self.distinct += len(keys)
-        bounds = _group_bounds(pairs)
-        totals = _group_sums(counts, bounds)
-        often = totals >= self.least
-        entries = np.repeat(often, np.diff(bounds))
-        keys, counts, pairs, totals = keys[entries], counts[entries], pairs[entries], totals[often]
-        bounds = _group_bounds(pairs)
-        rows = pairs[bounds[:-1]]
+        _, bounds, totals = _groups(pairs, counts)
+        often = np.repeat(totals >= self.least, np.diff(bounds))
+        keys, counts = keys[often], counts[often]
+        rows, bounds, totals = _groups(pairs[often], counts)
         self.row_counts += np.bincount((rows >> self.shift).astype(np.int64), minlength=self.vocabulary)
         self.writer.append("second", (rows & self.mask).astype(self.dtype))
         self.writer.append("totals", np.minimum(totals, _SATURATED).astype(np.uint32))
@@ -222,12 +203,10 @@ class _TableWriter:
         firsts = pairs >> self.shift
         ready = len(pairs) if last or not len(pairs) else int(np.searchsorted(firsts, firsts[-1]))
         self.held_pairs, self.held_counts = pairs[ready:], counts[ready:]
-        bounds = _group_bounds(firsts[:ready])
-        totals = _group_sums(counts[:ready], bounds)
-        first = firsts[bounds[:-1]].astype(np.int64)
-        seconds = pairs[:ready] & self.mask
-        self.unigram_totals[first] = totals
-        self.unigram_lengths[first] = self._append_successors(
+        distinct, bounds, totals = _groups(firsts[:ready], counts[:ready])
+        rows, seconds = distinct.astype(np.int64), pairs[:ready] & self.mask
+        self.unigram_totals[rows] = totals
+        self.unigram_lengths[rows] = self._append_successors(
             "unigram_", bounds, seconds, counts[:ready], totals, UNIGRAM_KEEP
         )
 

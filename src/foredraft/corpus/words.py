@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from foredraft.corpus.documents import Document, ReadReport, Render, cut_at_line_end, join_messages
@@ -42,8 +41,7 @@ def tokenizer_hash(tokenizer: Tokenizer) -> str:
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:
     """Return a number above every id of the tokenizer; ids may have gaps."""
-    highest = max(tokenizer.get_vocab(True).values(), default=-1)
-    return max(tokenizer.get_vocab_size(True), highest + 1)
+    return max(tokenizer.get_vocab(True).values(), default=-1) + 1
 
 
 @dataclass(frozen=True)
@@ -70,11 +68,8 @@ class Words:
         return hashlib.sha256(described.encode()).hexdigest()
 
     def tokenizer(self) -> Tokenizer:
-        """Return a new tokenizer that neither pads nor truncates; UsageError if its text is invalid."""
-        try:
-            tokenizer = Tokenizer.from_str(self.tokenizer_json)
-        except Exception as error:  # the library raises plain Exception
-            raise UsageError(f"This is not a tokenizer that the tokenizers library reads ({error}).") from error
+        """Return a new tokenizer that neither pads nor truncates."""
+        tokenizer: Tokenizer = Tokenizer.from_str(self.tokenizer_json)
         tokenizer.no_padding()
         tokenizer.no_truncation()
         return tokenizer
@@ -151,8 +146,8 @@ def tokenize(
 ) -> Iterator[Symbols]:  # fmt: skip
     """Yield the documents' ids in order, each document followed by the separator V; documents without ids are dropped.
 
-    A batch of ids is uint16[n] if V, `vocabulary`, is at most 65,535, else uint32[n]; UsageError for an id that is not
-    below V. `eos_token_id` is appended to every document that does not end in it. `report` counts documents and tokens.
+    A batch of ids is uint16[n] if V, `vocabulary`, at least `vocabulary_size(tokenizer)`, is at most 65,535, else
+    uint32[n]. `eos_token_id` is appended to every document that does not end in it. `report` counts what is yielded.
 
     A text is cut at line ends into pieces of at most `piece_characters` before tokenisation, so a token never spans
     such a cut. The `tokenizers` library distributes each batch, of pieces of about `batch_characters` together, over
@@ -164,27 +159,16 @@ def tokenize(
     last = -1  # last id of the current document, -1 before its first
     for batch in grouped(_pieces(documents, piece_characters), lambda piece: len(piece.text), batch_characters):
         encodings = tokenizer.encode_batch_fast([piece.text for piece in batch], add_special_tokens=False)
-        found: list[npt.NDArray[Any]] = []
+        symbols: list[int] = []
         for piece, encoding in zip(batch, encodings, strict=True):
-            ids = np.array(encoding.ids, np.uint32)
-            highest = int(ids.max(initial=0))
-            if highest >= vocabulary:
-                raise UsageError(
-                    f"The tokenizer gave the id {highest}, and the vocabulary is {vocabulary}. Give at least "
-                    f"{highest + 1}."
-                )
-            last = int(ids[-1]) if len(ids) else last
-            found.append(ids.astype(dtype))
+            ids: list[int] = encoding.ids
+            symbols += ids
+            last = ids[-1] if ids else last
             if piece.complete and last >= 0:
-                end = [vocabulary] if eos_token_id is None or last == eos_token_id else [eos_token_id, vocabulary]
-                found.append(np.array(end, dtype))
+                symbols += [vocabulary] if eos_token_id is None or last == eos_token_id else [eos_token_id, vocabulary]
                 report.kept, last = report.kept + 1, -1
-        symbols: npt.NDArray[Any] = np.concatenate(found)
-        report.tokens += int(np.count_nonzero(symbols != vocabulary))
-        yield symbols
-    if last >= 0:
-        report.kept += 1
-        yield np.array([vocabulary], dtype)
+        report.tokens += len(symbols) - symbols.count(vocabulary)
+        yield np.array(symbols, dtype)
 
 
 def _pieces(documents: Iterable[Document], most: int) -> Iterator[Document]:

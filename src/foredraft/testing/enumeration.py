@@ -5,7 +5,6 @@ is correct, the first tokens have the target's distribution, up to rounding. Run
 target and draft model are tables of random logits on a few tokens, and `DrawingDrafter` draws from the latter.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import count
@@ -67,51 +66,21 @@ def outcomes(run: Callable[[Script], T]) -> Iterator[tuple[T, float]]:
         unexplored += script.others
 
 
-class ScriptedDrafting:
-    """Drafting that calls a function, unless the budget is empty, and learns nothing."""
-
-    def __init__(self, propose: Callable[[SequenceView, Budget], Draft]) -> None:
-        self._propose = propose
-
-    def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        return self._propose(view, budget) if budget.nodes > 0 and budget.depth > 0 else EMPTY_DRAFT
-
-    def observe(self, verdict: Verdict) -> None:
-        """Learn nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
 class DrawingDrafter:
     """Draws a tree with q for rejection verification, level by level, siblings without replacement.
 
-    `widths` are the numbers of children of the root, of each of its children, and so on; `chance` is the random source
-    of a sequence's n-th proposal, from 0 (None uses the sequence's seed).
+    `widths` are the numbers of children of the root, of each of its children, and so on.
     """
 
-    name: ClassVar[str] = "scripted"
-    source_names: Sequence[str] = ("scripted",)
+    name: ClassVar[str] = "drawing"
+    source_names: Sequence[str] = ("drawing",)
     needs = Needs()
 
-    def __init__(
-        self, logits_of: LogitsOf, widths: Sequence[int] = (2, 1, 1), chance: Callable[[int], Chance] | None = None
-    ) -> None:
-        self._logits_of, self._widths, self._chance = logits_of, tuple(widths), chance
+    def __init__(self, logits_of: LogitsOf, widths: Sequence[int] = (2, 1, 1)) -> None:
+        self._logits_of, self._widths = logits_of, tuple(widths)
 
-    def open(self, context: DraftContext) -> ScriptedDrafting:
-        """Return a drafting that processes its logits with the target's sampling options."""
-        known = {field.name for field in dataclasses.fields(SamplingOptions)} & context.settings.keys()
-        options = SamplingOptions(**{name: context.settings[name] for name in known})
-        proposals = count()
-
-        def propose(view: SequenceView, budget: Budget) -> Draft:
-            number = next(proposals)
-            # a new stream for each proposal, because draws must be fresh
-            seeded = SeededChance(context.seed, len(view.ids), VERIFIER_STREAM + 1 + number)
-            return self._drawn(view.ids, budget, options, seeded if self._chance is None else self._chance(number))
-
-        return ScriptedDrafting(propose)
+    def open(self, context: DraftContext) -> "_Drawing":
+        return _Drawing(self, context)
 
     def distribution_after(self, ids: TokenIds, options: SamplingOptions) -> Probabilities:
         """Return the distribution that a token after `ids`, int64[n], is drawn from, float64[V]."""
@@ -119,7 +88,8 @@ class DrawingDrafter:
         penalize(row, ids, options.repetition_penalty)
         return distribution(row, options)
 
-    def _drawn(self, ids: TokenIds, budget: Budget, options: SamplingOptions, chance: Chance) -> Draft:
+    def drawn(self, ids: TokenIds, budget: Budget, options: SamplingOptions, chance: Chance) -> Draft:
+        """Return a draft of what follows `ids`, int64[n], drawn with the target's sampling options."""
         nodes: list[tuple[int, int, FloatArray]] = []  # token, parent, q
         level = [(-1, ids)]
         for width in self._widths[: budget.depth]:
@@ -137,32 +107,51 @@ class DrawingDrafter:
         return Draft(np.array(tokens, np.int32), np.array(parents, np.int32), q=np.array(rows, np.float32))
 
 
-class World:
-    """A target and a draft model that are tables of random logits on `vocabulary` tokens.
+class _Drawing:
+    """One sequence of a `DrawingDrafter`; learns nothing."""
+
+    def __init__(self, drafter: DrawingDrafter, context: DraftContext) -> None:
+        sampling = {name: value for name, value in context.settings.items() if name != "verification"}
+        self._options = SamplingOptions(**sampling)
+        self._drafter, self._seed, self._proposals = drafter, context.seed, count()
+
+    def propose(self, view: SequenceView, budget: Budget) -> Draft:
+        # a new stream for each proposal, because draws must be fresh
+        chance = SeededChance(self._seed, len(view.ids), VERIFIER_STREAM + 1 + next(self._proposals))
+        return self._drafter.drawn(view.ids, budget, self._options, chance)
+
+    def observe(self, verdict: Verdict) -> None:
+        """Learn nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class World(ToyTarget):
+    """A target and a draft model that are tables of random logits on `vocabulary` tokens, by the whole text.
 
     Both choose tokens with the sampling options. Only the target uses `processors`, transformers' logits processors,
     and ends texts at the ids `eos`.
     """
 
+    _ORDER = 99  # more than any text has
+
     def __init__(
         self, vocabulary: int, sampling: SamplingOptions, processors: tuple[LogitsProcessor, ...] = (),
         eos: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
-        self.vocabulary, self.sampling, self.processors, self.eos = vocabulary, sampling, processors, eos
+        super().__init__(vocabulary)
+        self.sampling, self.processors, self.eos = sampling, processors, eos
         self._rows: dict[tuple[int, ...], FloatArray] = {}
 
-    def target_row(self, prefix: Sequence[int]) -> FloatArray:
-        """Return the target's logits after `prefix`, float32[V]."""
-        return self._row(_TARGET, prefix)
-
-    def drafter(self, widths: Sequence[int], chance: Callable[[int], Chance] | None = None) -> DrawingDrafter:
+    def drafter(self, widths: Sequence[int]) -> DrawingDrafter:
         """Return a drafter that draws trees of these widths from the draft model."""
-        return DrawingDrafter(lambda ids: self._row(_DRAFT_MODEL, ids.tolist()), widths, chance)
+        return DrawingDrafter(lambda ids: self._entry(_DRAFT_MODEL, ids), widths)
 
     def conditional(self, text: Text) -> Probabilities:
         """Return plain decoding's distribution after the prompt and `text`, without the code under test."""
         sampling, prefix = self.sampling, np.array([*PROMPT, *text], np.int64)
-        row = self.target_row(prefix.tolist()).copy()
+        row = self._row(prefix).copy()
         penalize(row, prefix, sampling.repetition_penalty)
         for processor in self.processors:
             row = processor(torch.from_numpy(prefix)[None], torch.from_numpy(row)[None])[0].numpy()
@@ -186,8 +175,8 @@ class World:
 
     def scores(self, draft: Draft) -> Scores:
         """Return the target's scores after the root and each node of `draft`."""
-        paths = [draft.tokens[path_to(draft.parents, node)].tolist() for node in range(-1, len(draft))]
-        return Scores(torch.from_numpy(np.stack([self.target_row([*PROMPT.tolist(), *path]) for path in paths])))
+        paths = [draft.tokens[path_to(draft.parents, node)] for node in range(-1, len(draft))]
+        return Scores(torch.from_numpy(np.stack([self._row(np.concatenate([PROMPT, path])) for path in paths])))
 
     def emitted(self, draft: Draft, scores: Scores, chance: Chance) -> Text:
         """Return the tokens that one step emits, using the engine's state and verifier."""
@@ -198,38 +187,21 @@ class World:
         )  # fmt: skip
         return verify(draft, scores, seq, len(PROMPT) - 1).tokens
 
-    def _row(self, who: int, prefix: Sequence[int]) -> FloatArray:
-        key = (who, *prefix)
+    def _row(self, last: TokenIds) -> FloatArray:
+        return self._entry(_TARGET, last)
+
+    def _entry(self, who: int, prefix: TokenIds) -> FloatArray:
+        key = (who, *prefix.tolist())
         if key not in self._rows:
             generator = np.random.default_rng([self.vocabulary, *key])
             self._rows[key] = generator.normal(0, 1.2, self.vocabulary).astype(np.float32)
         return self._rows[key]
 
 
-class TableTarget(ToyTarget):
-    """A toy target with the logits of a `World`; it sees the whole text, which is short."""
-
-    _ORDER = 99
-
-    def __init__(self, world: World) -> None:
-        super().__init__(world.vocabulary)
-        self._world = world
-
-    def _row(self, last: TokenIds) -> FloatArray:
-        return self._world.target_row(last.tolist())
-
-
 def drawn_tree(world: World, widths: Sequence[int]) -> Iterator[tuple[Draft, float]]:
     """Yield every tree of these widths that the world's draft model can draw, with its probability."""
-    context = DraftContext(world.vocabulary, settings=dataclasses.asdict(world.sampling))
-
-    def draw(chance: Script) -> Draft:
-        drafting = world.drafter(widths, lambda proposal: chance).open(context)  # noqa: ARG005  # the same for each
-        draft = drafting.propose(SequenceView(PROMPT, len(PROMPT)), Budget(99, 99))
-        draft.check()
-        return draft
-
-    return outcomes(draw)
+    drafter = world.drafter(widths)
+    return outcomes(lambda chance: drafter.drawn(PROMPT, Budget(99, 99), world.sampling, chance))
 
 
 def distance(world: World, drafts: Iterable[tuple[Draft, float]], length: int = 3) -> float:

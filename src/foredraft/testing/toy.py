@@ -50,7 +50,7 @@ class ToyTarget:
     _ORDER = 3
 
     def __init__(self, vocabulary: int = VOCABULARY, window: int | None = None, seed: int = 0) -> None:
-        self.vocabulary, self.window, self._seed, self.forwards = vocabulary, window, seed, 0
+        self.vocabulary, self.window, self._seed = vocabulary, window, seed
 
     def new_cache(self) -> ToyCache:
         return ToyCache()
@@ -61,7 +61,6 @@ class ToyTarget:
 
     def forward(self, layout: Layout, cache: ToyCache, *, hidden: bool = False) -> Scores:
         """Score every row: logits float32[R, V], on request states float32[R, 8]; ValueError for a wrong position."""
-        self.forwards += 1
         cache.write(layout.token_ids)
         mask = np.tri(layout.rows, dtype=np.bool_) if layout.ancestors is None else layout.ancestors
         rows = np.empty((layout.rows, self.vocabulary), np.float32)

@@ -1,4 +1,1 @@
-"""Training of draft models and heads: traces of the target's texts, tasks that learn from them, and a loop.
-
-Does not depend on drafters or engines.
-"""
+"""Training of draft models and heads: traces of the target's texts, tasks that learn from them, and a loop."""

@@ -5,7 +5,7 @@ searches by timing whole generations. Here each candidate reads the model's own 
 have saved are counted, which measures the same and is faster. Works on models, token ids and seconds, not on text.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -135,32 +135,24 @@ def figures_of(
     return predicted(agreed, costs.curve, costs.draft_cost(skipped), most_levels)
 
 
-def search(
-    figures: Callable[[Skipped], SkippingFigures],
-    layers: int,
-    *,
-    trials: int,
-    seed: int = 0,
-    tried: Callable[[int, SkippingFigures], bool] = lambda _number, _best: True,
-) -> Found:
+def search(figures: Callable[[Skipped], SkippingFigures], layers: int, *, trials: int, seed: int) -> Iterator[Found]:
     """Search for the set with the best predicted speed-up, among new random sets and small changes of the best one.
 
-    Begins with `default_skipped`. The sets tried depend only on the seed and the figures. After each, `tried` receives
-    their number and the best figures; if it returns False, the search ends.
+    Begins with `default_skipped`, and yields the best set so far after each trial. The sets tried depend only on the
+    seed and the figures.
     """
     generator, start = np.random.default_rng(seed), default_skipped(layers)
     best = np.zeros(2 * layers, np.bool_)  # which sub-layers are skipped: attention, then MLPs
     best[[*start.attention, *(layers + number for number in start.mlp)]] = True
-    best_figures, known = figures(start), {best.tobytes()}
-    while tried(len(known), best_figures) and len(known) < trials:
-        marks = _next(generator, best, known)
-        if marks is None:
-            break
+    found, known = Found(start, figures(start), 1), {best.tobytes()}
+    yield found
+    while len(known) < trials and (marks := _next(generator, best, known)) is not None:
         known.add(marks.tobytes())
-        found = figures(_skipped(marks))
-        if found.speed_up > best_figures.speed_up:
-            best, best_figures = marks, found
-    return Found(_skipped(best), best_figures, len(known))
+        skipped = Skipped(*(tuple(np.flatnonzero(half).tolist()) for half in np.split(marks, 2)))
+        tried = Found(skipped, figures(skipped), len(known))
+        if tried.figures.speed_up > found.figures.speed_up:
+            best, found = marks, tried
+        yield found._replace(trials=len(known))
 
 
 def _next(generator: np.random.Generator, best: BoolArray, known: set[bytes]) -> BoolArray | None:
@@ -175,8 +167,3 @@ def _next(generator: np.random.Generator, best: BoolArray, known: set[bytes]) ->
         if 0 < marks.sum() < len(marks) and marks.tobytes() not in known:
             return marks
     return None
-
-
-def _skipped(marks: BoolArray) -> Skipped:
-    attention, mlp = (tuple(np.flatnonzero(half).tolist()) for half in np.split(marks, 2))
-    return Skipped(attention, mlp)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,24 +19,11 @@ import torch
 from foredraft.atomic_file import replacing, store_file
 from foredraft.errors import NumericsError, StoreError, UsageError
 from foredraft.options import check_range
+from foredraft.training.tasks import Task
 from foredraft.training.traces import Numbers, Tell, Traces, chosen_windows
 
 CHECKPOINT = "checkpoint.pt"
 _EVALUATED = 64  # held-out windows on which agreement is measured, at most
-
-
-class Task(Protocol):
-    """A module to train, and its loss on traces."""
-
-    @property
-    def module(self) -> torch.nn.Module:
-        """The module; its parameters that require a gradient are trained, in float32."""
-
-    def loss(self, windows: Numbers) -> torch.Tensor:
-        """Return the mean loss of these windows, a differentiable scalar."""
-
-    def agreement(self, windows: Numbers) -> float:
-        """Return the share of correct predictions on these windows, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from foredraft.errors import StoreError, UsageError
 from foredraft.model import heads
 from foredraft.model.candidates import NOISY_TOKENS
 from foredraft.model.heads import RankedHead, places_of
-from foredraft.model.layers import Passage, model_parts, shorter
+from foredraft.model.layers import Passage, model_parts, scored_states, shorter
 from foredraft.training.traces import Numbers, Traces
 
 LOSSES = ("distribution", "tokens")
@@ -24,11 +24,17 @@ _LOSS_DECAY = 0.8  # of each further Medusa head; Medusa, section 2.2.1
 _TEMPERATURE = 0.7  # of the windows that an agreement predictor treats as sampled; chosen, as the traces' default
 
 
-class _Task:
-    """Learns what the target says at each position; scores the tokens `ids`, int64[N], or all of them."""
+class Task:
+    """A module to train, and its loss on traces: it learns what the target says at each position.
 
-    def __init__(self, model: Any, traces: Traces, lm_head: nn.Module, ids: torch.Tensor | None) -> None:
-        self._traces, self._ids = traces, ids
+    The parameters of `module` that require a gradient are trained, in float32. `lm_head`, in the module or the target's
+    own, scores all tokens, or, if it is a `RankedHead`, some.
+    """
+
+    def __init__(self, model: Any, traces: Traces, module: nn.Module, lm_head: nn.Module) -> None:
+        self.module: Any = module.float().train()
+        self._traces = traces
+        self._ids = lm_head.ids.long() if isinstance(lm_head, RankedHead) else None
         self._places = places_of(lm_head, model.get_output_embeddings().weight.shape[0])
         self._device: torch.device = model.get_input_embeddings().weight.device
 
@@ -37,22 +43,32 @@ class _Task:
         raise NotImplementedError
 
     def loss(self, windows: Numbers) -> torch.Tensor:
-        return self._loss_of(self.logits(windows), windows)
+        """Return the mean loss of these windows, a differentiable scalar."""
+        losses = []
+        for scores in self._scores(windows):
+            ahead = self._traces.window - scores.shape[1]  # of the next token
+            labels = self._traces.labels(windows, scores.device, slice(ahead, None))
+            losses.append(_LOSS_DECAY**ahead * distribution_loss(scores.flatten(0, 1).float(), *labels, self._places))
+        return torch.stack(losses).sum()
 
     def agreement(self, windows: Numbers) -> float:
+        """Return the share of correct predictions on these windows, 0 to 1."""
         right = 0
         for number in windows.tolist():
-            chosen = _tokens_of(self.logits(np.array([number]))[0].argmax(dim=-1), self._ids)
+            chosen = self._tokens(self.logits(np.array([number]))[0].argmax(dim=-1))
             right += int((chosen.cpu().numpy() == self._traces.top_ids[number, :, 0]).sum())
         return right / (len(windows) * self._traces.window)
 
-    def _loss_of(self, logits: torch.Tensor, windows: Numbers, positions: slice = slice(None)) -> torch.Tensor:
-        """Return the mean loss of logits, float[B, T, N], for these positions of the windows."""
-        labels = self._traces.labels(windows, logits.device, positions)
-        return distribution_loss(logits.flatten(0, 1).float(), *labels, self._places)
+    def _tokens(self, places: torch.Tensor) -> torch.Tensor:
+        """Return the tokens, int64, of indices into the logits."""
+        return places if self._ids is None else self._ids.to(places.device)[places]
+
+    def _scores(self, windows: Numbers) -> list[torch.Tensor]:
+        """Return the logits of every output, float[B, T - k, V] for one that predicts k tokens ahead of the next."""
+        return [self.logits(windows)]
 
 
-class ExitTask(_Task):
+class ExitTask(Task):
     """Trains an early-exit head on the frozen first `layers` (EESD, Liu et al. 2024, section 3.2).
 
     Only the first layers and the head stay in memory once the caller releases the model. `loss` is "distribution"
@@ -64,7 +80,7 @@ class ExitTask(_Task):
     list, StoreError if the states' file cannot be written.
     """
 
-    module: heads.ExitHead  # float32
+    module: heads.ExitHead
 
     def __init__(
         self, model: Any, layers: int, traces: Traces, *, loss: str, states: Path | None,
@@ -75,15 +91,14 @@ class ExitTask(_Task):
         parts = model_parts(model)
         parts.check_exit(layers)
         self._loss = loss
-        self.module = heads.ExitHead(model, ids).float().requires_grad_(requires_grad=True)
-        self.module.lm_head.requires_grad_(requires_grad=ids is None)
-        self.module.train()
-        super().__init__(model, traces, self.module.lm_head, ids)
+        head = heads.ExitHead(model, ids).requires_grad_(requires_grad=True)
+        head.lm_head.requires_grad_(requires_grad=ids is None)
+        super().__init__(model, traces, head, head.lm_head)
         nothing, own = nn.Identity(), dict(enumerate(model.get_submodule(parts.layers)[:layers]))
         self._first = shorter(model, parts, own, {parts.norm: nothing, parts.lm_head: nothing}).base_model
         exits = {parts.norm: self.module.norm, parts.lm_head: self.module.lm_head}
-        self._after = shorter(model, parts, {parts.count - 1: self.module.layer}, exits)
-        self._exit = Passage(self._after.get_submodule(parts.layers)[0], enters=True)
+        self.after = shorter(model, parts, {parts.count - 1: self.module.layer}, exits)
+        self._exit = Passage(self.after.get_submodule(parts.layers)[0], enters=True)
         self._stored = np.zeros(len(traces.windows), np.bool_)  # windows whose states this run has stored
         width = model.get_output_embeddings().weight.shape[1]
         self._file = None if states is None else _states_file(states, (len(traces.windows), traces.window, width))
@@ -98,7 +113,7 @@ class ExitTask(_Task):
     def logits(self, windows: Numbers) -> torch.Tensor:
         inputs = self._traces.inputs(windows, self._device)
         self._exit.states = self._states(windows, inputs)
-        return self._after(**inputs).logits  # type: ignore[no-any-return]  # transformers' outputs are Any
+        return self.after(**inputs).logits  # type: ignore[no-any-return]  # transformers' outputs are Any
 
     @torch.no_grad()
     def _states(self, windows: Numbers, inputs: dict[str, Any]) -> torch.Tensor:
@@ -123,46 +138,34 @@ def _states_file(file: Path, shape: tuple[int, int, int]) -> np.memmap[Any, np.d
         ) from error
 
 
-class DraftTask(_Task):
+class DraftTask(Task):
     """Trains a draft model of `layers` of the target's layers; embeddings and LM head stay the target's.
 
     DistillSpec (Zhou et al., ICLR 2024) finds that it learns best from the target's distribution on texts like those to
     be drafted, such as the target's own. Raises as `FirstLayers`.
     """
 
-    module: heads.FirstLayers  # its layers and norm, float32
-
     def __init__(self, model: Any, layers: int, traces: Traces, ids: torch.Tensor | None = None) -> None:
-        self.module = heads.FirstLayers(model, layers, ids).float().requires_grad_(requires_grad=True)
-        self.module.lm_head.requires_grad_(requires_grad=False)
-        self.module.train()
-        super().__init__(model, traces, self.module.lm_head, ids)
-        self._drafting = heads.draft_model(model.requires_grad_(requires_grad=False), self.module)
+        first = heads.FirstLayers(model, layers, ids).requires_grad_(requires_grad=True)
+        first.lm_head.requires_grad_(requires_grad=False)
+        super().__init__(model, traces, first, first.lm_head)
+        self._drafting = heads.draft_model(model.requires_grad_(requires_grad=False), first)
 
     def logits(self, windows: Numbers) -> torch.Tensor:
         return self._drafting(**self._traces.inputs(windows, self._device)).logits  # type: ignore[no-any-return]  # transformers' outputs are Any
 
 
-class MedusaTask(_Task):
+class MedusaTask(Task):
     """Trains `count` Medusa heads on the target's last hidden states (Cai et al. 2024, section 2.2.1).
 
     The loss of head k is weighted by 0.8 to the power k, as deeper heads are less accurate.
     """
 
-    module: heads.MedusaHeads  # float32
-
     def __init__(self, model: Any, count: int, traces: Traces, ids: torch.Tensor | None = None) -> None:
         self._model = model.requires_grad_(requires_grad=False)
         self._lm_head = model.get_output_embeddings() if ids is None else RankedHead(model, ids)
-        super().__init__(model, traces, self._lm_head, ids)
-        self.module = heads.MedusaHeads(self._lm_head.weight.shape[1], count).to(self._device)
-
-    def loss(self, windows: Numbers) -> torch.Tensor:
-        losses = [
-            _LOSS_DECAY**head * self._loss_of(scores, windows, slice(head, None))
-            for head, scores in enumerate(self._scores(windows), 1)
-        ]
-        return torch.stack(losses).sum()
+        super().__init__(model, traces, heads.MedusaHeads(self._lm_head.weight.shape[1], count), self._lm_head)
+        self.module.to(self._device)
 
     def agreement(self, windows: Numbers) -> float:
         """Return how often the first head's best token is the target's."""
@@ -175,19 +178,18 @@ class MedusaTask(_Task):
         for window in windows[:, None]:
             for head, scores in enumerate(self._scores(window)):
                 theirs, _ = self._traces.labels(window, self._device, slice(head + 1, None))
-                best = _tokens_of(scores[0].topk(heads.RANKS, dim=-1).indices, self._ids)
+                best = self._tokens(scores[0].topk(heads.RANKS, dim=-1).indices)
                 found[head] += (best == theirs[:, :1]).float().mean(0)
         return found / len(windows)
 
     def _scores(self, windows: Numbers) -> list[torch.Tensor]:
-        """Return the logits of head k = 1, 2, ..., float[B, T - k, V], which predict the labels from position k on."""
         with torch.no_grad(), torch.autocast(self._device.type, enabled=False):  # computed as when drafting
             output = self._model.base_model(**self._traces.inputs(windows, self._device))
         states = self.module(output.last_hidden_state.float()).to(self._lm_head.weight.dtype)
         return [self._lm_head(each[:, :-head]) for head, each in enumerate(states, 1)]
 
 
-class AgreementTask:
+class AgreementTask(Task):
     """Trains Cali-TS's predictor: will the target agree with what an early-exit head drafts?
 
     EESD, section 3.3. The labels compare the head's token with the target's at each position of a window, for levels
@@ -195,19 +197,14 @@ class AgreementTask:
     noise, as in sampled texts. `head` exits after `layers` layers.
     """
 
-    module: heads.AgreementPredictor
-
     def __init__(self, model: Any, head: heads.ExitHead, layers: int, traces: Traces) -> None:
-        self._ids = head.lm_head.ids.long() if isinstance(head.lm_head, RankedHead) else None
+        self._vocabulary, width = model.get_output_embeddings().weight.shape
+        super().__init__(model, traces, heads.AgreementPredictor(width), head.lm_head)
+        self.module.to(self._device)
+        self._model = model
         self._exit = ExitTask(model, layers, traces, loss="tokens", states=None, ids=self._ids)
         self._exit.module.load_state_dict(head.state_dict())
         self._exit.module.eval().requires_grad_(requires_grad=False)
-        self._exit.module.lm_head.register_forward_pre_hook(self._keep_states)
-        self._model, self._traces = model, traces
-        self._device: torch.device = model.get_input_embeddings().weight.device
-        self._states = torch.empty(0)  # the head's hidden states in its last pass, [B, T, D]
-        self._vocabulary, width = model.get_output_embeddings().weight.shape
-        self.module = heads.AgreementPredictor(width).to(self._device)
 
     def loss(self, windows: Numbers) -> torch.Tensor:
         """Return the mean cross-entropy over all levels that a draft could reach in these windows."""
@@ -233,7 +230,7 @@ class AgreementTask:
         window is treated as sampled, and whether target and head agree, float[n].
         """
         window = np.array([number])
-        with torch.autocast(self._device.type, enabled=False):
+        with torch.autocast(self._device.type, enabled=False), scored_states(self._exit.after) as found:
             scores = self._exit.logits(window)[0].float()
             target = self._model.base_model(**self._traces.inputs(window, self._device)).last_hidden_state[0].float()
         agree, estimate = self._compared(number, scores)
@@ -246,32 +243,23 @@ class AgreementTask:
         at, row = torch.nonzero(inside & reached, as_tuple=True)
         chosen = position[at, row]
         sampled = torch.full_like(estimate[chosen], float(number % 2))
-        draft = self._states[0].float()
-        return target[at], draft[chosen], row + 1, estimate[chosen], sampled, agree[chosen].float()
+        return target[at], found[0][0, chosen].float(), row + 1, estimate[chosen], sampled, agree[chosen].float()
 
     def _compared(self, number: int, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return whether head and target agree at each position, bool[T], and the head's estimate, float[T]."""
         theirs, known = self._traces.labels(np.array([number]), self._device)
         if number % 2 == 0:
             best = torch.softmax(scores, -1).max(-1)
-            return _tokens_of(best.indices, self._ids) == theirs[:, 0], best.values
+            return self._tokens(best.indices) == theirs[:, 0], best.values
         generator = torch.Generator().manual_seed(number)
         uniform = torch.rand((len(scores), self._vocabulary), generator=generator).clamp(1e-10, 1 - 1e-7)
         noise = -torch.log(-torch.log(uniform)).to(self._device)
         target = known.clamp_min(1e-8).log() / _TEMPERATURE + noise.gather(1, theirs)
         ours = torch.log_softmax(scores, -1).topk(min(NOISY_TOKENS, scores.shape[-1]))
-        drafted = _tokens_of(ours.indices, self._ids)
+        drafted = self._tokens(ours.indices)
         best = torch.softmax(ours.values / _TEMPERATURE + noise.gather(1, drafted), -1).max(-1)
         chosen = drafted.gather(1, best.indices[:, None]) == theirs.gather(1, target.argmax(-1)[:, None])
         return chosen[:, 0], best.values
-
-    def _keep_states(self, _module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-        self._states = inputs[0]
-
-
-def _tokens_of(places: torch.Tensor, ids: torch.Tensor | None) -> torch.Tensor:
-    """Return the tokens, int64, of indices into the logits of the tokens `ids`, or of all."""
-    return places if ids is None else ids.to(places.device)[places]
 
 
 def distribution_loss(

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from foredraft.atomic_file import store_file
+from foredraft.atomic_file import store_file, unwritable
 from foredraft.errors import NumericsError, StoreError, UsageError
 from foredraft.options import check_range
 from foredraft.training.sources import Source, is_held_out
@@ -150,10 +150,7 @@ def write_texts(
         tokens[text["kind"] == "open"] += len(text["ids"])
     try:
         with (folder / TEXTS).open("a") as file:
-            while tokens[False] < wanted[False] or tokens[True] < wanted[True]:
-                group = list(islice(remaining, TOGETHER))
-                if not group:
-                    break
+            while any(tokens[each] < wanted[each] for each in wanted) and (group := list(islice(remaining, TOGETHER))):
                 asked = [
                     Asked(source.prompt, n * _GOLDEN % 1 < 1 - options.greedy_share, options.seed + n)
                     for n, source in group
@@ -170,9 +167,7 @@ def write_texts(
                 file.flush()
                 tell("writing", min(tokens[False], wanted[False]), wanted[False])
     except OSError as error:
-        raise StoreError(
-            f"Texts cannot be written to {folder} ({error.strerror}); what was written stays. Check its free space."
-        ) from error
+        raise unwritable(folder, error) from error
 
 
 def label_texts(folder: Path, model: Any, options: TraceOptions, identity: str, tell: Tell) -> Traces:
@@ -204,7 +199,7 @@ def label_texts(folder: Path, model: Any, options: TraceOptions, identity: str, 
         ids.flush()
         probabilities.flush()
     except OSError as error:
-        raise StoreError(f"Labels cannot be written to {folder} ({error.strerror}). Check its free space.") from error
+        raise unwritable(folder, error) from error
     counts = {kind: int((kinds == number).sum()) for number, kind in enumerate(KINDS)}
     store_file(folder / MANIFEST, json.dumps({**head, "windows": counts, "held": int(held.sum())}).encode())
     return open_traces(folder)
@@ -238,16 +233,11 @@ def _known_texts(folder: Path, head: Mapping[str, Any]) -> list[dict[str, Any]]:
     file = folder / TEXTS
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if not file.exists():
-            store_file(file, (json.dumps(head) + "\n").encode())
-            return []
-        data = file.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        if len(whole) < len(data):
+        data = file.read_bytes() if file.exists() else b""
+        whole = data[: data.rfind(b"\n") + 1] if data else (json.dumps(head) + "\n").encode()
+        if whole != data:
             store_file(file, whole)
-        first, *rest = whole.decode().splitlines()
-        begun = json.loads(first)
-        texts = [json.loads(line) for line in rest]
+        begun, *texts = map(json.loads, whole.splitlines())
     except OSError as error:
         raise StoreError(f"{file} cannot be read or written ({error.strerror}).") from error
     except ValueError as error:
