@@ -17,10 +17,10 @@ from foredraft.contracts import (
     StepRecord,
     Target,
     Verdict,
-)
+)  # fmt: skip
 from foredraft.engine.state import SequenceState
 from foredraft.graph.layout import lay_out
-from foredraft.graph.tree import IntArray, check_tree, top_nodes
+from foredraft.graph.tree import IntArray, top_nodes
 from foredraft.sampling.logits import top_probabilities
 from foredraft.verify import verify
 
@@ -52,7 +52,7 @@ def proposed(seq: SequenceState, drafter: Drafter, drafting: Drafting, budget: B
     if budget.nodes <= 0 and not drafter.needs.every_step:
         return EMPTY_DRAFT
     draft = drafting.propose(seq.view(), budget)
-    check_draft(draft, vocabulary, len(drafter.source_names))
+    draft.check(vocabulary, len(drafter.source_names))
     return draft
 
 
@@ -64,7 +64,7 @@ def settle(
     Without a budget nothing that the drafting needs is computed for it.
     """
     began = perf_counter_ns()
-    verdict = verify(draft, scores, seq, seq.length - 1)
+    verdict = verify(draft, scores, seq.chooser(scores, draft), seq.ends, seq.length - 1)
     verified = perf_counter_ns()
     seq.commit(verdict)
     committed = perf_counter_ns()
@@ -82,21 +82,6 @@ def record_of(verdict: Verdict, drafter: Drafter, nanoseconds: Sequence[int]) ->
     sources = (*drafted, *(None,) * (len(verdict.tokens) - len(drafted)))
     parts = dict(zip(PARTS, nanoseconds, strict=True))
     return StepRecord(verdict.tokens, len(verdict.path), len(verdict.draft), sources, parts)
-
-
-def check_draft(draft: Draft, vocabulary: int, drafters: int) -> None:
-    """Raise ValueError for a draft that cannot be verified; fast for a valid one.
-
-    That is one which is not a tree of ids below `vocabulary`, has scores that are not finite, a q of the wrong shape,
-    or a source that is not one of the `drafters` that the drafter names.
-    """
-    check_tree(draft.tokens, draft.parents, vocabulary)
-    if draft.q is not None and (draft.q.dtype != np.float32 or draft.q.shape != (len(draft), vocabulary)):
-        raise ValueError(f"q must be float32[{len(draft)}, {vocabulary}], not {draft.q.dtype}{list(draft.q.shape)}.")
-    if draft.score is not None and not (len(draft.score) == len(draft) and np.isfinite(draft.score).all()):
-        draft.check()
-    if draft.source is not None and len(draft) and int(draft.source.max()) >= drafters:
-        raise ValueError(f"The draft names source {int(draft.source.max())}; the drafter has {drafters} source names.")
 
 
 def _with_top_tokens(verdict: Verdict, scores: Scores, top_k: int, most_rows: int) -> Verdict:

@@ -48,7 +48,7 @@ class Metrics:
         self._memory.set_function(lambda: writer.batch.memory_use)
 
     def begun(self, jobs: Sequence[Job]) -> None:
-        self._prompts.inc(sum(len(job.prepared.prompt) for job in jobs))
+        self._prompts.inc(sum(job.prepared.seq.prompt_length for job in jobs))
 
     def advanced(self, job: Job, event: Event) -> None:
         now, written = time.monotonic(), sum(len(record.emitted) for record in event.records)

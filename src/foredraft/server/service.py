@@ -15,7 +15,7 @@ import llguidance.hf
 
 from foredraft.contracts import StepRecord, TokenIds
 from foredraft.drafters.prediction import ChainDrafter
-from foredraft.engine.state import Prepared
+from foredraft.engine.run import Run
 from foredraft.errors import UsageError
 from foredraft.generator import Generator
 from foredraft.sampling import SEED_LIMIT
@@ -104,7 +104,7 @@ class Service:
         jobs = [Job(prepared, events.put_nowait) for _, prepared in made]
         self.writer.submit(jobs)
         self.metrics.begun(jobs)
-        prompt_tokens = sum(len(job.prepared.prompt) for job in jobs[:: request.n])
+        prompt_tokens = sum(job.prepared.seq.prompt_length for job in jobs[:: request.n])
         return Answers([choice for choice, _ in made], jobs, prompt_tokens, events, until)
 
     @contextmanager
@@ -134,7 +134,7 @@ class Service:
         size, eos = self.generator.target.vocabulary, self.generator.eos_token_ids()
         return llguidance.hf.from_tokenizer(self.generator.tokenizer, n_vocab=size, eos_token=list(eos) or None)
 
-    def _prepared(self, request: TextRequest, key: str) -> list[tuple[Choice, Prepared]]:
+    def _prepared(self, request: TextRequest, key: str) -> list[tuple[Choice, Run]]:
         generator = self.generators.get(key, request.speculative)
         if generator.drafter.needs.target is not None:
             raise UsageError(
@@ -154,9 +154,7 @@ class Service:
             made += [self._choice(generator, ids, request, number) for number in range(request.n)]
         return made
 
-    def _choice(
-        self, generator: Generator, ids: TokenIds, request: TextRequest, number: int
-    ) -> tuple[Choice, Prepared]:
+    def _choice(self, generator: Generator, ids: TokenIds, request: TextRequest, number: int) -> tuple[Choice, Run]:
         target = generator.target
         most = _UNLIMITED if target.window is None else max(target.window - len(ids), 1)
         logprobs = None if request.logprobs is None else Logprobs(request.logprobs, generator.tokenizer)
@@ -176,7 +174,7 @@ class Service:
             choice.predicting = drafter
         if constraint is not None and generator.method != "none":
             arguments["drafter"] = ChainDrafter(drafter, constraint.chains, GRAMMAR)
-        return choice, generator.prepare(ids, **arguments)
+        return choice, generator.begin(ids, **arguments)
 
     def _deliver(self, events: Sequence[tuple[Job, Event]]) -> None:
         assert self._loop is not None, "jobs are submitted from the loop"

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from foredraft.contracts import StepRecord
-from foredraft.engine.batch import Batch, Lane
-from foredraft.engine.state import FinishReason, Prepared
+from foredraft.engine.batch import Batch
+from foredraft.engine.run import Run
+from foredraft.engine.state import FinishReason
 from foredraft.errors import ForedraftError, OutOfMemoryError, told
 
 
@@ -37,7 +38,7 @@ class Event(NamedTuple):
 class Job:
     """One text to generate; times are seconds of `time.monotonic`, 0 if not reached yet."""
 
-    prepared: Prepared
+    prepared: Run
     send: "Callable[[tuple[Job, Event]], None]"  # called for every event by the `deliver` function of `Writer`
     cancelled: bool = False
     submitted: float = field(default_factory=time.monotonic)
@@ -61,7 +62,7 @@ class Writer:
         self.batch, self._deliver = batch, deliver
         self._most_at_once, self._most_waiting = most_at_once, most_waiting
         self._waiting: deque[Job] = deque()
-        self._lanes: dict[Lane, Job] = {}
+        self._lanes: dict[Run, Job] = {}
         self._changed = threading.Condition()
         self._stopping = False  # whether new texts are rejected
         self._until = float("inf")  # deadline for unfinished texts

@@ -17,7 +17,7 @@ from foredraft.graph.tree import depths
 from foredraft.sampling import Probabilities, SamplingOptions
 from foredraft.sampling.filters import distribution
 from foredraft.sampling.rejection import as_drawn
-from foredraft.testing.recording import NEW_TOKENS, Recorder, Step, begun, decoding
+from foredraft.testing.recording import NEW_TOKENS, Recorder, Step, decoding, prefilled
 from foredraft.testing.toy import VOCABULARY, ToyTarget
 
 MakeDrafter = Callable[[], Drafter]  # returns a new drafter for a target of `VOCABULARY` ids
@@ -48,6 +48,7 @@ def proposals_are_valid_trees(make: MakeDrafter) -> None:
     try:
         for step in _steps(make()):  # the engine checks tokens and sources
             step.draft.check()
+            step.draft.check_q()
     except ValueError as error:
         message = f"Proposals must be valid trees of a vocabulary of {VOCABULARY}; this one is not: {error}"
         raise AssertionError(message) from error
@@ -96,7 +97,7 @@ def budget_more_is_obeyed(make: MakeDrafter) -> None:
             return len(asked) <= allowed
 
         drafter = make()
-        drafting = drafter.open(begun(drafter, _PROMPT)[1])
+        drafting = drafter.open(prefilled(drafter, _PROMPT))
         depth = _depth(drafting.propose(SequenceView(_PROMPT, len(_PROMPT)), Budget(16, 8, more)))
         drafting.close()
         # if not refused, the draft may be deeper: merged nodes of a graph need no call
@@ -112,7 +113,7 @@ def budget_more_is_obeyed(make: MakeDrafter) -> None:
 def the_view_is_left_as_it_was(make: MakeDrafter) -> None:
     """A drafter does not change the sequence that it reads."""
     drafter = make()
-    drafting = drafter.open(begun(drafter, _PROMPT[:1])[1])
+    drafting = drafter.open(prefilled(drafter, _PROMPT[:1]))
     for length in range(1, len(_PROMPT) + 1):
         ids = _PROMPT[:length].copy()
         view = ids.view()
@@ -180,7 +181,7 @@ def close_can_be_called_twice(make: MakeDrafter) -> None:
     """Closing twice is safe, also before the first proposal."""
     drafter = make()
     for proposes in (False, True):
-        drafting = drafter.open(begun(drafter, _PROMPT)[1])
+        drafting = drafter.open(prefilled(drafter, _PROMPT))
         if proposes:
             drafting.propose(SequenceView(_PROMPT, len(_PROMPT)), Budget(8, 8))
         try:

@@ -9,17 +9,17 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import count
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import torch
 
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, Scores, SequenceView, TokenIds, Verdict
 from foredraft.engine.state import SequenceState
-from foredraft.graph.tree import FloatArray, path_to
+from foredraft.graph.tree import FloatArray, ancestor_mask
 from foredraft.sampling import LogitsProcessor, Probabilities, SamplingOptions
 from foredraft.sampling.filters import distribution, filter_row, penalize
-from foredraft.sampling.rejection import VERIFIER_STREAM, Chance, SeededChance, draw_siblings
+from foredraft.sampling.rejection import VERIFIER_STREAM, SeededChance, draw_siblings
 from foredraft.testing.toy import ToyTarget
 from foredraft.verify import verify
 
@@ -34,7 +34,7 @@ PROMPT.flags.writeable = False
 _TARGET, _DRAFT_MODEL = 1, 2
 
 
-class Script:
+class Script(SeededChance):
     """A source of chance that follows given choices, then takes the first option, and records the alternatives."""
 
     def __init__(self, choices: list[int]) -> None:
@@ -95,7 +95,10 @@ class DrawingDrafter:
     needs = Needs()
 
     def __init__(
-        self, logits_of: LogitsOf, widths: Sequence[int] = (2, 1, 1), chance: Callable[[int], Chance] | None = None
+        self,
+        logits_of: LogitsOf,
+        widths: Sequence[int] = (2, 1, 1),
+        chance: Callable[[int], SeededChance] | None = None,
     ) -> None:
         self._logits_of, self._widths, self._chance = logits_of, tuple(widths), chance
 
@@ -119,7 +122,7 @@ class DrawingDrafter:
         penalize(row, ids, options.repetition_penalty)
         return distribution(row, options)
 
-    def _drawn(self, ids: TokenIds, budget: Budget, options: SamplingOptions, chance: Chance) -> Draft:
+    def _drawn(self, ids: TokenIds, budget: Budget, options: SamplingOptions, chance: SeededChance) -> Draft:
         nodes: list[tuple[int, int, FloatArray]] = []  # token, parent, q
         level = [(-1, ids)]
         for width in self._widths[: budget.depth]:
@@ -155,7 +158,7 @@ class World:
         """Return the target's logits after `prefix`, float32[V]."""
         return self._row(_TARGET, prefix)
 
-    def drafter(self, widths: Sequence[int], chance: Callable[[int], Chance] | None = None) -> DrawingDrafter:
+    def drafter(self, widths: Sequence[int], chance: Callable[[int], SeededChance] | None = None) -> DrawingDrafter:
         """Return a drafter that draws trees of these widths from the draft model."""
         return DrawingDrafter(lambda ids: self._row(_DRAFT_MODEL, ids.tolist()), widths, chance)
 
@@ -186,17 +189,16 @@ class World:
 
     def scores(self, draft: Draft) -> Scores:
         """Return the target's scores after the root and each node of `draft`."""
-        paths = [draft.tokens[path_to(draft.parents, node)].tolist() for node in range(-1, len(draft))]
+        paths = [draft.tokens[own].tolist() for own in ancestor_mask(draft.parents)[:, 1:]]
         return Scores(torch.from_numpy(np.stack([self.target_row([*PROMPT.tolist(), *path]) for path in paths])))
 
-    def emitted(self, draft: Draft, scores: Scores, chance: Chance) -> Text:
+    def emitted(self, draft: Draft, scores: Scores, chance: SeededChance) -> Text:
         """Return the tokens that one step emits, using the engine's state and verifier."""
-        cache: Any = None  # nothing is committed
         seq = SequenceState(
-            PROMPT, cache, self.sampling, max_new_tokens=99, processors=self.processors, eos=self.eos,
+            PROMPT, self.sampling, max_new_tokens=99, processors=self.processors, eos=self.eos,
             verification="rejection", chance=lambda position: chance,  # noqa: ARG005  # the same at every position
         )  # fmt: skip
-        return verify(draft, scores, seq, len(PROMPT) - 1).tokens
+        return verify(draft, scores, seq.chooser(scores, draft), seq.ends, len(PROMPT) - 1).tokens
 
     def _row(self, who: int, prefix: Sequence[int]) -> FloatArray:
         key = (who, *prefix)
@@ -226,7 +228,7 @@ def drawn_tree(world: World, widths: Sequence[int]) -> Iterator[tuple[Draft, flo
     def draw(chance: Script) -> Draft:
         drafting = world.drafter(widths, lambda proposal: chance).open(context)  # noqa: ARG005  # the same for each
         draft = drafting.propose(SequenceView(PROMPT, len(PROMPT)), Budget(99, 99))
-        draft.check()
+        draft.check_q()
         return draft
 
     return outcomes(draw)

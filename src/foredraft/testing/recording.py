@@ -5,11 +5,21 @@ Depends on the engine, not on what the record should contain or on any particula
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from foredraft.contracts import Budget, Draft, DraftContext, Drafter, SequenceView, TokenIds, Verdict, Verification
+from foredraft.contracts import (
+    Budget,
+    Draft,
+    DraftContext,
+    Drafter,
+    SequenceView,
+    Target,
+    TokenIds,
+    Verdict,
+    Verification,
+)  # fmt: skip
 from foredraft.control import FixedControl
-from foredraft.engine.single import decode, prefill
+from foredraft.engine.run import Run
 from foredraft.engine.state import SequenceState
 from foredraft.sampling import SamplingOptions
 from foredraft.testing.toy import ToyTarget
@@ -65,16 +75,12 @@ class Recorder:
         self._drafting.close()
 
 
-def begun(
-    drafter: Drafter, prompt: TokenIds, options: SamplingOptions = _GREEDY, verification: Verification = "matched",
-    new_tokens: int = NEW_TOKENS,
-) -> tuple[SequenceState, DraftContext]:  # fmt: skip
-    """Return a prefilled sequence of the drafter's target, and the drafter's context for it."""
+def prefilled(drafter: Drafter, prompt: TokenIds) -> DraftContext:
+    """Return a drafter's context for greedy decoding after `prompt`, which is in the cache but for the root."""
     target = drafter.needs.target or ToyTarget()
-    seq = SequenceState(prompt, target.new_cache(), options, max_new_tokens=new_tokens, verification=verification)
-    prefill(seq, target)
-    settings = {**asdict(options), "verification": verification}
-    return seq, DraftContext(target.vocabulary, options.seed, settings=settings, cache=seq.cache)
+    cache = target.new_cache()
+    target.prefill(prompt[:-1].copy(), cache)
+    return _context(target, _GREEDY, "matched", cache)
 
 
 def decoding(
@@ -82,6 +88,13 @@ def decoding(
     new_tokens: int = NEW_TOKENS, control: FixedControl | None = None,
 ) -> Iterator[SequenceState]:  # fmt: skip
     """Decode after `prompt`, int64[n]; yield the sequence after each step."""
-    seq, context = begun(drafter, prompt, options, verification, new_tokens)
-    for _ in decode(seq, drafter, control or FixedControl(_NODES), drafter.needs.target or ToyTarget(), context):
+    target = drafter.needs.target or ToyTarget()
+    seq = SequenceState(prompt, options, max_new_tokens=new_tokens, verification=verification)
+    context = _context(target, options, verification)
+    for _ in Run(seq, drafter, control or FixedControl(_NODES), context, target).steps():
         yield seq
+
+
+def _context(target: Target, options: SamplingOptions, verification: Verification, cache: Any = None) -> DraftContext:
+    settings = {**asdict(options), "verification": verification}
+    return DraftContext(target.vocabulary, options.seed, settings=settings, cache=cache)
