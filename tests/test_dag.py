@@ -172,12 +172,12 @@ def test_excluding_ancestors_in_the_tree_alone_makes_cycles():
     assert not any(cyclic(seed, False) for seed in range(30))
 
 
-def add(graph, parents, tokens, probabilities, leaf=None, most_open=None):
+def add(graph, parents, tokens, probabilities, leaf=None, most_open=99):
     leaf = np.zeros(len(tokens), bool) if leaf is None else np.array(leaf)
     return dag.add_level(graph, ints(*parents), ints(*tokens), floats(*probabilities), leaf, most_open)
 
 
-def small_graph(tau=2, most_open=None):
+def small_graph(tau=2, most_open=99):
     """After the text 8 9, the tokens 1 (node 0) and 2 (node 1); returned with its open nodes."""
     graph = dag.empty_graph(np.array([8, 9]), tau, 20)
     return graph, add(graph, [-1, -1], [1, 2], [0.6, 0.4], most_open=most_open)
@@ -292,12 +292,12 @@ def test_pruning_by_hand():
     probabilities = floats(0.7, 0.2, 0.1, 0.3, 0.25, 0.19).reshape(2, 3)
     assert dag.leaves(probabilities, 0.2, 0.0).tolist() == [[False, False, True], [False, False, True]]
     assert dag.leaves(probabilities, 0.0, 0.3).tolist() == [[False, True, True], [False, False, False]]
-    assert dag.leaves(probabilities).tolist() == [[False, True, True], [False, False, True]]
+    assert dag.leaves(probabilities, 0.2, 0.3).tolist() == [[False, True, True], [False, False, True]]
 
 
 def test_what_is_not_a_number_is_not_expanded():
     assert dag.leaves(floats(np.nan, np.nan).reshape(1, 2), 0.0, 0.0).all()
-    assert dag.leaves(np.empty((2, 0), np.float32)).shape == (2, 0)
+    assert dag.leaves(np.empty((2, 0), np.float32), 0.2, 0.3).shape == (2, 0)
 
 
 # --- unmerging

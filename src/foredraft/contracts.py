@@ -78,18 +78,11 @@ class Draft:
 
     def check_q(self) -> None:
         """Raise ValueError for a q from which the nodes cannot have been drawn in their order; slow."""
-        if self.q is None:
-            return
-        totals, least = self.q.sum(axis=1, dtype=np.float64), self.q.min(axis=1, initial=0)
-        for node, parent in enumerate(self.parents.tolist()):
-            if not (least[node] >= 0 and abs(totals[node] - 1) < 1e-3):  # NaN included
-                raise ValueError(
-                    f"The q of node {node} must be probabilities; they sum to {totals[node]:g}, or one is negative."
-                )
-            self.drawn_from(node, np.flatnonzero(self.parents[:node] == parent).tolist())
+        for node in range(len(self) if self.q is not None else 0):
+            self.drawn_from(node)
 
-    def drawn_from(self, node: int, earlier: Sequence[int]) -> FloatArray:
-        """Return a node's q, float32[V]; ValueError if it gives the node 0, or allows an earlier sibling's token."""
+    def drawn_from(self, node: int) -> FloatArray:
+        """Return a node's q, float32[V]; ValueError if it cannot be what the node was drawn from."""
         assert self.q is not None
         row: FloatArray = self.q[node]
         token = int(self.tokens[node])
@@ -98,12 +91,15 @@ class Draft:
                 f"Node {node} of the draft is token {token}, to which its q gives {row[token]:g}; q must be the "
                 "distribution that the node was drawn from."
             )
-        for other in self.tokens[list(earlier)].tolist():
-            if row[other] != 0:
-                raise ValueError(
-                    f"The q of node {node} gives {row[other]:g} to token {other}, which an earlier sibling has; "
-                    "siblings are drawn without replacement, so set it to 0 and normalise q."
-                )
+        earlier = self.tokens[:node][self.parents[:node] == self.parents[node]]
+        for other in earlier[row[earlier] != 0]:
+            raise ValueError(
+                f"The q of node {node} gives {row[other]:g} to token {other}, which an earlier sibling has; siblings "
+                "are drawn without replacement, so set it to 0 and normalise q."
+            )
+        total = float(row.sum(dtype=np.float64))
+        if not (row.min() >= 0 and abs(total - 1) < 1e-3):  # NaN included
+            raise ValueError(f"The q of node {node} must be probabilities; they sum to {total:g}, or one is negative.")
         return row
 
     def child_of(self) -> dict[tuple[int, int], int]:

@@ -99,7 +99,7 @@ class Batch:
                 run.prefill_seconds = (perf_counter_ns() - self._runs[run]) / 1e9
                 continue
             try:
-                verdict, took = settle(run.seq, run.drafter, run.drafting, part.budget, part.draft, own)
+                verdict, took = settle(run, part.budget, part.draft, own)
             except NumericsError as error:
                 run.failure = error
                 continue
@@ -124,7 +124,7 @@ class Batch:
         for run in runs:
             start, depth = perf_counter_ns(), run.seq.useful_depth
             budget = self._control.budget(depth, len(runs)) if run.shared else run.control.budget(depth)
-            draft = proposed(run.seq, run.drafter, run.drafting, budget, self._target.vocabulary)
+            draft = proposed(run, budget)
             drafts.append(draft if run.shared else run.control.trim(draft, budget))
             budgets.append(budget)
             times.append(perf_counter_ns() - start)

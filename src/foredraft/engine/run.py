@@ -59,7 +59,7 @@ class Run:
         try:
             while seq.finish is None:
                 try:
-                    record = step(seq, self.drafter, self.drafting, self.control, self.target)
+                    record = step(self)
                 except OutOfMemoryError as error:
                     if not len(seq.emitted):
                         raise

@@ -39,7 +39,7 @@ class DraftGraph(NamedTuple):
         return int(self.counts[0])
 
 
-def leaves(probabilities: FloatArray, least_probability: float = 0.2, least_share: float = 0.3) -> BoolArray:
+def leaves(probabilities: FloatArray, least_probability: float, least_share: float) -> BoolArray:
     """Return which children are not worth expanding (section 4.2), bool[F, k]; they are still drafted.
 
     `probabilities`, float32[F, k], has the children of one node per row, each given its path. A child is a leaf below
@@ -61,8 +61,7 @@ def empty_graph(context: npt.NDArray[np.integer], tau: int, room: int) -> DraftG
 
 
 def add_level(
-    graph: DraftGraph, parents: IntArray, tokens: IntArray, probabilities: FloatArray, leaf: BoolArray,
-    most_open: int | None = None,
+    graph: DraftGraph, parents: IntArray, tokens: IntArray, probabilities: FloatArray, leaf: BoolArray, most_open: int
 ) -> IntArray:  # fmt: skip
     """Add the children of the last level's open nodes, and return which of them to expand next.
 
@@ -71,11 +70,8 @@ def add_level(
 
     `parents`, int32[M], are nodes of the last level that `add_level` returned, ascending, or -1 in the first level;
     siblings have different tokens. `probabilities`, float32[M], are of each token given its path; what rounding adds
-    above 1 is cut off. `most_open` is 0 for the last level, None for no limit. There must be room in the graph, which
-    is changed.
-
-    Returns:
-        int32[K], the open nodes of the new level, ascending. Nodes are numbered from the old `graph.size` on, in order.
+    above 1 is cut off. `most_open` is 0 for the last level. There must be room in the graph, which is changed. Returned
+    are int32[K], the open nodes of the new level, ascending. New nodes are numbered from the old `graph.size` on.
     """
     new = slice(graph.size, graph.size + len(tokens))
     assert new.stop <= len(graph.tokens)
@@ -84,7 +80,7 @@ def add_level(
     graph.score[new] = graph.probability[new] * np.where(parents < 0, np.float32(1), graph.score[parents])
     graph.grams[new] = np.column_stack([graph.grams[parents], tokens])[:, 1:]
     order = np.argsort(-graph.score[new], kind="stable")
-    return _merge_level(graph, order, leaf, len(tokens) if most_open is None else most_open)
+    return _merge_level(graph, order, leaf, most_open)
 
 
 @njit(cache=True)

@@ -26,9 +26,9 @@ def drawn(
 ) -> int:  # fmt: skip
     """Return the token at a position, given the row float32[V] before it; -1 for an unusable row.
 
-    A temperature of 0 takes the most probable token; the filters are those of `filter_row`.
+    The filters are those of `filter_row`.
     """
-    if temperature == 0.0:
+    if temperature == 0.0:  # without noise
         return most_probable(row)
     weights = filter_row(row, temperature, top_k, top_p, min_p)
     return perturbed_argmax(weights, seed, position) if len(weights) else -1
@@ -44,8 +44,7 @@ class Sampler:
     def __init__(self, options: SamplingOptions, processors: Sequence[LogitsProcessor] = ()) -> None:
         self._options, self._processors = options, tuple(processors)
         self._seed = np.uint64(options.seed)
-        temperature = options.temperature if options.do_sample else 0.0
-        self._filters = (temperature, options.top_k, options.top_p, options.min_p)  # as `drawn` takes them
+        self._filters = options.filters
         self.needs_prefix = bool(self._processors) or options.repetition_penalty != 1.0
 
     def chooser(self, scores: Scores, at: int, prefix: TokenIds | None = None) -> Chooser:

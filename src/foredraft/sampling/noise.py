@@ -53,12 +53,16 @@ def gumbel_value(seed: np.uint64, position: int, token: int) -> float:
 
 
 @njit(cache=True)
-def gumbel_noise(seed: int, position: int, tokens: I64) -> F64:
-    """Return g(seed, position, token) for each of `tokens`: standard Gumbel values, float64[n]."""
+def _gumbel_values(seed: np.uint64, position: int, tokens: I64) -> F64:
     noise = np.empty(len(tokens), np.float64)
     for i in range(len(tokens)):
-        noise[i] = gumbel_value(np.uint64(seed), position, tokens[i])
+        noise[i] = gumbel_value(seed, position, tokens[i])
     return noise
+
+
+def gumbel_noise(seed: int, position: int, tokens: I64) -> F64:
+    """Return g(seed, position, token) for each of `tokens`: standard Gumbel values, float64[n]."""
+    return _gumbel_values(np.uint64(seed), position, tokens)  # numba itself takes no int above 2^63
 
 
 @njit(cache=True)

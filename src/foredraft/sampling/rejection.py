@@ -72,13 +72,13 @@ def choose_token(p: Probabilities, draft: Draft, siblings: Sequence[int], chance
     `p` is float64[V], the target's distribution after the parent of `siblings`, nodes of `draft` in the order drawn.
     Without q they were chosen, not drawn, and q is one-hot. ValueError if a node cannot have been drawn from its q.
     """
-    for place, node in enumerate(siblings):
+    for node in siblings:
         token = int(draft.tokens[node])
         if draft.q is None:
             q = np.zeros(len(p), np.float64)
             q[token] = 1.0
         else:
-            q = as_drawn(draft.drawn_from(node, siblings[:place]))
+            q = as_drawn(draft.drawn_from(node))
         if chance.accept(min(1.0, float(p[token] / q[token]))):
             return token
         p = residual(p, q)
