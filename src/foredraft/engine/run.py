@@ -46,16 +46,20 @@ class Run:
         self.drafting = self.drafter.open(replace(self.context, cache=cache))
         self.seq.cache = cache
 
+    def prefill(self) -> None:
+        """Begin with a new cache that holds the prompt, except for its last token."""
+        cache, start = self.target.new_cache(), perf_counter_ns()
+        self.target.prefill(self.seq.view().ids[:-1].copy(), cache)
+        self.prefill_seconds = (perf_counter_ns() - start) / 1e9
+        self.open(cache)
+
     def steps(self) -> Iterator[StepRecord]:
         """Prefill, and yield the records of steps until the text ends; the drafting is closed in any case.
 
         If memory runs out after the first token, the text ends with the reason "memory" and a warning.
         """
-        seq, cache = self.seq, self.target.new_cache()
-        start = perf_counter_ns()
-        self.target.prefill(seq.view().ids[:-1].copy(), cache)
-        self.prefill_seconds = (perf_counter_ns() - start) / 1e9
-        self.open(cache)
+        self.prefill()
+        seq = self.seq
         try:
             while seq.finish is None:
                 try:

@@ -85,5 +85,6 @@ def distribution(row: FloatArray, options: SamplingOptions) -> Probabilities:
     The `row`, float32[V], is taken after the penalty, which is not applied here, and the processors. An unusable one
     (NaN, +inf, or nothing finite) gives an empty array.
     """
-    weights = filter_row(row, *options.filters).astype(np.float64)
-    return weights / weights.sum()  # of nothing, which is empty, too
+    weights: Probabilities = filter_row(row, *options.filters).astype(np.float64)
+    weights /= weights.sum()  # of nothing, which stays empty, too
+    return weights

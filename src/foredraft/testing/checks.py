@@ -9,7 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from foredraft.contracts import NO_BUDGET, Budget, Draft, Drafter, SequenceView, TokenIds, Verdict, Verification
+from foredraft.contracts import (
+    NO_BUDGET,
+    Budget,
+    Draft,
+    Drafter,
+    Drafting,
+    SequenceView,
+    TokenIds,
+    Verdict,
+    Verification,
+)
 from foredraft.control import FixedControl
 from foredraft.drafters.none import NoDrafter
 from foredraft.graph.layout import lay_out_text
@@ -17,7 +27,7 @@ from foredraft.graph.tree import depths
 from foredraft.sampling import Probabilities, SamplingOptions
 from foredraft.sampling.filters import distribution
 from foredraft.sampling.rejection import as_drawn
-from foredraft.testing.recording import NEW_TOKENS, Recorder, Step, decoding, prefilled
+from foredraft.testing.recording import NEW_TOKENS, Recorder, Step, begun, decoding
 from foredraft.testing.toy import VOCABULARY, ToyTarget
 
 MakeDrafter = Callable[[], Drafter]  # returns a new drafter for a target of `VOCABULARY` ids
@@ -96,8 +106,7 @@ def budget_more_is_obeyed(make: MakeDrafter) -> None:
             asked.append(chance)
             return len(asked) <= allowed
 
-        drafter = make()
-        drafting = drafter.open(prefilled(drafter, _PROMPT))
+        drafting = _opened(make())
         depth = _depth(drafting.propose(SequenceView(_PROMPT, len(_PROMPT)), Budget(16, 8, more)))
         drafting.close()
         # if not refused, the draft may be deeper: merged nodes of a graph need no call
@@ -112,8 +121,7 @@ def budget_more_is_obeyed(make: MakeDrafter) -> None:
 
 def the_view_is_left_as_it_was(make: MakeDrafter) -> None:
     """A drafter does not change the sequence that it reads."""
-    drafter = make()
-    drafting = drafter.open(prefilled(drafter, _PROMPT[:1]))
+    drafting = _opened(make(), _PROMPT[:1])
     for length in range(1, len(_PROMPT) + 1):
         ids = _PROMPT[:length].copy()
         view = ids.view()
@@ -181,7 +189,7 @@ def close_can_be_called_twice(make: MakeDrafter) -> None:
     """Closing twice is safe, also before the first proposal."""
     drafter = make()
     for proposes in (False, True):
-        drafting = drafter.open(prefilled(drafter, _PROMPT))
+        drafting = _opened(drafter)
         if proposes:
             drafting.propose(SequenceView(_PROMPT, len(_PROMPT)), Budget(8, 8))
         try:
@@ -212,6 +220,13 @@ CHECKS: list[Callable[[MakeDrafter], None]] = [
 def _require(holds: bool, message: str) -> None:
     if not holds:
         raise AssertionError(message)
+
+
+def _opened(drafter: Drafter, prompt: TokenIds = _PROMPT) -> Drafting:
+    """Return a drafter's drafting for a prefilled text."""
+    run = begun(drafter, prompt)
+    run.prefill()
+    return run.drafting
 
 
 def _depth(draft: Draft) -> int:

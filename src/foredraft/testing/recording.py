@@ -5,19 +5,9 @@ Depends on the engine, not on what the record should contain or on any particula
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from foredraft.contracts import (
-    Budget,
-    Draft,
-    DraftContext,
-    Drafter,
-    SequenceView,
-    Target,
-    TokenIds,
-    Verdict,
-    Verification,
-)  # fmt: skip
+from foredraft.contracts import Budget, Draft, DraftContext, Drafter, SequenceView, TokenIds, Verdict, Verification
 from foredraft.control import FixedControl
 from foredraft.engine.run import Run
 from foredraft.engine.state import SequenceState
@@ -75,12 +65,15 @@ class Recorder:
         self._drafting.close()
 
 
-def prefilled(drafter: Drafter, prompt: TokenIds) -> DraftContext:
-    """Return a drafter's context for greedy decoding after `prompt`, which is in the cache but for the root."""
-    target = drafter.needs.target or ToyTarget()
-    cache = target.new_cache()
-    target.prefill(prompt[:-1].copy(), cache)
-    return _context(target, _GREEDY, "matched", cache)
+def begun(
+    drafter: Drafter, prompt: TokenIds, options: SamplingOptions = _GREEDY, verification: Verification = "matched",
+    new_tokens: int = NEW_TOKENS, control: FixedControl | None = None,
+) -> Run:  # fmt: skip
+    """Return the run of a text after `prompt`, int64[n], on the drafter's own target or the toy target."""
+    target, control = drafter.needs.target or ToyTarget(), control or FixedControl(_NODES)
+    seq = SequenceState(prompt, options, max_new_tokens=new_tokens, verification=verification)
+    settings = {**asdict(options), "verification": verification}
+    return Run(seq, drafter, control, DraftContext(target.vocabulary, options.seed, settings=settings), target)
 
 
 def decoding(
@@ -88,13 +81,6 @@ def decoding(
     new_tokens: int = NEW_TOKENS, control: FixedControl | None = None,
 ) -> Iterator[SequenceState]:  # fmt: skip
     """Decode after `prompt`, int64[n]; yield the sequence after each step."""
-    target = drafter.needs.target or ToyTarget()
-    seq = SequenceState(prompt, options, max_new_tokens=new_tokens, verification=verification)
-    context = _context(target, options, verification)
-    for _ in Run(seq, drafter, control or FixedControl(_NODES), context, target).steps():
-        yield seq
-
-
-def _context(target: Target, options: SamplingOptions, verification: Verification, cache: Any = None) -> DraftContext:
-    settings = {**asdict(options), "verification": verification}
-    return DraftContext(target.vocabulary, options.seed, settings=settings, cache=cache)
+    run = begun(drafter, prompt, options, verification, new_tokens, control)
+    for _ in run.steps():
+        yield run.seq
