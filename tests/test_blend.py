@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import naive.index_blend
 from fit_rates import flat_rates
-from foredraft.graph.tree import check_tree, depths, path_to
+from foredraft.graph.tree import check_tree, depths
 from foredraft.index.blend import (
     NO_TOP_TOKENS,
     Noise,
@@ -37,6 +37,7 @@ from foredraft.index.sources import (
 )
 from foredraft.sampling.noise import perturbed_argmax
 from support.documents import random_documents
+from support.drafts import path_to
 from support.own_words import learn
 from support.stores import built
 from support.tables import assert_same_paths

@@ -5,7 +5,8 @@ import pytest
 
 import naive.graph
 from foredraft.contracts import Draft
-from foredraft.graph import dag, tree, unmerge
+from foredraft.graph import dag, tree
+from support.drafts import path_to
 
 pytestmark = pytest.mark.kernels
 
@@ -80,7 +81,7 @@ def edges_of(graph):
 def paths_of(found):
     """{path as tokens: (score, origin, merged)} of an unmerged tree."""
     return {
-        tuple(found.tokens[tree.path_to(found.parents, node)].tolist()): (
+        tuple(found.tokens[path_to(found.parents, node)].tolist()): (
             found.score[node],
             found.origin[node],
             bool(found.merged[node]),
@@ -130,7 +131,7 @@ def as_released(rng, vocabulary, k, levels, tau):
         for father in frontier:
             for token in toy_children(rng, vocabulary, k)[0]:
                 wanted = naive.graph.gram(tokens, parents, context, tau, father, token)
-                above = tree.path_to(parents, father)  # only these are excluded
+                above = path_to(parents, father)  # only these are excluded
                 same = [
                     node
                     for node in range(len(tokens))
@@ -171,12 +172,12 @@ def test_excluding_ancestors_in_the_tree_alone_makes_cycles():
     assert not any(cyclic(seed, False) for seed in range(30))
 
 
-def add(graph, parents, tokens, probabilities, leaf=None, most_open=None):
+def add(graph, parents, tokens, probabilities, leaf=None, most_open=99):
     leaf = np.zeros(len(tokens), bool) if leaf is None else np.array(leaf)
     return dag.add_level(graph, ints(*parents), ints(*tokens), floats(*probabilities), leaf, most_open)
 
 
-def small_graph(tau=2, most_open=None):
+def small_graph(tau=2, most_open=99):
     """After the text 8 9, the tokens 1 (node 0) and 2 (node 1); returned with its open nodes."""
     graph = dag.empty_graph(np.array([8, 9]), tau, 20)
     return graph, add(graph, [-1, -1], [1, 2], [0.6, 0.4], most_open=most_open)
@@ -189,7 +190,7 @@ def test_a_redundant_node_is_kept_and_borrows_from_the_first_occurrence():
     assert add(graph, [0, 1], [5, 1], [0.9, 0.8]).tolist() == [2]
     assert graph.size == 4
     assert graph.lenders[:4].tolist() == [-1, -1, -1, 0]
-    found = unmerge.unmerge(graph, 100, 100)
+    found = dag.unmerge(graph, 100, 100)
     assert paths_of(found).keys() == {(1,), (2,), (1, 5), (2, 1), (2, 1, 5)}
     assert found.score[found.tokens.tolist().index(5)] == np.float32(0.6) * np.float32(0.9)
     _, origin, merged = paths_of(found)[2, 1, 5]
@@ -249,7 +250,7 @@ def test_within_a_level_the_most_probable_is_the_first_occurrence():
     assert add(graph, [0, 1], [7, 7], [0.1, 0.9]).tolist() == [3]
     assert graph.lenders[2:4].tolist() == [3, -1]
     add(graph, [3], [8], [1.0])  # both get the continuations that the lender gets later
-    assert {(1, 7, 8), (2, 7, 8)} <= paths_of(unmerge.unmerge(graph, 100, 100)).keys()
+    assert {(1, 7, 8), (2, 7, 8)} <= paths_of(dag.unmerge(graph, 100, 100)).keys()
 
 
 def test_a_leaf_is_drafted_and_not_expanded_and_does_not_lend_but_may_borrow():
@@ -257,7 +258,7 @@ def test_a_leaf_is_drafted_and_not_expanded_and_does_not_lend_but_may_borrow():
     assert add(graph, [0, 1], [7, 8], [0.9, 0.9], leaf=[True, False]).tolist() == [3]
     assert add(graph, [3, 3], [7, 1], [0.5, 0.1], leaf=[False, True]).tolist() == [4]
     assert graph.lenders[4:6].tolist() == [-1, 0]
-    assert (1, 7) in paths_of(unmerge.unmerge(graph, 100, 100))
+    assert (1, 7) in paths_of(dag.unmerge(graph, 100, 100))
 
 
 def test_only_the_most_probable_stay_open_and_none_in_the_last_level():
@@ -271,7 +272,7 @@ def test_only_the_most_probable_stay_open_and_none_in_the_last_level():
 def test_without_a_tau_the_graph_is_a_tree():
     graph, twin = toy_graph(3, tau=0)
     assert (graph.lenders == -1).all()
-    found = unmerge.unmerge(graph, 20, 6)
+    found = dag.unmerge(graph, 20, 6)
     kept = tree.top_nodes(graph.parents[: graph.size], graph.score[: graph.size], 20, 6)
     assert sorted(found.origin.tolist()) == kept.tolist()
     assert not found.merged.any()
@@ -291,12 +292,12 @@ def test_pruning_by_hand():
     probabilities = floats(0.7, 0.2, 0.1, 0.3, 0.25, 0.19).reshape(2, 3)
     assert dag.leaves(probabilities, 0.2, 0.0).tolist() == [[False, False, True], [False, False, True]]
     assert dag.leaves(probabilities, 0.0, 0.3).tolist() == [[False, True, True], [False, False, False]]
-    assert dag.leaves(probabilities).tolist() == [[False, True, True], [False, False, True]]
+    assert dag.leaves(probabilities, 0.2, 0.3).tolist() == [[False, True, True], [False, False, True]]
 
 
 def test_what_is_not_a_number_is_not_expanded():
     assert dag.leaves(floats(np.nan, np.nan).reshape(1, 2), 0.0, 0.0).all()
-    assert dag.leaves(np.empty((2, 0), np.float32)).shape == (2, 0)
+    assert dag.leaves(np.empty((2, 0), np.float32), 0.2, 0.3).shape == (2, 0)
 
 
 # --- unmerging
@@ -309,7 +310,7 @@ def test_an_unmerged_tree_holds_exactly_the_best_paths(seed):
     arrays = [array[:size] for array in (graph.tokens, graph.parents, graph.probability, graph.lenders)]
     for limit in (0, 1, 12, 400):
         for max_depth in (0, 1, 3, 7):
-            found = unmerge.unmerge(graph, limit, max_depth)
+            found = dag.unmerge(graph, limit, max_depth)
             assert_is_draft(found, limit, max_depth)
             expected = naive.graph.unmerge(*arrays, limit, max_depth)
             assert paths_of(found) == expected
@@ -321,11 +322,11 @@ def test_an_unmerged_tree_holds_exactly_the_best_paths(seed):
 def test_what_is_not_merged_has_the_path_of_its_origin(seed):
     """So keys and values computed for the origin are valid for it, but not for the others."""
     graph, _ = toy_graph(seed, tau=1 + seed % 2)
-    found = unmerge.unmerge(graph, 200, 12)
+    found = dag.unmerge(graph, 200, 12)
     other_paths = 0
     for node, origin in enumerate(found.origin.tolist()):
-        path = found.tokens[tree.path_to(found.parents, node)].tolist()
-        own = graph.tokens[tree.path_to(graph.parents, origin)].tolist()
+        path = found.tokens[path_to(found.parents, node)].tolist()
+        own = graph.tokens[path_to(graph.parents, origin)].tolist()
         assert path[-1] == own[-1]
         if found.merged[node]:
             other_paths += path != own
@@ -338,7 +339,7 @@ def test_what_is_not_merged_has_the_path_of_its_origin(seed):
 def test_an_unmerged_tree_can_be_deeper_than_the_graph():
     graph, _ = small_graph(tau=1)
     add(graph, [0, 1], [5, 1], [0.9, 0.8])
-    found = unmerge.unmerge(graph, 100, 100)
+    found = dag.unmerge(graph, 100, 100)
     assert tree.depths(graph.parents[: graph.size]).max() == 2
     assert tree.depths(found.parents).max() == 3
 
@@ -346,7 +347,7 @@ def test_an_unmerged_tree_can_be_deeper_than_the_graph():
 def test_paths_of_probability_zero_are_left_out():
     graph = dag.empty_graph(np.array([9]), 2, 4)
     add(graph, [-1, -1], [1, 2], [1.0, 0.0])
-    assert unmerge.unmerge(graph, 10, 10).tokens.tolist() == [1]
+    assert dag.unmerge(graph, 10, 10).tokens.tolist() == [1]
 
 
 def test_of_equal_paths_as_many_are_kept_as_there_is_room_for():
@@ -354,6 +355,6 @@ def test_of_equal_paths_as_many_are_kept_as_there_is_room_for():
     first = add(graph, [-1] * 3, [1, 2, 3], [0.25] * 3)
     add(graph, first, [1, 1, 1], [1.0] * 3)
     for limit in range(8):
-        found = unmerge.unmerge(graph, limit, 5)
+        found = dag.unmerge(graph, limit, 5)
         assert_is_draft(found, limit, 5)
         assert len(found.tokens) == min(limit, 6)

@@ -96,7 +96,7 @@ def test_sampling_reads_the_tokens_that_the_device_drew():
 
     options = SamplingOptions(do_sample=True, temperature=0.5, top_k=7, top_p=0.9, min_p=0.01, seed=SEED)
     scores = Scores(torch.zeros(2, 5), best=torch.tensor([1, 1]), draw=draw)
-    choose = Sampler(options, (), lambda: np.array([1])).chooser(scores, at=0)
+    choose = Sampler(options).chooser(scores, at=0)
     assert choose(0, []) == 3
     with pytest.raises(NumericsError, match="position 2"):
         choose(1, [3])

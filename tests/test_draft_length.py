@@ -32,7 +32,7 @@ from foredraft.control.levels import (
     level_chances,
 )
 from foredraft.control.payoff import PATIENCE
-from foredraft.engine.single import decode, prefill
+from foredraft.engine.run import Run
 from foredraft.engine.state import SequenceState
 from foredraft.errors import UsageError
 from foredraft.graph.tree import chain_parents, depths
@@ -501,9 +501,8 @@ PROMPT = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5], np.int64)
 
 def written(drafter, control, sampling, tokens=24):
     target = ToyTarget()
-    seq = SequenceState(PROMPT, target.new_cache(), sampling, max_new_tokens=tokens)
-    prefill(seq, target)
-    records = list(decode(seq, drafter, control, target, DraftContext(VOCABULARY, seed=5)))
+    seq = SequenceState(PROMPT, sampling, max_new_tokens=tokens)
+    records = list(Run(seq, drafter, control, DraftContext(VOCABULARY, seed=5), target).steps())
     return seq.emitted.tolist(), [record.drafted for record in records]
 
 

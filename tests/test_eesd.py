@@ -12,12 +12,12 @@ from foredraft.contracts import Budget, DraftContext, SequenceView
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import StoreError, UnsupportedModelError, UsageError
 from foredraft.graph.layout import lay_out
-from foredraft.graph.tree import path_to
 from foredraft.model.fingerprint import fingerprint
 from foredraft.model.head_files import CONFIG_FILE, WEIGHTS_FILE, card_for, read_head, save_head, trained_head
 from foredraft.model.heads import ExitHead, load_exit_head
 from foredraft.model.split import SplitTarget
 from foredraft.model.target import TorchTarget
+from support.drafts import path_to
 from support.exits import LAYERS, plain, target_of, written
 from support.families import LONG, NEW_TOKENS, SETTINGS, VOCABULARY, configuration, each_of, prompt_of, tiny_model
 from support.scripted import AdversaryDrafter, OracleDrafter, RandomTreeDrafter, continuation_in

@@ -8,22 +8,23 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import foredraft.engine.step as step_module
-from foredraft.contracts import Draft, DraftContext, Needs, Scores, StepRecord
+from foredraft.contracts import Draft, DraftContext, Needs, Scores, StepRecord, Verdict
 from foredraft.control import FixedControl
 from foredraft.drafters.prediction import ChainDrafter, Prediction
 from foredraft.engine.guard import GuardedDrafter
-from foredraft.engine.single import decode, prefill
+from foredraft.engine.run import Run
 from foredraft.engine.state import SequenceState
 from foredraft.engine.statistics import add_up, summarize
 from foredraft.errors import ForedraftError, ForedraftWarning, NumericsError, OutOfMemoryError
 from foredraft.graph.layout import lay_out, lay_out_text
-from foredraft.graph.tree import chain_parents, path_to
+from foredraft.graph.tree import chain_parents
 from foredraft.model import kv_cache
 from foredraft.model.kv_cache import BLOCK, TreeCache
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from foredraft.testing import VOCABULARY, ToyTarget
 from foredraft.verify import verify
+from support.drafts import path_to
 from support.scripted import AdversaryDrafter, OracleDrafter, RandomTreeDrafter, ScriptedDrafting, continuation_in
 
 PROMPT = np.array([3, 1, 4, 1, 5, 9, 2, 6], np.int64)
@@ -37,9 +38,8 @@ GREEDY = SamplingOptions()
 def run(drafter, nodes=8, sampling=GREEDY, target=None, prompt=PROMPT, max_new_tokens=40, **given):
     """Decode; return the sequence and the records of its steps."""
     target = ToyTarget() if target is None else target
-    seq = SequenceState(prompt, target.new_cache(), sampling, max_new_tokens=max_new_tokens, **given)
-    prefill(seq, target)
-    records = list(decode(seq, drafter, FixedControl(nodes), target, DraftContext(target.vocabulary)))
+    seq = SequenceState(prompt, sampling, max_new_tokens=max_new_tokens, **given)
+    records = list(Run(seq, drafter, FixedControl(nodes), DraftContext(target.vocabulary), target).steps())
     return seq, records
 
 
@@ -67,23 +67,15 @@ def tree(tokens, parents, **arrays):
     return Draft(np.array(tokens, np.int32), np.array(parents, np.int32), **arrays)
 
 
-class Chosen:
-    """A policy that chooses given tokens and ends after some of them."""
+def walked(tokens, end_after=99):
+    """Verify `FORKED` at position 4 by given choices; return the verdict and what was asked of the chooser."""
+    asked = []
 
-    def __init__(self, tokens, end_after=99):
-        self._tokens = tokens
-        self._end_after = end_after
-        self.rows = []
+    def choose(row, path):
+        asked.append((row, tuple(path)))
+        return tokens[len(path)]
 
-    def chooser(self, scores, at, draft):
-        def choose(row, path):
-            self.rows.append((row, tuple(path)))
-            return self._tokens[len(path)]
-
-        return choose
-
-    def ends(self, tokens):
-        return len(tokens) == self._end_after
+    return verify(FORKED, Scores(None), choose, lambda emitted: len(emitted) == end_after, at=4), asked
 
 
 # 7 -> 5 -> 6, 7 -> 8, and 9 with a child that repeats its token
@@ -102,18 +94,17 @@ FORKED = tree([7, 9, 5, 8, 9, 6], [-1, -1, 0, 0, 1, 2])
     ],
 )
 def test_the_walk_follows_the_targets_choices_and_adds_one_of_its_own(taken, path, rows):
-    policy = Chosen(taken)
-    verdict = verify(FORKED, Scores(None), policy, at=4)
+    verdict, asked = walked(taken)
     assert verdict.path == path
     assert verdict.tokens == tuple(taken[: len(path) + 1])
-    assert policy.rows == [(row, verdict.tokens[:i]) for i, row in enumerate(rows)]
+    assert asked == [(row, verdict.tokens[:i]) for i, row in enumerate(rows)]
     assert verdict.at == 4
     assert verdict.draft is FORKED
 
 
 @pytest.mark.parametrize("end_after", [1, 2, 3, 4])
 def test_the_walk_stops_where_the_text_ends(end_after):
-    verdict = verify(FORKED, Scores(None), Chosen([7, 5, 6, 1], end_after), at=0)
+    verdict, _ = walked([7, 5, 6, 1], end_after)
     assert verdict.tokens == (7, 5, 6, 1)[:end_after]
     assert verdict.path == (0, 2, 5)[:end_after]
 
@@ -312,9 +303,8 @@ def test_a_drafter_that_proposes_no_tree_of_tokens_is_refused(draft, says):
 
 def test_the_drafting_is_closed_when_the_iterator_is_dropped():
     drafter = Scripted(lambda view, budget: tree([], []))
-    seq = SequenceState(PROMPT, TARGET.new_cache(), GREEDY, max_new_tokens=5)
-    prefill(seq, TARGET)
-    steps = decode(seq, drafter, FixedControl(2), TARGET, DraftContext(VOCABULARY))
+    seq = SequenceState(PROMPT, GREEDY, max_new_tokens=5)
+    steps = Run(seq, drafter, FixedControl(2), DraftContext(VOCABULARY), TARGET).steps()
     next(steps)
     assert drafter.closed == 0
     steps.close()
@@ -379,9 +369,9 @@ def test_top_tokens_are_told_where_a_draft_was_asked_for(monkeypatch):
     assert told == [True, False, False, True, False]
 
 
-def redraws_after_a_mismatch(draft, scores, policy, at):
+def redraws_after_a_mismatch(draft, scores, choose, ends, at):
     """The classic mistake: the draw that did not match is dropped, and another one is emitted."""
-    verdict = verify(draft, scores, policy, at)
+    verdict = verify(draft, scores, choose, ends, at)
     if len(verdict.path) < len(verdict.tokens) and len(draft):
         row = verdict.path[-1] + 1 if verdict.path else 0
         other = scores.logits[row].clone()
@@ -391,12 +381,12 @@ def redraws_after_a_mismatch(draft, scores, policy, at):
     return verdict
 
 
-def accepts_a_second_best(draft, scores, policy, at):
+def accepts_a_second_best(draft, scores, choose, ends, at):
     """Relaxed acceptance: the first drafted token is accepted if it is among the target's best four."""
     if len(draft) and int(draft.tokens[0]) in scores.logits[0].topk(4).indices:
-        policy.ends([int(draft.tokens[0])])
-        return dataclasses.replace(verify(draft, scores, Chosen([int(draft.tokens[0])], 1), at), path=(0,))
-    return verify(draft, scores, policy, at)
+        ends([int(draft.tokens[0])])
+        return Verdict((int(draft.tokens[0]),), (0,), draft, at)
+    return verify(draft, scores, choose, ends, at)
 
 
 @pytest.mark.parametrize("mistake", [redraws_after_a_mismatch, accepts_a_second_best])

@@ -15,10 +15,10 @@ from transformers import AutoConfig
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import UnsupportedModelError
 from foredraft.graph.layout import lay_out
-from foredraft.graph.tree import path_to
 from foredraft.model.growth import Rollout
 from foredraft.model.support import TESTED_FAMILIES, inspect
 from foredraft.model.target import TorchTarget
+from support.drafts import path_to
 from support.families import (
     FAMILIES,
     LONG,

@@ -10,13 +10,14 @@ from foredraft.contracts import Budget, DraftContext, SequenceView, Verdict
 from foredraft.control import FixedControl
 from foredraft.drafters import Resources, make_drafter
 from foredraft.drafters.lookahead import LookaheadDrafter, LookaheadOptions
-from foredraft.engine.single import decode, prefill
+from foredraft.engine.run import Run
 from foredraft.engine.state import SequenceState
 from foredraft.errors import UsageError
-from foredraft.graph.tree import depths, path_to
+from foredraft.graph.tree import depths
 from foredraft.integrations.vllm import parse_proposer_options
 from foredraft.sampling import SamplingOptions
 from foredraft.testing import VOCABULARY, ToyTarget
+from support.drafts import path_to
 from support.toys import TOY
 
 WHOLE = Budget(64, 64)
@@ -64,9 +65,8 @@ class Notes:
 
 def noted(prompt, options, nodes=64, new_tokens=24):
     target, notes = ToyTarget(), Notes(LookaheadDrafter(LookaheadOptions(**options)))
-    seq = SequenceState(np.array(prompt, np.int64), target.new_cache(), SamplingOptions(), max_new_tokens=new_tokens)
-    prefill(seq, target)
-    for _ in decode(seq, notes, FixedControl(nodes), target, DraftContext(VOCABULARY)):
+    seq = SequenceState(np.array(prompt, np.int64), SamplingOptions(), max_new_tokens=new_tokens)
+    for _ in Run(seq, notes, FixedControl(nodes), DraftContext(VOCABULARY), target).steps():
         pass
     assert seq.emitted.tolist() == target.greedy(np.array(prompt, np.int64), new_tokens)
     return notes.drafts

@@ -10,8 +10,9 @@ from foredraft.contracts import EMPTY_DRAFT, Budget, DraftContext, SequenceView,
 from foredraft.drafters import Resources, make_drafter
 from foredraft.drafters.medusa import MedusaDrafter, MedusaOptions
 from foredraft.errors import UsageError
-from foredraft.graph.tree import check_tree, depths, path_to
+from foredraft.graph.tree import check_tree, depths
 from foredraft.model.heads import load_medusa, static_tree
+from support.drafts import path_to
 from support.exits import plain, target_of, written
 from support.families import NEW_TOKENS, SETTINGS, VOCABULARY, each_of
 from support.heads import HEADS, head_of

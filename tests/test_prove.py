@@ -94,9 +94,9 @@ def test_a_near_tie_is_excused_unless_the_comparison_is_exact():
         assert Proof("method", 9, 99, differences, exact).holds is holds
 
 
-def redraws_after_a_mismatch(draft, scores, policy, at):
+def redraws_after_a_mismatch(draft, scores, choose, ends, at):
     """The draw that did not match is thrown away, and the next best one is emitted in its place."""
-    verdict = verify(draft, scores, policy, at)
+    verdict = verify(draft, scores, choose, ends, at)
     if len(draft) and len(verdict.path) < len(verdict.tokens):
         row = scores.logits[verdict.path[-1] + 1 if verdict.path else 0].clone()
         row[verdict.tokens[-1]] = -torch.inf
@@ -174,8 +174,8 @@ def test_a_rule_that_prefers_its_draft_is_found_by_its_texts(monkeypatch):
     assert all(proof.holds for proof in prove_rule("matched", SAMPLED))
     sampler = state_module.Sampler.chooser
 
-    def colder(self, scores, at):
-        return sampler(self, dataclasses.replace(scores, logits=scores.logits * 1.5), at)
+    def colder(self, scores, at, prefix):
+        return sampler(self, dataclasses.replace(scores, logits=scores.logits * 1.5), at, prefix)
 
     monkeypatch.setattr(state_module.Sampler, "chooser", colder)
     assert [proof.test for proof in prove_rule("matched", SAMPLED) if not proof.holds] == ["chi-square"]

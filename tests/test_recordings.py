@@ -302,7 +302,7 @@ def test_numbers_of_slots_are_few_and_never_too_few():
 
 def test_greedy_decoding_reads_the_tokens_that_the_forward_found():
     scores = Scores(torch.zeros(2, 5), best=torch.tensor([3, -1]))
-    choose = Sampler(SamplingOptions(), (), lambda: np.array([1])).chooser(scores, at=0)
+    choose = Sampler(SamplingOptions()).chooser(scores, at=0)
     assert choose(0, []) == 3
     with pytest.raises(NumericsError, match="position 2"):
         choose(1, [3])

@@ -12,7 +12,6 @@ import foredraft
 from foredraft import NumericsError, UnsupportedModelError, UsageError, standard_library
 from foredraft.contracts import Draft, Scores
 from foredraft.engine.state import SequenceState
-from foredraft.engine.step import check_draft
 from foredraft.errors import StoreError
 from foredraft.graph.layout import lay_out
 from foredraft.index.trigram import check_table, table_info
@@ -113,11 +112,13 @@ def test_scores_that_go_bad_inside_a_draft_lose_no_token_that_plain_decoding_wri
 def test_a_text_has_not_ended_before_its_last_token_is_committed():
     target = ToyTarget()
     prompt = np.array([1, 2, 3], np.int64)
-    seq = SequenceState(prompt, target.new_cache(), SamplingOptions(), max_new_tokens=1)
+    seq = SequenceState(prompt, SamplingOptions(), max_new_tokens=1)
+    seq.cache = target.new_cache()
     target.prefill(prompt[:-1], seq.cache)
     empty = Draft(np.empty(0, np.int32), np.empty(0, np.int32))
     layout = lay_out(3, empty.tokens, empty.parents, 2)
-    verdict = verify(empty, Scores(target.forward(layout, seq.cache).logits), seq, 2)
+    scores = Scores(target.forward(layout, seq.cache).logits)
+    verdict = verify(empty, scores, seq.chooser(scores, empty), seq.ends, 2)
     assert seq.finish is None
     seq.commit(verdict)
     assert seq.finish == "length"
@@ -133,7 +134,7 @@ def test_a_text_has_not_ended_before_its_last_token_is_committed():
 )
 def test_a_drafters_nonsense_is_named(change, message):
     with pytest.raises(ValueError, match=message):
-        check_draft(Draft(np.array([1], np.int32), np.array([-1], np.int32), **change), 10, 1)
+        Draft(np.array([1], np.int32), np.array([-1], np.int32), **change).check(10, 1)
 
 
 def test_a_table_that_is_there_needs_no_folder_to_write_to(tmp_path, monkeypatch):

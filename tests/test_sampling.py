@@ -194,8 +194,9 @@ def test_draws_of_neighbouring_seeds_are_independent():
 
 
 def chosen(row, options, prefix=(1, 2, 3), processors=(), path=()):
-    sampler = Sampler(options, processors, lambda: np.array(prefix, np.int64))
-    return sampler.chooser(Scores(torch.from_numpy(np.atleast_2d(row))), at=len(prefix) - 1)(0, path)
+    sampler, scores = Sampler(options, processors), Scores(torch.from_numpy(np.atleast_2d(row)))
+    ids = np.array(prefix, np.int64) if sampler.needs_prefix else None
+    return sampler.chooser(scores, len(prefix) - 1, ids)(0, path)
 
 
 @pytest.mark.parametrize("row", UNUSABLE.values(), ids=UNUSABLE)
@@ -222,7 +223,7 @@ def test_a_processor_that_leaves_nothing_is_refused():
 def test_greedy_takes_the_most_probable_token_in_any_float_type():
     row = np.array([[0, 3, 1], [9, 3, 1]], np.float32)
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
-        sampler = Sampler(SamplingOptions(), (), lambda: np.array([1], np.int64))
+        sampler = Sampler(SamplingOptions())
         choose = sampler.chooser(Scores(torch.from_numpy(row).to(dtype)), at=0)
         assert [choose(0, []), choose(1, [4])] == [1, 0]
 
@@ -235,12 +236,7 @@ def test_a_draw_depends_on_seed_and_position_alone_and_not_on_the_row_or_the_spl
     for seed in (5, 6):
         options = SamplingOptions(do_sample=True, seed=seed)
         split = [
-            [
-                Sampler(options, (), lambda: np.array([1], np.int64)).chooser(scores, at)(
-                    line, [9] * (position - at - 1)
-                )
-                for position in range(4, 30)
-            ]
+            [Sampler(options).chooser(scores, at)(line, [9] * (position - at - 1)) for position in range(4, 30)]
             for at, line in ((0, 0), (2, 1), (3, 2))
         ]
         assert split[0] == split[1] == split[2]

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import naive.graph
 from foredraft.contracts import EMPTY_DRAFT, Draft
 from foredraft.graph import layout, tree
+from support.drafts import path_to
 
 pytestmark = pytest.mark.kernels
 
@@ -136,9 +137,9 @@ def test_a_chain_is_the_causal_triangle(length):
 @given(trees())
 @settings(deadline=None, derandomize=True, max_examples=60)
 def test_a_path_leads_from_the_root_to_its_node(parents):
-    assert tree.path_to(parents, tree.ROOT) == []
+    assert path_to(parents, tree.ROOT) == []
     for node in range(len(parents)):
-        path = tree.path_to(parents, node)
+        path = path_to(parents, node)
         assert path[-1] == node
         assert len(path) == tree.depths(parents)[node]
         assert [int(parents[step]) for step in path] == [-1, *path[:-1]]
@@ -157,7 +158,7 @@ def test_a_kept_sub_tree_has_the_same_paths(seed):
     smaller = tree.reindexed_parents(parents, kept)
     assert smaller.dtype == np.int32
     for new, old in enumerate(kept):
-        assert kept[tree.path_to(smaller, new)].tolist() == tree.path_to(parents, int(old))
+        assert kept[path_to(smaller, new)].tolist() == path_to(parents, int(old))
 
 
 BROKEN = {
@@ -245,7 +246,7 @@ def test_take_keeps_each_node_with_all_that_belongs_to_it(seed):
     taken.check()
     assert len(taken) == len(kept) > 0
     for new, old in enumerate(kept):
-        path, old_path = tree.path_to(taken.parents, new), tree.path_to(draft.parents, int(old))
+        path, old_path = path_to(taken.parents, new), path_to(draft.parents, int(old))
         assert taken.tokens[path].tolist() == draft.tokens[old_path].tolist()
     for name in ("score", "q", "source"):
         np.testing.assert_array_equal(getattr(taken, name), getattr(draft, name)[kept])
@@ -279,7 +280,7 @@ def test_a_layout_puts_each_row_behind_its_own_path(seed):
     np.testing.assert_array_equal(rows.ancestors.sum(axis=1), rows.positions - at + 1)
     for node in range(len(draft)):
         seen = np.flatnonzero(rows.ancestors[node + 1]).tolist()
-        assert seen == [0, *(step + 1 for step in tree.path_to(draft.parents, node))]
+        assert seen == [0, *(step + 1 for step in path_to(draft.parents, node))]
 
 
 def test_text_is_laid_out_as_a_chain():

@@ -1,4 +1,4 @@
-"""The frozen records that a step passes on, and the protocols of drafters, controls, targets and policies.
+"""The frozen records that a step passes on, and the protocols of drafters, controls and targets.
 
 Data flows one way: ids, draft, layout, forward, verify, commit; only `observe` flows back. Does not depend on any
 model, text, file or drafter.
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foredraft.graph.layout import Layout
-from foredraft.graph.tree import FloatArray, IntArray, check_tree, reindexed_parents
+from foredraft.graph.tree import MOST_IDS, FloatArray, IntArray, check_tree, reindexed_parents
 
 if TYPE_CHECKING:  # the records name tensors, but drafting needs no torch
     import torch
@@ -57,33 +57,32 @@ class Draft:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def check(self) -> None:
-        """Raise ValueError for a property listed under the attributes that is violated."""
-        check_tree(self.tokens, self.parents)
-        for name, array, wanted in (("score", self.score, "float32"), ("source", self.source, "uint8")):
-            if array is not None and (array.dtype != wanted or array.shape != self.tokens.shape):
-                raise ValueError(f"{name} must be {wanted}[{len(self)}], not {array.dtype}{list(array.shape)}.")
+    def check(self, vocabulary: int = MOST_IDS, sources: int = 256) -> None:
+        """Raise ValueError unless this is a tree of ids below `vocabulary`, with arrays as described; fast if it is.
+
+        `sources` is the number of the drafter's source names. Of q, only the shape is checked; see `check_q`.
+        """
+        check_tree(self.tokens, self.parents, vocabulary)
+        nodes, q = len(self.tokens), self.q
+        for name, array, dtype in (("score", self.score, np.float32), ("source", self.source, np.uint8)):
+            if array is not None and (array.dtype != dtype or array.shape != self.tokens.shape):
+                raise ValueError(f"{name} must be {dtype.__name__}[{nodes}], not {array.dtype}{list(array.shape)}.")
         if self.score is not None and not np.isfinite(self.score).all():
             raise ValueError("score must be finite.")
-        if self.q is not None:
-            self._check_q(self.q)
+        if self.source is not None and nodes and (named := int(self.source.max())) >= sources:
+            raise ValueError(f"The draft names source {named}; the drafter has {sources} source names.")
+        if q is not None:
+            columns = q.shape[-1] if vocabulary == MOST_IDS else vocabulary
+            if q.dtype != np.float32 or q.shape != (nodes, columns):
+                raise ValueError(f"q must be float32[{nodes}, {columns}], not {q.dtype}{list(q.shape)}.")
 
-    def _check_q(self, q: FloatArray) -> None:
-        if q.dtype != np.float32 or q.ndim != 2 or len(q) != len(self):
-            raise ValueError(f"q must be float32[{len(self)}, V], not {q.dtype}{list(q.shape)}.")
-        earlier: dict[int, list[int]] = {}
-        for node, parent in enumerate(self.parents.tolist()):
-            total = float(q[node].sum(dtype=np.float64))
-            if not (q[node].min() >= 0 and abs(total - 1) < 1e-3):  # NaN included
-                raise ValueError(
-                    f"The q of node {node} must be probabilities; they sum to {total:g}, or one is negative."
-                )
-            siblings = earlier.setdefault(parent, [])
-            self.drawn_from(node, siblings)
-            siblings.append(node)
+    def check_q(self) -> None:
+        """Raise ValueError for a q from which the nodes cannot have been drawn in their order; slow."""
+        for node in range(len(self) if self.q is not None else 0):
+            self.drawn_from(node)
 
-    def drawn_from(self, node: int, earlier: Sequence[int]) -> FloatArray:
-        """Return a node's q, float32[V]; ValueError if it gives the node 0, or allows an earlier sibling's token."""
+    def drawn_from(self, node: int) -> FloatArray:
+        """Return a node's q, float32[V]; ValueError if it cannot be what the node was drawn from."""
         assert self.q is not None
         row: FloatArray = self.q[node]
         token = int(self.tokens[node])
@@ -92,12 +91,15 @@ class Draft:
                 f"Node {node} of the draft is token {token}, to which its q gives {row[token]:g}; q must be the "
                 "distribution that the node was drawn from."
             )
-        for other in self.tokens[list(earlier)].tolist():
-            if row[other] != 0:
-                raise ValueError(
-                    f"The q of node {node} gives {row[other]:g} to token {other}, which an earlier sibling has; "
-                    "siblings are drawn without replacement, so set it to 0 and normalise q."
-                )
+        earlier = self.tokens[:node][self.parents[:node] == self.parents[node]]
+        for other in earlier[row[earlier] != 0]:
+            raise ValueError(
+                f"The q of node {node} gives {row[other]:g} to token {other}, which an earlier sibling has; siblings "
+                "are drawn without replacement, so set it to 0 and normalise q."
+            )
+        total = float(row.sum(dtype=np.float64))
+        if not (row.min() >= 0 and abs(total - 1) < 1e-3):  # NaN included
+            raise ValueError(f"The q of node {node} must be probabilities; they sum to {total:g}, or one is negative.")
         return row
 
     def child_of(self) -> dict[tuple[int, int], int]:
@@ -313,13 +315,3 @@ class Target(Protocol):
 
     def forward(self, layout: Layout, cache: Any, *, hidden: bool = False) -> Scores:
         """Score every row of `layout` against the committed cache, and commit none; `hidden` also returns states."""
-
-
-class Policy(Protocol):
-    """Chooses the tokens of one sequence, and decides when it ends."""
-
-    def chooser(self, scores: Scores, at: int, draft: Draft) -> Chooser:
-        """Return the chooser for one verification of `draft`, whose root has the absolute position `at`."""
-
-    def ends(self, tokens: Sequence[int]) -> bool:
-        """Return whether the text ends with the last of `tokens`, the tokens emitted so far in this step."""

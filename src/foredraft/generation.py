@@ -1,18 +1,13 @@
-"""One generation: the run that performs it, the stream of its pieces, and its result.
-
-Runs the engine on a prepared sequence and decodes the ids. Does not depend on how drafters and models are loaded.
-"""
+"""The text of a generation: its result, and the stream of its pieces. Does not depend on how it is written."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from foredraft.contracts import StepRecord, Target
-from foredraft.engine.batch import Lane
-from foredraft.engine.single import decode as decode_steps
-from foredraft.engine.single import prefill
-from foredraft.engine.state import FinishReason, Prepared
-from foredraft.engine.statistics import Statistics, summarize
+from foredraft.contracts import StepRecord
+from foredraft.engine.run import Run
+from foredraft.engine.state import FinishReason
+from foredraft.engine.statistics import Statistics
 from foredraft.text import TextStream, decode
 
 _SHOWN = 60  # characters of a text in its repr
@@ -48,49 +43,19 @@ class Generation:
         return f"Generation({text!r}, {counts}, finish_reason={self.finish_reason!r}, seed={self.seed})"
 
 
-class Run:
-    """One generation in progress: the sequence, its step records, and the prefill time."""
-
-    def __init__(self, prepared: Prepared, target: Target) -> None:
-        self._prepared, self._target = prepared, target
-        self.seq = prepared.begin(target.new_cache())
-        self.seed = prepared.context.seed
-        self.records: list[StepRecord] = []
-        self.prefill_seconds = 0.0
-
-    def steps(self) -> Iterator[StepRecord]:
-        """Prefill, then yield each step's record."""
-        self.prefill_seconds = prefill(self.seq, self._target) / 1e9
-        drafter, control = self._prepared.drafter, self._prepared.control
-        context = replace(self._prepared.context, cache=self.seq.cache)
-        for record in decode_steps(self.seq, drafter, control, self._target, context):
-            self.records.append(record)
-            yield record
-
-    @property
-    def statistics(self) -> Statistics:
-        """The sums over the steps so far."""
-        return summarize(self.records, self.prefill_seconds)
+def generation(run: Run, tokenizer: Any) -> Generation:
+    """Return the result of a run so far; its finish reason is None while it is unfinished."""
+    ids = tuple(token for record in run.records for token in record.emitted)  # `seq` may be ahead after an interrupt
+    seq, text = run.seq, decode(tokenizer, ids)
+    return Generation(text, ids, seq.finish, seq.prompt_length, run.context.seed, tuple(run.records), run.statistics)
 
 
-def generation(text: Run | Lane, tokenizer: Any) -> Generation:
-    """Return the result of a text so far; its finish reason is None while it is unfinished."""
-    ids = tuple(token for record in text.records for token in record.emitted)  # `seq` may be ahead after an interrupt
-    statistics = summarize(text.records, text.prefill_seconds)
-    return Generation(
-        decode(tokenizer, ids), ids, text.seq.finish, text.seq.prompt_length, text.seed, tuple(text.records), statistics
-    )
-
-
-class Stream:
+class Stream(Iterator[Piece]):
     """An iterator over the pieces of a generation; it can be consumed once."""
 
     def __init__(self, run: Run, tokenizer: Any) -> None:
         self._run, self._tokenizer = run, tokenizer
         self._pieces = pieces(run.steps(), tokenizer)
-
-    def __iter__(self) -> Iterator[Piece]:
-        return self._pieces
 
     def __next__(self) -> Piece:
         return next(self._pieces)

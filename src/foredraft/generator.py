@@ -16,11 +16,12 @@ from foredraft.control import BatchControl, StepCosts, choose_control
 from foredraft.corpus.words import vocabulary_size
 from foredraft.drafters import make_drafter
 from foredraft.drafters.prediction import ChainDrafter, Prediction
-from foredraft.engine.batch import Batch, Lane, write_all
+from foredraft.engine.batch import Batch, write_all
 from foredraft.engine.guard import GuardedDrafter
-from foredraft.engine.state import Prepared, SequenceState
+from foredraft.engine.run import Run
+from foredraft.engine.state import SequenceState
 from foredraft.errors import PromptTooLongError, UsageError
-from foredraft.generation import Generation, Run, Stream, generation
+from foredraft.generation import Generation, Stream, generation
 from foredraft.model.batch_target import batch_target
 from foredraft.model.compiled.background import Compilation
 from foredraft.model.compiled.build import compile_forward
@@ -169,17 +170,15 @@ class Generator:
         Raises what `generate` does, NumericsError once the other texts are complete, and OutOfMemoryError if there is
         no memory for one of the texts alone.
         """
-        prepared: list[Prepared] = []
+        runs: list[Run] = []
         for prompt in prompts:
             seed = self.arguments(options)["sampling"].seed
-            each = [{**options, "seed": (seed + number) % SEED_LIMIT} for number in range(count)]
-            prepared += [self._prepared(prompt, given, chat=chat) for given in each]
+            for number in range(count):
+                given: GenerationArguments = {**options, "seed": (seed + number) % SEED_LIMIT}
+                runs.append(self.start(prompt, chat=chat, **given))
         if self.drafter.needs.target is not None:  # it drafts in the KV cache of a single text
-            return [self._completed(self._run(each)) for each in prepared]
-        return [self.result(lane) for lane in write_all(self.batch(), prepared, TEXTS_AT_ONCE)]
-
-    def _run(self, prepared: Prepared) -> Run:
-        return Run(prepared, self.drafter.needs.target or self.target)
+            return [self._completed(run) for run in runs]
+        return [self.result(run) for run in write_all(self.batch(), runs, TEXTS_AT_ONCE)]
 
     def _completed(self, run: Run) -> Generation:
         for _ in run.steps():
@@ -195,18 +194,15 @@ class Generator:
 
         The run keeps its drafter, so several runs can be interleaved.
         """
-        return self._run(self._prepared(prompt, options, chat=chat))
-
-    def _prepared(self, prompt: Prompt, options: Mapping[str, Any], *, chat: bool) -> Prepared:
         if chat:
             if not isinstance(prompt, str):
                 raise UsageError(f"chat=True is for a prompt that is a text; this one is a {type(prompt).__name__}.")
             prompt = [{"role": "user", "content": prompt}]
         arguments = self.arguments(options)
-        return self.prepare(self.encode(prompt), **arguments)
+        return self.begin(self.encode(prompt), **arguments)
 
     def arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert the options of `generate` to the keyword arguments of `prepare`; UsageError for an invalid one."""
+        """Convert the options of `generate` to the keyword arguments of `begin`; UsageError for an invalid one."""
         given = GenerationOptions.parse(options)
         return {
             "sampling": given.sampling(self.target.vocabulary),
@@ -227,14 +223,10 @@ class Generator:
         ids = self.tokenizer(checked_text(prediction), add_special_tokens=False).input_ids
         return ChainDrafter(self.drafter, Prediction(np.asarray(ids, np.int64)).chains)
 
-    def begin(self, ids: TokenIds, sampling: SamplingOptions, **arguments: Any) -> Run:
-        """Start a generation after token ids; takes the arguments of `prepare` and raises its errors."""
-        return self._run(self.prepare(ids, sampling, **arguments))
-
-    def prepare(
+    def begin(
         self, ids: TokenIds, sampling: SamplingOptions, *, drafter: Drafter | None = None, **arguments: Any
-    ) -> Prepared:
-        """Prepare a text for generation after a prompt, int64[n], n >= 1, without allocating its KV cache.
+    ) -> Run:
+        """Start a generation after a prompt, int64[n], n >= 1; its KV cache is not allocated yet.
 
         `drafter` is this text's, if not the generator's; the other arguments are `max_new_tokens`, `eos`, `processors`
         and `stop` of `SequenceState`. PromptTooLongError for a prompt that fills the model's window.
@@ -249,25 +241,26 @@ class Generator:
                 f"{window - 1}."
             )
         arguments |= {"sampling": sampling, "window": window, "verification": self.verification}
-        begin = partial(SequenceState, ids, **arguments)
+        seq = SequenceState(ids, **arguments)
         settings = {**asdict(sampling), "verification": self.verification}
         context = DraftContext(self.target.vocabulary, sampling.seed, self._amount.most_nodes, settings)
         control = self._amount.make(lambda: self.cost, sampling.seed, self._costs)
         guarded = GuardedDrafter(self.drafter if drafter is None else drafter)
-        return Prepared(ids, begin, guarded, control, self._amount.is_measured, context)
+        target = self.drafter.needs.target or self.target
+        return Run(seq, guarded, control, context, target, self._amount.is_measured)
 
     def batch(self, cache_bytes: int = CACHE_BYTES) -> Batch:
         """Return an empty batch, whose texts share forward passes and a KV cache of at most `cache_bytes`."""
         target = batch_target(self.target, cache_bytes)
         return Batch(target, BatchControl(lambda: self.cost, target.most_rows, self._amount.most_nodes, self._costs))
 
-    def join(self, batch: Batch, prompt: Prompt, *, chat: bool = False, **options: Unpack[GenerationArguments]) -> Lane:
+    def join(self, batch: Batch, prompt: Prompt, *, chat: bool = False, **options: Unpack[GenerationArguments]) -> Run:
         """Add a text to a batch, with the arguments of `generate`; OutOfMemoryError if its prompt finds no room."""
-        return batch.join(self._prepared(prompt, options, chat=chat))
+        return batch.join(self.start(prompt, chat=chat, **options))
 
-    def result(self, text: Run | Lane) -> Generation:
+    def result(self, run: Run) -> Generation:
         """Return the result so far of a text; its finish reason is None while it is unfinished."""
-        return generation(text, self.tokenizer)
+        return generation(run, self.tokenizer)
 
     def encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> TokenIds:
         """Return the ids of a prompt; see `foredraft.request.encoded`."""

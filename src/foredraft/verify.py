@@ -1,22 +1,24 @@
 """Verifies a draft: follows the target's own choices down the tree and returns the accepted path.
 
-The policy chooses one token per visited node, and that token is emitted whether or not a draft matches it. Under
-matched verification it draws without looking at the draft, so the output is that of plain decoding; under rejection
-(sampling/rejection.py) it tries the node's drafted children first. Does not depend on how the draft was made.
+One token is chosen per visited node, and it is emitted whether or not a draft matches it. Under matched verification
+(sampling/chooser.py) it is drawn without looking at the draft, so the output is that of plain decoding; under rejection
+(sampling/rejection.py) the node's drafted children are tried first. Does not depend on how the draft was made.
 """
 
-from foredraft.contracts import Draft, Policy, Scores, Verdict
+from collections.abc import Callable, Sequence
+
+from foredraft.contracts import Chooser, Draft, Scores, Verdict
 from foredraft.errors import NumericsError
 from foredraft.graph.tree import ROOT, child_with
 
 
-def verify(draft: Draft, scores: Scores, policy: Policy, at: int) -> Verdict:
+def verify(draft: Draft, scores: Scores, choose: Chooser, ends: Callable[[Sequence[int]], bool], at: int) -> Verdict:
     """Accept the path of `draft` that the target chooses, and add the target's own token after it.
 
-    `scores` are the target's, for the root, at absolute position `at`, and the N nodes. The text may end in the draft.
+    `scores` are the target's, for the root, at absolute position `at`, and the N nodes; `choose` reads them. `ends`
+    returns whether the text ends with the last of the tokens emitted so far, which may be inside the draft.
     NumericsError for logits that allow no token; ValueError, under rejection, for a node that its q cannot have given.
     """
-    choose = policy.chooser(scores, at, draft)
     tokens: list[int] = []
     path: list[int] = []
     node = ROOT
@@ -31,7 +33,7 @@ def verify(draft: Draft, scores: Scores, policy: Policy, at: int) -> Verdict:
         node = child_with(draft.tokens, draft.parents, node, token)
         if node >= 0:
             path.append(node)
-        ended = policy.ends(tokens)  # called for every token, because a policy may count them
+        ended = ends(tokens)  # called for every token, because it may count them
         if node < 0 or ended:
             break
     return Verdict(tuple(tokens), tuple(path), draft, at, hidden=scores.hidden)

@@ -62,7 +62,7 @@ def top_nodes(parents, score, limit, max_depth):
     return np.array(sorted(taken - {-1}), np.int32)
 
 
-# --- dag, unmerge: a naive graph is a dictionary of lists, named as `DraftGraph`'s fields
+# --- dag: a naive graph is a dictionary of lists, named as `DraftGraph`'s fields
 
 
 def gram(tokens, parents, context, tau, parent, token):

@@ -38,3 +38,12 @@ def paths_of(tokens, parents):
         above = next((path for path, other in paths.items() if other == parent), ())
         paths[*above, token] = node
     return paths
+
+
+def path_to(parents, node):
+    """The nodes from the root's child down to `node`; none for -1."""
+    path = []
+    while node >= 0:
+        path.append(node)
+        node = int(parents[node])
+    return path[::-1]

@@ -5,7 +5,7 @@ import functools
 from foredraft.contracts import DraftContext
 from foredraft.control import FixedControl
 from foredraft.drafters import Resources, make_drafter
-from foredraft.engine.single import decode, prefill
+from foredraft.engine.run import Run
 from foredraft.engine.state import SequenceState
 from foredraft.model.target import TorchTarget
 from support.families import LONG, NEW_TOKENS, SETTINGS, VOCABULARY, configuration, prompt_of, tiny_model
@@ -25,11 +25,10 @@ def target_of(family):
 def written(target, family, setting, drafter, control=None):
     prompt = prompt_of(LONG)
     sampling = SETTINGS[setting]
-    seq = SequenceState(prompt, target.new_cache(), sampling, max_new_tokens=NEW_TOKENS, window=target.window)
-    prefill(seq, target)
+    seq = SequenceState(prompt, sampling, max_new_tokens=NEW_TOKENS, window=target.window)
     settings = {"do_sample": sampling.do_sample, "temperature": sampling.temperature, "top_p": sampling.top_p}
     context = DraftContext(target.vocabulary, seed=sampling.seed, settings=settings, cache=seq.cache)
-    records = list(decode(seq, drafter, control or FixedControl(8), target, context))
+    records = list(Run(seq, drafter, control or FixedControl(8), context, target).steps())
     return seq.emitted.tolist(), records
 
 

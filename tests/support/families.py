@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from foredraft.contracts import DraftContext
 from foredraft.control import FixedControl
 from foredraft.drafters import Resources, make_drafter
-from foredraft.engine.single import decode, prefill
+from foredraft.engine.run import Run
 from foredraft.engine.state import SequenceState
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
@@ -96,9 +96,8 @@ def prompt_of(length):
 
 
 def written(target, prompt, sampling, drafter, nodes=10):
-    seq = SequenceState(prompt, target.new_cache(), sampling, max_new_tokens=NEW_TOKENS, window=target.window)
-    prefill(seq, target)
-    records = list(decode(seq, drafter, FixedControl(nodes), target, DraftContext(target.vocabulary, seed=3)))
+    seq = SequenceState(prompt, sampling, max_new_tokens=NEW_TOKENS, window=target.window)
+    records = list(Run(seq, drafter, FixedControl(nodes), DraftContext(target.vocabulary, seed=3), target).steps())
     return seq.emitted.tolist(), records
 
 

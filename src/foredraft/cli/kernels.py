@@ -58,7 +58,6 @@ def compile_step(dtype: str) -> None:
 
     from foredraft.contracts import Budget, CostCurve, Draft, Scores, Verdict
     from foredraft.control.measured import MeasuredControl
-    from foredraft.engine.step import check_draft
     from foredraft.graph.layout import lay_out
     from foredraft.graph.tree import ROOT, child_with
     from foredraft.index.own_words import TOP
@@ -69,9 +68,9 @@ def compile_step(dtype: str) -> None:
     logits = torch.zeros((3, _VOCABULARY), dtype=getattr(torch, dtype, torch.float32))
     nodes = np.arange(2, dtype=np.int32)
     draft = Draft(nodes.copy(), nodes - 1, np.ones(len(nodes), np.float32), source=np.zeros(len(nodes), np.uint8))
-    sampler = Sampler(SamplingOptions(do_sample=True, temperature=1.0), (), lambda: np.zeros(1, np.int64))
+    sampler = Sampler(SamplingOptions(do_sample=True, temperature=1.0))
     scores, control = Scores(logits), MeasuredControl(CostCurve((1, 8), (1.0, 1.0)))
-    check_draft(draft, _VOCABULARY, 1)
+    draft.check(_VOCABULARY, 1)
     draft = control.trim(draft, Budget(len(draft), len(draft)))
     lay_out(0, draft.tokens, draft.parents, 1)
     child_with(draft.tokens, draft.parents, ROOT, sampler.chooser(scores, 1)(0, []))

@@ -292,15 +292,15 @@ def _make_traces(generator: "Generator", data: list[Path], out: Path, options: "
     report, identity = ReadReport(), fingerprint(generator.target.model)
     sources = in_turns([read_sources(path, generator.tokenizer, report) for path in data])
 
-    def prepare(text: "Asked", most: int) -> Any:
+    def begin(text: "Asked", most: int) -> Any:
         window = generator.target.window
         ids = text.prompt if window is None else text.prompt[: max(1, window - most)]
         how = {"do_sample": True, "temperature": options.temperature, "seed": text.seed} if text.sampled else {}
-        return generator.prepare(generator.encode(ids), **generator.arguments({"max_new_tokens": most, **how}))
+        return generator.begin(generator.encode(ids), **generator.arguments({"max_new_tokens": most, **how}))
 
     def write(texts: "Sequence[Asked]", most: int) -> list[list[int]]:
-        lanes = write_all(generator.batch(), [prepare(text, most) for text in texts], TEXTS_AT_ONCE)
-        return [list(generator.result(lane).token_ids) for lane in lanes]
+        runs = write_all(generator.batch(), [begin(text, most) for text in texts], TEXTS_AT_ONCE)
+        return [list(generator.result(run).token_ids) for run in runs]
 
     with working_in_phases("writing") as tell:
         write_texts(out, sources, write, options, identity, tell)

@@ -5,15 +5,15 @@ waiting prompts in the same pass. Does not depend on how a model runs its passes
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from foredraft.contracts import EMPTY_DRAFT, Budget, Control, Draft, Drafter, Drafting, Scores, StepRecord, Verdict
+from foredraft.contracts import EMPTY_DRAFT, Budget, Draft
 from foredraft.control import BatchControl
-from foredraft.engine.state import Prepared, SequenceState
+from foredraft.engine.run import Run
 from foredraft.engine.step import proposed, record_of, settle
-from foredraft.errors import ForedraftError, NumericsError, OutOfMemoryError, UsageError
+from foredraft.errors import NumericsError, OutOfMemoryError, UsageError
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
 
 if TYPE_CHECKING:
@@ -23,142 +23,123 @@ _PIECE = 64  # prompt tokens prefilled per step while sequences run: as slow as 
 _AHEAD = 512  # cache slots of a text after its prompt at first; it moves to a larger range when needed; chosen
 
 
-@dataclass(slots=True, eq=False)
-class Lane:
-    """One sequence of a batch: its state, what drafts for it, and what happened to it."""
-
-    seq: SequenceState
-    drafter: Drafter
-    drafting: Drafting
-    control: Control | None  # None if the batch's control decides
-    seed: int  # of its sampling
-    records: list[StepRecord] = field(default_factory=list)
-    prefill_seconds: float = 0.0  # from joining to the last piece of its prompt
-    failure: ForedraftError | None = None  # the error that ended it
-    joined: int = field(default_factory=perf_counter_ns)
-
-    @property
-    def waiting(self) -> int:
-        """Prompt tokens not in the cache yet, without the root."""
-        return self.seq.length - 1 - int(self.seq.cache.length)
-
-    @property
-    def ended(self) -> bool:
-        return self.seq.finish is not None or self.failure is not None
-
-
 @dataclass(slots=True)
 class _Part:
     """The rows of one sequence in a pass: a verification, or a piece of its prompt, which has no budget."""
 
-    lane: Lane
-    draft: Draft
-    budget: Budget | None
-    layout: Layout = field(init=False)
-    drafting: int = 0  # nanoseconds
-    laying_out: int = 0  # nanoseconds
+    run: Run
+    layout: Layout
+    draft: Draft = EMPTY_DRAFT
+    budget: Budget | None = None
+    nanoseconds: tuple[int, int] = (0, 0)  # of drafting and of laying out
 
 
 class Batch:
-    """Sequences decoded together; `control` decides for those without a control of their own."""
+    """Sequences decoded together; `control` decides for those that share one."""
 
     def __init__(self, target: "JointBatch | SequentialBatch", control: BatchControl) -> None:
         self._target, self._control = target, control
-        self._lanes: list[Lane] = []
+        self._runs: dict[Run, int] = {}  # in order of joining, and when they joined
 
     def __len__(self) -> int:
-        return len(self._lanes)
+        return len(self._runs)
 
-    def __contains__(self, lane: Lane) -> bool:
-        return lane in self._lanes
+    def __contains__(self, run: Run) -> bool:
+        return run in self._runs
 
     @property
     def memory_use(self) -> float:
         """The used share of the KV cache memory, 0 to 1."""
         return self._target.memory_use
 
-    def join(self, prepared: Prepared) -> Lane:
-        """Add a text from the next step on.
+    def join(self, run: Run) -> Run:
+        """Add a text, which is returned, from the next step on.
 
         OutOfMemoryError if its prompt finds no room; UsageError if its drafter drafts in the target's cache.
         """
-        drafter = prepared.drafter
-        if drafter.needs.target is not None:
+        if run.drafter.needs.target is not None:
             raise UsageError(
                 "This method drafts with the target's own layers, which works for one text at a time; generate the "
                 "texts one after another, or choose another method."
             )
-        cache = self._target.open(prepared.prompt, len(prepared.prompt) + _AHEAD)
+        prompt = run.seq.view().ids
+        cache = self._target.open(prompt, len(prompt) + _AHEAD)
         try:
-            seq, drafting = prepared.begin(cache), drafter.open(replace(prepared.context, cache=cache))
+            run.open(cache)
         except BaseException:
             self._target.close(cache)
             raise
-        control = None if prepared.shared else prepared.control
-        lane = Lane(seq, drafter, drafting, control, prepared.context.seed)
-        self._lanes.append(lane)
-        return lane
+        self._runs[run] = perf_counter_ns()
+        return run
 
-    def leave(self, lane: Lane) -> None:
+    def leave(self, run: Run) -> None:
         """Remove a sequence, finished or not."""
-        self._lanes.remove(lane)
-        lane.drafting.close()
-        self._target.close(lane.seq.cache)
+        del self._runs[run]
+        run.drafting.close()
+        self._target.close(run.seq.cache)
 
-    def step(self) -> list[Lane]:
+    def step(self) -> list[Run]:
         """Advance every sequence with a prefilled prompt by at least one token, and some prompts by a piece.
 
-        Returned are the lanes that advanced or ended. Ended lanes have left the batch.
+        Returned are the runs that advanced or ended. Ended ones have left the batch.
         """
         start = perf_counter_ns()
-        parts = self._verifications([lane for lane in self._lanes if not lane.waiting and not lane.ended])
-        parts = [part for part in (*parts, *self._pieces(parts)) if self._has_room(part)]
+        verifications = self._verifications([run for run in self._runs if not run.ended and not _waiting(run)])
+        parts = [part for part in verifications + self._pieces(verifications) if self._has_room(part)]
         passed = perf_counter_ns()
-        layouts, caches = [part.layout for part in parts], [part.lane.seq.cache for part in parts]
-        scored, hidden = [part.budget is not None for part in parts], any(p.lane.drafter.needs.hidden for p in parts)
+        layouts, caches = [part.layout for part in parts], [part.run.seq.cache for part in parts]
+        scored, hidden = [part.budget is not None for part in parts], any(p.run.drafter.needs.hidden for p in parts)
         scores = self._target.forward(layouts, caches, scored, hidden=hidden) if parts else []
         forward = perf_counter_ns() - passed
-        advanced = []
-        shared, drafting = [], 0  # verdicts and nanoseconds of drafting under the joint control
+        advanced, shared, drafting = [], [], 0  # verdicts and nanoseconds of drafting under the batch's control
         for part, own in zip(parts, scores, strict=True):
-            lane = part.lane
-            settled = _settle(part, own)
-            if settled is None:
+            run = part.run
+            if part.budget is None or own is None:
+                run.seq.cache.commit(range(part.layout.rows))
+                run.prefill_seconds = (perf_counter_ns() - self._runs[run]) / 1e9
                 continue
-            verdict, took = settled
-            lane.records.append(record_of(verdict, lane.drafter, (part.drafting, part.laying_out, forward, *took)))
-            advanced.append(lane)
-            if lane.control is None:
+            try:
+                verdict, took = settle(run, part.budget, part.draft, own)
+            except NumericsError as error:
+                run.failure = error
+                continue
+            run.records.append(record_of(verdict, run.drafter, (*part.nanoseconds, forward, *took)))
+            advanced.append(run)
+            if run.shared:
                 shared.append(verdict)
-                drafting += part.drafting + took[-1]
+                drafting += part.nanoseconds[0] + took[-1]
+            else:
+                run.control.observe(verdict, 0.0, 0.0)  # a shared pass does not show the cost of its own rows
         if shared:
             rows, other = sum(part.layout.rows for part in parts), perf_counter_ns() - start - forward
             self._control.observe(shared, rows, forward / 1e9, other / 1e9, drafting / 1e9)
-        ended = [lane for lane in self._lanes if lane.ended]
-        for lane in ended:
-            self.leave(lane)
-        return advanced + [lane for lane in ended if lane not in advanced]
+        ended = [run for run in self._runs if run.ended]
+        for run in ended:
+            self.leave(run)
+        return advanced + [run for run in ended if run not in advanced]
 
-    def _verifications(self, lanes: list[Lane]) -> list[_Part]:
-        """Return the verifications of the next pass: for each lane its root and the drafted nodes."""
+    def _verifications(self, runs: list[Run]) -> list[_Part]:
+        """Return the verifications of the next pass: for each run its root and the drafted nodes."""
+        drafts, budgets, times = list[Draft](), list[Budget](), list[int]()
+        for run in runs:
+            start, depth = perf_counter_ns(), run.seq.useful_depth
+            budget = self._control.budget(depth, len(runs)) if run.shared else run.control.budget(depth)
+            draft = proposed(run, budget)
+            drafts.append(draft if run.shared else run.control.trim(draft, budget))
+            budgets.append(budget)
+            times.append(perf_counter_ns() - start)
+        shared = [number for number, run in enumerate(runs) if run.shared]
+        own_rows = sum(len(draft) + 1 for draft, run in zip(drafts, runs, strict=True) if not run.shared)
+        cut = self._control.trim(
+            [drafts[number] for number in shared], [budgets[number] for number in shared], own_rows
+        )
+        for number, draft in zip(shared, cut, strict=True):
+            drafts[number] = draft
         parts = []
-        for lane in lanes:
-            start, depth = perf_counter_ns(), lane.seq.useful_depth
-            budget = self._control.budget(depth, len(lanes)) if lane.control is None else lane.control.budget(depth)
-            draft = proposed(lane.seq, lane.drafter, lane.drafting, budget, self._target.vocabulary)
-            if lane.control is not None:
-                draft = lane.control.trim(draft, budget)
-            parts.append(_Part(lane, draft, budget, drafting=perf_counter_ns() - start))
-        shared = [part for part in parts if part.lane.control is None]
-        own_rows = sum(len(part.draft) + 1 for part in parts if part.lane.control is not None)
-        budgets = [part.budget for part in shared if part.budget is not None]
-        drafts = self._control.trim([part.draft for part in shared], budgets, own_rows)
-        for part, draft in zip(shared, drafts, strict=True):
-            part.draft = draft
-        for part in parts:
-            start, seq = perf_counter_ns(), part.lane.seq
-            part.layout = lay_out(seq.root, part.draft.tokens, part.draft.parents, seq.length - 1)
-            part.laying_out = perf_counter_ns() - start
+        for run, draft, budget, drafting in zip(runs, drafts, budgets, times, strict=True):
+            start = perf_counter_ns()
+            layout = lay_out(run.seq.root, draft.tokens, draft.parents, run.seq.length - 1)
+            parts.append(_Part(run, layout, draft, budget, (drafting, perf_counter_ns() - start)))
         return parts
 
     def _pieces(self, verifications: list[_Part]) -> list[_Part]:
@@ -167,64 +148,51 @@ class Batch:
         if verifications:
             left = min(left, _PIECE)
         pieces = []
-        for lane in self._lanes:
-            count = 0 if lane.ended else min(lane.waiting, left)
+        for run in self._runs:
+            count = 0 if run.ended else min(_waiting(run), left)
             if count > 0:
-                at = int(lane.seq.cache.length)
-                pieces.append(_Part(lane, EMPTY_DRAFT, None))
-                pieces[-1].layout = lay_out_text(lane.seq.view().ids[at : at + count].copy(), at)
+                at = int(run.seq.cache.length)
+                pieces.append(_Part(run, lay_out_text(run.seq.view().ids[at : at + count].copy(), at)))
                 left -= count
         return pieces
 
     def _has_room(self, part: _Part) -> bool:
         """Reserve a sequence's rows of the pass and return whether there is room; without room its text ends."""
         try:
-            self._target.reserve(part.lane.seq.cache, part.layout)
+            self._target.reserve(part.run.seq.cache, part.layout)
         except OutOfMemoryError as error:
-            if len(part.lane.seq.emitted):
-                part.lane.seq.finish = "memory"
+            if len(part.run.seq.emitted):
+                part.run.seq.finish = "memory"
             else:
-                part.lane.failure = error
+                part.run.failure = error
             return False
         return True
 
 
-def _settle(part: _Part, scores: Scores | None) -> tuple[Verdict, tuple[int, int, int]] | None:
-    """Do what `settle` does; None for a committed piece of a prompt, and for scores that allow no token."""
-    lane = part.lane
-    if part.budget is None or scores is None:
-        lane.seq.cache.commit(range(part.layout.rows))
-        lane.prefill_seconds = (perf_counter_ns() - lane.joined) / 1e9
-        return None
-    try:
-        settled = settle(lane.seq, lane.drafter, lane.drafting, part.budget, part.draft, scores)
-    except NumericsError as error:
-        lane.failure = error
-        return None
-    if lane.control is not None:
-        lane.control.observe(settled[0], 0.0, 0.0)  # a shared pass does not show the cost of its own rows
-    return settled
+def _waiting(run: Run) -> int:
+    """Return the number of prompt tokens that are not in the cache yet, without the root."""
+    return run.seq.length - 1 - int(run.seq.cache.length)
 
 
-def write_all(batch: Batch, texts: Iterable[Prepared], most: int) -> list[Lane]:
-    """Generate texts, at most `most` at once; return their lanes in the order of the texts.
+def write_all(batch: Batch, texts: Iterable[Run], most: int) -> list[Run]:
+    """Generate texts, at most `most` at once, and return them.
 
     Raises OutOfMemoryError if there is no room for one text alone, and the error of the first failed text at the end.
     """
-    lanes: list[Lane] = []
+    runs: list[Run] = []
     waiting = iter(texts)
     following = next(waiting, None)
     while following is not None or len(batch):
         while following is not None and len(batch) < most:
             try:
-                lanes.append(batch.join(following))
+                runs.append(batch.join(following))
             except OutOfMemoryError:
                 if not len(batch):
                     raise
                 break  # wait until others have ended
             following = next(waiting, None)
         batch.step()
-    for lane in lanes:
-        if lane.failure is not None:
-            raise lane.failure
-    return lanes
+    for run in runs:
+        if run.failure is not None:
+            raise run.failure
+    return runs

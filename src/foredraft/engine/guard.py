@@ -5,13 +5,10 @@ them as another error. Does not depend on any drafter.
 """
 
 import warnings
-from collections.abc import Callable
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Drafter, Drafting, SequenceView, Verdict
 from foredraft.errors import ForedraftWarning, told
-
-T = TypeVar("T")
 
 
 class GuardedDrafter:
@@ -33,30 +30,32 @@ class GuardedDrafting:
         self._drafting, self._name, self._failed = drafting, name, False
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        return self._guarded(lambda: self._drafting.propose(view, budget), EMPTY_DRAFT)
+        try:
+            return EMPTY_DRAFT if self._failed else self._drafting.propose(view, budget)
+        except Exception as error:  # noqa: BLE001  # whatever it is, decoding can continue without drafts
+            self._fail(error)
+            return EMPTY_DRAFT
 
     def observe(self, verdict: Verdict) -> None:
-        self._guarded(lambda: self._drafting.observe(verdict), None)
+        try:
+            if not self._failed:
+                self._drafting.observe(verdict)
+        except Exception as error:  # noqa: BLE001  # as above
+            self._fail(error)
 
     def close(self) -> None:
         self._drafting.close()
 
-    def _guarded(self, call: Callable[[], T], otherwise: T) -> T:
-        if self._failed:
-            return otherwise
-        try:
-            return call()
-        except Exception as error:  # whatever it is, decoding can continue without drafts
-            if _is_interrupt(error):
-                raise KeyboardInterrupt from error
-            self._failed = True
-            warnings.warn(
-                f"The drafter {self._name} failed ({told(error)}), so the rest of this text is decoded "
-                "without drafts; the text is the same.",
-                ForedraftWarning,
-                stacklevel=3,
-            )
-            return otherwise
+    def _fail(self, error: Exception) -> None:
+        if _is_interrupt(error):
+            raise KeyboardInterrupt from error
+        self._failed = True
+        warnings.warn(
+            f"The drafter {self._name} failed ({told(error)}), so the rest of this text is decoded without drafts; the "
+            "text is the same.",
+            ForedraftWarning,
+            stacklevel=3,
+        )
 
 
 def _is_interrupt(error: BaseException | None) -> bool:

@@ -3,29 +3,16 @@
 Does not depend on text: stop strings are a callback.
 """
 
-import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
-from foredraft.contracts import (
-    Chooser,
-    Control,
-    Draft,
-    DraftContext,
-    Drafter,
-    Scores,
-    SequenceView,
-    TokenIds,
-    Verdict,
-    Verification,
-)
+from foredraft.contracts import Chooser, Draft, Scores, SequenceView, TokenIds, Verdict, Verification
 from foredraft.sampling import LogitsProcessor, SamplingOptions
 from foredraft.sampling.chooser import Sampler
-from foredraft.sampling.rejection import Chance, SeededChance, rejection_chooser
+from foredraft.sampling.rejection import SeededChance, rejection_chooser
 
 FinishReason = Literal["eos", "stop", "length", "window", "memory"]
 
@@ -36,7 +23,6 @@ class SequenceState:
     def __init__(
         self,
         prompt: TokenIds,  # int64[n], at least one id
-        cache: Any,  # of the target for this sequence, empty
         sampling: SamplingOptions,
         *,
         max_new_tokens: int,  # limit of emitted tokens, with reason "length"
@@ -45,9 +31,9 @@ class SequenceState:
         processors: Sequence[LogitsProcessor] = (),  # transformers'
         stop: Callable[[int], bool] | None = None,  # called once per emitted token; True ends with reason "stop"
         verification: Verification = "matched",
-        chance: Callable[[int], Chance] | None = None,  # of a position under rejection; None uses the sampling's seed
+        chance: Callable[[int], SeededChance] | None = None,  # of a position under rejection; None is the seed's
     ) -> None:
-        self.cache = cache
+        self.cache: Any = None  # the target's KV cache, set when decoding begins
         self.prompt_length = self.length = len(prompt)
         self.finish: FinishReason | None = None
         self._ending: FinishReason | None = None  # becomes `finish` once its token is committed
@@ -58,9 +44,7 @@ class SequenceState:
         self._ids: TokenIds = np.empty(len(prompt) + min(max_new_tokens, 1024), np.int64)
         self._ids[: len(prompt)] = prompt
         self._eos, self._stop = frozenset(eos), stop
-        # a strong reference would keep the sequence and its cache alive until garbage collection
-        own = weakref.proxy(self)
-        self._sampler = Sampler(sampling, processors, lambda: own.view().ids)
+        self._sampler = Sampler(sampling, processors)
         self._verification = verification
         self._chance = chance if chance is not None else partial(SeededChance, sampling.seed)
         if self.length >= self._limit:
@@ -87,12 +71,17 @@ class SequenceState:
         ids.flags.writeable = False
         return SequenceView(ids, self.prompt_length)
 
-    def chooser(self, scores: Scores, at: int, draft: Draft) -> Chooser:
+    def chooser(self, scores: Scores, draft: Draft) -> Chooser:
+        """Return the chooser for one verification of `draft` after this sequence."""
+        prefix = self._ids[: self.length] if self._sampler.needs_prefix else None
+        at = self.length - 1
         if self._verification == "matched":
-            return self._sampler.chooser(scores, at)
-        return rejection_chooser(draft, at, partial(self._sampler.distribution, scores.logits, at), self._chance)
+            return self._sampler.chooser(scores, at, prefix)
+        law = partial(self._sampler.distribution, scores.logits, at, prefix)
+        return rejection_chooser(draft, at, law, self._chance)
 
     def ends(self, tokens: Sequence[int]) -> bool:
+        """Return whether the text ends with the last of `tokens`, the tokens emitted so far in this step."""
         token = tokens[-1]
         stopped = self._stop is not None and self._stop(token)
         if token in self._eos:
@@ -112,15 +101,3 @@ class SequenceState:
         self._ids[self.length : stop] = verdict.tokens
         self.length = stop
         self.finish = self._ending
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A checked request that has not started."""
-
-    prompt: TokenIds
-    begin: Callable[[Any], SequenceState]  # makes its sequence from a cache
-    drafter: Drafter
-    control: Control  # used if the text is decoded alone, or if not `shared`
-    shared: bool  # whether a batch may use one control for all of its sequences
-    context: DraftContext  # for the drafter, without the cache

@@ -3,75 +3,66 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter_ns
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from foredraft.contracts import (
-    EMPTY_DRAFT,
-    Budget,
-    Control,
-    Draft,
-    Drafter,
-    Drafting,
-    Scores,
-    StepRecord,
-    Target,
-    Verdict,
-)
-from foredraft.engine.state import SequenceState
+from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, Drafter, Scores, StepRecord, Verdict
 from foredraft.graph.layout import lay_out
-from foredraft.graph.tree import IntArray, check_tree, top_nodes
+from foredraft.graph.tree import IntArray, top_nodes
 from foredraft.sampling.logits import top_probabilities
 from foredraft.verify import verify
+
+if TYPE_CHECKING:
+    from foredraft.engine.run import Run
 
 PARTS = ("draft", "layout", "forward", "verify", "commit", "observe")  # of a step, in order
 
 
-def step(seq: SequenceState, drafter: Drafter, drafting: Drafting, control: Control, target: Target) -> StepRecord:
-    """Advance one unfinished sequence by at least one token; `drafting` is what `drafter` opened for it.
+def step(run: "Run") -> StepRecord:
+    """Advance an open, unfinished text by at least one token.
 
     ValueError for a draft that is not a tree of tokens; NumericsError for unusable scores of the target.
     """
-    began = perf_counter_ns()
+    began, seq, control = perf_counter_ns(), run.seq, run.control
     budget = control.budget(seq.useful_depth)
-    draft = control.trim(proposed(seq, drafter, drafting, budget, target.vocabulary), budget)
+    draft = control.trim(proposed(run, budget), budget)
     drafted = perf_counter_ns()
     layout = lay_out(seq.root, draft.tokens, draft.parents, seq.length - 1)
     laid_out = perf_counter_ns()
-    scores = target.forward(layout, seq.cache, hidden=drafter.needs.hidden)
+    scores = run.target.forward(layout, seq.cache, hidden=run.drafter.needs.hidden)
     forward = perf_counter_ns() - laid_out
-    verdict, (verified, committed, observed) = settle(seq, drafter, drafting, budget, draft, scores)
+    verdict, (verified, committed, observed) = settle(run, budget, draft, scores)
     now = perf_counter_ns()
     control.observe(verdict, forward / 1e9, (now - began - forward) / 1e9, (drafted - began + observed) / 1e9)
     observed += perf_counter_ns() - now
-    return record_of(verdict, drafter, (drafted - began, laid_out - drafted, forward, verified, committed, observed))
+    parts = drafted - began, laid_out - drafted, forward, verified, committed, observed
+    return record_of(verdict, run.drafter, parts)
 
 
-def proposed(seq: SequenceState, drafter: Drafter, drafting: Drafting, budget: Budget, vocabulary: int) -> Draft:
+def proposed(run: "Run", budget: Budget) -> Draft:
     """Return the drafting's checked draft; without a budget it is called only if it needs every step."""
-    if budget.nodes <= 0 and not drafter.needs.every_step:
+    if budget.nodes <= 0 and not run.drafter.needs.every_step:
         return EMPTY_DRAFT
-    draft = drafting.propose(seq.view(), budget)
-    check_draft(draft, vocabulary, len(drafter.source_names))
+    draft = run.drafting.propose(run.seq.view(), budget)
+    draft.check(run.target.vocabulary, len(run.drafter.source_names))
     return draft
 
 
-def settle(
-    seq: SequenceState, drafter: Drafter, drafting: Drafting, budget: Budget, draft: Draft, scores: Scores
-) -> tuple[Verdict, tuple[int, int, int]]:
+def settle(run: "Run", budget: Budget, draft: Draft, scores: Scores) -> tuple[Verdict, tuple[int, int, int]]:
     """Verify a draft, commit what is accepted, and show the verdict to the drafting; return also the nanoseconds.
 
     Without a budget nothing that the drafting needs is computed for it.
     """
-    began = perf_counter_ns()
-    verdict = verify(draft, scores, seq, seq.length - 1)
+    began, seq, needs = perf_counter_ns(), run.seq, run.drafter.needs
+    verdict = verify(draft, scores, seq.chooser(scores, draft), seq.ends, seq.length - 1)
     verified = perf_counter_ns()
     seq.commit(verdict)
     committed = perf_counter_ns()
     if budget.nodes > 0:
-        drafting.observe(_with_top_tokens(verdict, scores, drafter.needs.top_k, drafter.needs.top_rows))
-    elif drafter.needs.every_step:
-        drafting.observe(verdict)
+        run.drafting.observe(_with_top_tokens(verdict, scores, needs.top_k, needs.top_rows))
+    elif needs.every_step:
+        run.drafting.observe(verdict)
     return verdict, (verified - began, committed - verified, perf_counter_ns() - committed)
 
 
@@ -82,21 +73,6 @@ def record_of(verdict: Verdict, drafter: Drafter, nanoseconds: Sequence[int]) ->
     sources = (*drafted, *(None,) * (len(verdict.tokens) - len(drafted)))
     parts = dict(zip(PARTS, nanoseconds, strict=True))
     return StepRecord(verdict.tokens, len(verdict.path), len(verdict.draft), sources, parts)
-
-
-def check_draft(draft: Draft, vocabulary: int, drafters: int) -> None:
-    """Raise ValueError for a draft that cannot be verified; fast for a valid one.
-
-    That is one which is not a tree of ids below `vocabulary`, has scores that are not finite, a q of the wrong shape,
-    or a source that is not one of the `drafters` that the drafter names.
-    """
-    check_tree(draft.tokens, draft.parents, vocabulary)
-    if draft.q is not None and (draft.q.dtype != np.float32 or draft.q.shape != (len(draft), vocabulary)):
-        raise ValueError(f"q must be float32[{len(draft)}, {vocabulary}], not {draft.q.dtype}{list(draft.q.shape)}.")
-    if draft.score is not None and not (len(draft.score) == len(draft) and np.isfinite(draft.score).all()):
-        draft.check()
-    if draft.source is not None and len(draft) and int(draft.source.max()) >= drafters:
-        raise ValueError(f"The draft names source {int(draft.source.max())}; the drafter has {drafters} source names.")
 
 
 def _with_top_tokens(verdict: Verdict, scores: Scores, top_k: int, most_rows: int) -> Verdict:

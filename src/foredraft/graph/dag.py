@@ -1,15 +1,15 @@
-"""A graph of drafted tokens that grows level by level and drafts repeated phrases once.
+"""A graph of drafted tokens that grows level by level, drafts repeated phrases once, and is turned into a tree.
 
 Gong et al., "Graph-Structured Speculative Decoding" (ACL Findings 2024), sections 4.2 and 5. A node whose last tau
 tokens occurred before in the graph is tau-redundant. It is drafted and verified like others but not expanded: it
-borrows the continuations of the first occurrence, its lender. Does not depend on the model, nor on the tree that the
-graph is turned into (graph/unmerge.py).
+borrows the continuations of the first occurrence, its lender. Does not depend on the model.
 
 The first occurrence is that of the earliest level and, within a level, of the most probable path; it may get the
-continuations that it lends later. A pruned node does not lend, but may borrow. docs/explanation/draft-models.md tells
-what differs from the paper's code.
+continuations that it lends later. A pruned node does not lend, but may borrow. The tree is cut by path probability, and
+not by breadth. docs/explanation/draft-models.md tells what else differs from the paper's code.
 """
 
+import heapq
 from typing import NamedTuple
 
 import numpy as np
@@ -39,7 +39,7 @@ class DraftGraph(NamedTuple):
         return int(self.counts[0])
 
 
-def leaves(probabilities: FloatArray, least_probability: float = 0.2, least_share: float = 0.3) -> BoolArray:
+def leaves(probabilities: FloatArray, least_probability: float, least_share: float) -> BoolArray:
     """Return which children are not worth expanding (section 4.2), bool[F, k]; they are still drafted.
 
     `probabilities`, float32[F, k], has the children of one node per row, each given its path. A child is a leaf below
@@ -61,8 +61,7 @@ def empty_graph(context: npt.NDArray[np.integer], tau: int, room: int) -> DraftG
 
 
 def add_level(
-    graph: DraftGraph, parents: IntArray, tokens: IntArray, probabilities: FloatArray, leaf: BoolArray,
-    most_open: int | None = None,
+    graph: DraftGraph, parents: IntArray, tokens: IntArray, probabilities: FloatArray, leaf: BoolArray, most_open: int
 ) -> IntArray:  # fmt: skip
     """Add the children of the last level's open nodes, and return which of them to expand next.
 
@@ -71,11 +70,8 @@ def add_level(
 
     `parents`, int32[M], are nodes of the last level that `add_level` returned, ascending, or -1 in the first level;
     siblings have different tokens. `probabilities`, float32[M], are of each token given its path; what rounding adds
-    above 1 is cut off. `most_open` is 0 for the last level, None for no limit. There must be room in the graph, which
-    is changed.
-
-    Returns:
-        int32[K], the open nodes of the new level, ascending. Nodes are numbered from the old `graph.size` on, in order.
+    above 1 is cut off. `most_open` is 0 for the last level. There must be room in the graph, which is changed. Returned
+    are int32[K], the open nodes of the new level, ascending. New nodes are numbered from the old `graph.size` on.
     """
     new = slice(graph.size, graph.size + len(tokens))
     assert new.stop <= len(graph.tokens)
@@ -84,7 +80,7 @@ def add_level(
     graph.score[new] = graph.probability[new] * np.where(parents < 0, np.float32(1), graph.score[parents])
     graph.grams[new] = np.column_stack([graph.grams[parents], tokens])[:, 1:]
     order = np.argsort(-graph.score[new], kind="stable")
-    return _merge_level(graph, order, leaf, len(tokens) if most_open is None else most_open)
+    return _merge_level(graph, order, leaf, most_open)
 
 
 @njit(cache=True)
@@ -128,3 +124,59 @@ def _reaches(graph: DraftGraph, lender: int, goal: int) -> bool:
             if reached[node] and lent >= 0 and not reached[lent]:
                 reached[lent] = growing = True
     return bool(goal >= 0 and reached[goal])
+
+
+class Unmerged(NamedTuple):
+    """A tree whose nodes are copies of a graph's nodes, best first, so parents before children."""
+
+    tokens: IntArray  # int32[N]
+    parents: IntArray  # int32[N], -1 for the root
+    score: FloatArray  # float32[N], path probability, borrowed steps included
+    origin: IntArray  # int32[N], the copied node
+    merged: BoolArray  # bool[N], whether its path contains a borrowed step
+
+
+@njit(cache=True)
+def unmerge(graph: DraftGraph, limit: int, max_depth: int) -> Unmerged:
+    """Return the `limit` most probable paths of a graph as a tree, no node deeper than `max_depth`.
+
+    A node is followed by its own children and by its lender's children, except those with a token of its own children.
+    A borrowed child's probability is limited to what the own children leave of 1. A lender does not lend what it
+    borrows, but what is borrowed may borrow too, so the tree can be deeper than the graph. A node that borrows is not
+    `merged` itself, as its token was drafted after its own path; the nodes it borrows are. Paths of probability 0 are
+    left out. The order of equal scores is deterministic but unspecified.
+    """
+    # of the written paths, the first of which is the root's
+    origin, above = np.full(limit + 1, -1, np.int32), np.full(limit + 1, -1, np.int32)
+    depth, score = np.zeros(limit + 1, np.int32), np.ones(limit + 1, np.float32)
+    merged, written = np.zeros(limit + 1, np.bool_), 0
+    queue = [(np.float32(0), 0, 0, False) for _ in range(0)]  # minus its score, last node, path before it, borrowed
+    while written < limit:
+        if depth[written] < max_depth:
+            own, left = _children(graph, origin[written]), np.float32(1)
+            for node in range(own.start, own.stop):
+                left -= graph.probability[node]
+                if graph.probability[node] > 0:
+                    heapq.heappush(queue, (-score[written] * graph.probability[node], node, written, False))
+            lender = graph.lenders[origin[written]] if written else NO_LENDER
+            lent = _children(graph, lender) if lender >= 0 else slice(0, 0)
+            for node in range(lent.start, lent.stop):
+                share = min(graph.probability[node], left)
+                if share > 0 and not (graph.tokens[own] == graph.tokens[node]).any():
+                    heapq.heappush(queue, (-score[written] * share, node, written, True))
+        if not queue:
+            break
+        lost, node, up, borrowed = heapq.heappop(queue)
+        written += 1
+        origin[written], above[written], score[written] = node, up, -lost
+        merged[written], depth[written] = borrowed or merged[up], depth[up] + 1
+    kept = slice(1, written + 1)
+    parents = (above[kept] - 1).astype(np.int32)
+    return Unmerged(graph.tokens[origin[kept]], parents, score[kept].copy(), origin[kept].copy(), merged[kept].copy())
+
+
+@njit(cache=True)
+def _children(graph: DraftGraph, node: int) -> slice:
+    """Return the children of a node, -1 for the root, which are neighbours because parents ascend."""
+    parents = graph.parents[: graph.counts[0]]
+    return slice(np.searchsorted(parents, node), np.searchsorted(parents, node, side="right"))

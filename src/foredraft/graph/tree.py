@@ -16,9 +16,10 @@ U8 = npt.NDArray[np.uint8]
 BoolArray = npt.NDArray[np.bool_]
 
 ROOT = -1
+MOST_IDS = 1 << 31  # int32 holds no others
 
 
-def check_tree(tokens: IntArray, parents: IntArray, vocabulary: int = 1 << 31) -> None:
+def check_tree(tokens: IntArray, parents: IntArray, vocabulary: int = MOST_IDS) -> None:
     """Check that `tokens int32[N]`, below `vocabulary`, and `parents int32[N]` form a tree; fast for a valid one.
 
     ValueError for a wrong dtype or shape, a token outside the vocabulary, a parent at or after its child, or two
@@ -96,15 +97,6 @@ def child_with(tokens: IntArray, parents: IntArray, node: int, token: int) -> in
 def chain_parents(length: int) -> IntArray:
     """Return the parents of a chain of `length` tokens: -1, 0, 1, ... as int32[length]."""
     return np.arange(-1, length - 1, dtype=np.int32)
-
-
-def path_to(parents: IntArray, node: int) -> list[int]:
-    """Return the nodes from the root's child down to `node`, inclusive; empty for `node == -1`."""
-    path = []
-    while node != ROOT:
-        path.append(node)
-        node = int(parents[node])
-    return path[::-1]
 
 
 def common_length(one: npt.ArrayLike, other: npt.ArrayLike) -> int:

@@ -25,7 +25,7 @@ class SequentialBatch:
 
     def __init__(self, target: TorchTarget) -> None:
         self._target = target
-        self.vocabulary, self.most_rows = target.vocabulary, PREFILL_ROWS
+        self.most_rows = PREFILL_ROWS
         self.memory_use = 0.0
 
     def open(self, _token_ids: TokenIds, _capacity: int) -> Any:
@@ -60,7 +60,7 @@ class JointBatch:
         self._compiled, self._dtype = compiled, target.dtype
         self._arena = Arena(layers, heads, size, target.dtype, most_bytes // slot)
         self.open, self.close = self._arena.open, self._arena.close
-        self.vocabulary, self.most_rows = target.vocabulary, MOST_ROWS
+        self.most_rows = MOST_ROWS
 
     @property
     def memory_use(self) -> float:

@@ -13,10 +13,9 @@ import numpy as np
 import torch
 
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Target, TokenIds, Verdict
-from foredraft.graph.dag import DraftGraph, add_level, empty_graph, leaves
+from foredraft.graph.dag import DraftGraph, add_level, empty_graph, leaves, unmerge
 from foredraft.graph.layout import Layout, lay_out_text
 from foredraft.graph.tree import FloatArray, IntArray, ancestor_mask, child_with, depths
-from foredraft.graph.unmerge import unmerge
 from foredraft.model.candidates import Candidates, Imitation, candidates
 from foredraft.options import check_range
 

@@ -32,6 +32,11 @@ class SamplingOptions:
     repetition_penalty: float = 1.0  # divides positive, multiplies negative logits of tokens in the text; 1 is off
     seed: int = 0  # to 2**64 - 1
 
+    @property
+    def filters(self) -> tuple[float, int, float, float]:
+        """Temperature (0 for greedy decoding), top-k, top-p and min-p, as `filter_row` takes them."""
+        return self.temperature if self.do_sample else 0.0, self.top_k, self.top_p, self.min_p
+
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= LEAST_TEMPERATURE):
             raise UsageError(

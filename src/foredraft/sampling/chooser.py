@@ -5,7 +5,7 @@ the softmax by noise that does not depend on drafts. Does not depend on drafters
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -26,41 +26,39 @@ def drawn(
 ) -> int:  # fmt: skip
     """Return the token at a position, given the row float32[V] before it; -1 for an unusable row.
 
-    A temperature of 0 takes the most probable token; the filters are those of `filter_row`.
+    The filters are those of `filter_row`.
     """
-    if temperature == 0.0:
+    if temperature == 0.0:  # without noise
         return most_probable(row)
     weights = filter_row(row, temperature, top_k, top_p, min_p)
     return perturbed_argmax(weights, seed, position) if len(weights) else -1
 
 
 class Sampler:
-    """Chooses one sequence's tokens; `prefix` returns prompt and emitted ids, int64[n], the root last.
+    """Chooses one sequence's tokens.
 
-    The processors are called in order, with the node's own path, once per emitted position, as in plain decoding.
+    The processors are called in order, with the node's own path, once per emitted position, as in plain decoding. If
+    `needs_prefix`, the methods need the `prefix`, int64[n]: prompt and emitted ids, the root last.
     """
 
-    def __init__(
-        self, options: SamplingOptions, processors: Sequence[LogitsProcessor], prefix: Callable[[], TokenIds]
-    ) -> None:
-        self._options, self._processors, self._prefix = options, tuple(processors), prefix
+    def __init__(self, options: SamplingOptions, processors: Sequence[LogitsProcessor] = ()) -> None:
+        self._options, self._processors = options, tuple(processors)
         self._seed = np.uint64(options.seed)
-        temperature = options.temperature if options.do_sample else 0.0
-        self._filters = (temperature, options.top_k, options.top_p, options.min_p)  # as `drawn` takes them
-        self._needs_prefix = bool(self._processors) or options.repetition_penalty != 1.0
+        self._filters = options.filters
+        self.needs_prefix = bool(self._processors) or options.repetition_penalty != 1.0
 
-    def chooser(self, scores: Scores, at: int) -> Chooser:
+    def chooser(self, scores: Scores, at: int, prefix: TokenIds | None = None) -> Chooser:
         """Return the chooser of the token after each row of `scores`, whose root is at position `at`."""
         on_device = scores.best is not None or scores.logits.device.type != "cpu"
-        tokens = self._tokens_after_rows(scores) if on_device and not self._needs_prefix else None
-        rows = None if on_device or self._needs_prefix else words_of(scores.logits)
+        tokens = self._tokens_after_rows(scores) if on_device and not self.needs_prefix else None
+        rows = None if on_device or self.needs_prefix else words_of(scores.logits)
 
         def choose(row: int, path: Sequence[int]) -> int:
             position = at + len(path) + 1
             if tokens is not None:
                 token = tokens[row]
             else:
-                scored = self._row(scores.logits[row], path) if rows is None else row_of(rows, row)
+                scored = self._row(scores.logits[row], prefix, path) if rows is None else row_of(rows, row)
                 token = drawn(scored, self._seed, position, *self._filters)
             if token < 0:
                 raise NumericsError(_unusable(position))
@@ -77,19 +75,21 @@ class Sampler:
         values, largest = (each.tolist() for each in scores.logits.max(dim=-1))
         return [token if math.isfinite(value) else -1 for value, token in zip(values, largest, strict=True)]
 
-    def distribution(self, logits: torch.Tensor, at: int, row: int, path: Sequence[int]) -> Probabilities:
+    def distribution(
+        self, logits: torch.Tensor, at: int, prefix: TokenIds | None, row: int, path: Sequence[int]
+    ) -> Probabilities:
         """Return the distribution, float64[V], that the chooser samples after a row of `logits`, float[R, V]."""
-        probabilities = distribution(self._row(logits[row], path), self._options)
+        probabilities = distribution(self._row(logits[row], prefix, path), self._options)
         if not len(probabilities):
             raise NumericsError(_unusable(at + len(path) + 1))
         return probabilities
 
-    def _row(self, logits: torch.Tensor, path: Sequence[int]) -> FloatArray:
+    def _row(self, logits: torch.Tensor, prefix: TokenIds | None, path: Sequence[int]) -> FloatArray:
         """Return the scores of a row, float32[V] and not to be changed, after the penalty and the processors."""
         row: FloatArray = logits.detach().float().cpu().numpy()
-        if not self._needs_prefix:
+        if prefix is None:
             return row
-        row, prefix = row.copy(), np.concatenate([self._prefix(), np.array(path, np.int64)])
+        row, prefix = row.copy(), np.concatenate([prefix, np.array(path, np.int64)])
         if self._options.repetition_penalty != 1.0:
             penalize(row, prefix, self._options.repetition_penalty)
         if self._processors:

@@ -3,8 +3,6 @@
 Does not depend on how tokens are drawn, nor on where the logits come from.
 """
 
-import math
-
 import numpy as np
 from numba import njit
 
@@ -45,12 +43,16 @@ def _smallest_kept(values: FloatArray, weights: FloatArray, needed: float) -> fl
 def filter_row(row: FloatArray, temperature: float, top_k: int, top_p: float, min_p: float) -> FloatArray:
     """Return softmax weights relative to the most probable token, float32[V], 0 for filtered tokens.
 
-    The order is transformers': temperature, top-k, top-p of the remaining tokens, min-p. Returns an empty array for an
-    unusable row (NaN, +inf, or nothing finite).
+    The order is transformers': temperature, top-k, top-p of the remaining tokens, min-p. A temperature of 0 leaves only
+    the most probable token. Returns an empty array for an unusable row (NaN, +inf, or nothing finite).
     """
     best = most_probable(row)
     if best < 0:
         return np.empty(0, np.float32)
+    if temperature == 0.0:
+        certain = np.zeros(len(row), np.float32)
+        certain[best] = 1.0
+        return certain
     weights = exponentials(row, row[best], temperature)
     if 0 < top_k < len(row):
         _drop_below(weights, row, _smallest_kept(row, np.ones(len(row), np.float32), float(top_k)))
@@ -83,9 +85,6 @@ def distribution(row: FloatArray, options: SamplingOptions) -> Probabilities:
     The `row`, float32[V], is taken after the penalty, which is not applied here, and the processors. An unusable one
     (NaN, +inf, or nothing finite) gives an empty array.
     """
-    if options.do_sample:
-        weights = filter_row(row, options.temperature, options.top_k, options.top_p, options.min_p).astype(np.float64)
-    else:
-        weights = np.zeros(len(row) if math.isfinite(row.max()) else 0, np.float64)
-        weights[row.argmax() : row.argmax() + 1] = 1.0
-    return weights / weights.sum() if len(weights) else weights
+    weights: Probabilities = filter_row(row, *options.filters).astype(np.float64)
+    weights /= weights.sum()  # of nothing, which stays empty, too
+    return weights

@@ -62,7 +62,7 @@ def _gumbel_values(seed: np.uint64, position: int, tokens: I64) -> F64:
 
 def gumbel_noise(seed: int, position: int, tokens: I64) -> F64:
     """Return g(seed, position, token) for each of `tokens`: standard Gumbel values, float64[n]."""
-    return _gumbel_values(np.uint64(seed), position, tokens)
+    return _gumbel_values(np.uint64(seed), position, tokens)  # numba itself takes no int above 2^63
 
 
 @njit(cache=True)
@@ -78,22 +78,16 @@ def _noise_words(first: int, position: int, k0: np.uint32, k1: np.uint32, lanes:
         k1 = np.uint32(np.uint64(k1) + np.uint64(0xBB67AE85) & np.uint64(0xFFFFFFFF))
 
 
-@njit(cache=True, inline="always")
-def _beyond(word: np.uint32) -> np.float32:
-    """Return (1 - u) * 2^32, without the 0.5."""
-    return np.float32(word ^ np.uint32(0xFFFFFFFF))
-
-
 @njit(cache=True)
 def _may_win(weights: FloatArray, lanes: npt.NDArray[np.uint32], bar: float) -> bool:
     """Return whether a token with one of these weights, float32[4n], may exceed `bar`; vectorised, without branches."""
     hits, per_word = np.int32(0), np.float32(bar / 4294967296.0 * (1.0 - 1e-6))  # a margin above float32's rounding
-    c0, c1, c2, c3 = lanes[0], lanes[1], lanes[2], lanes[3]
-    for i in range(len(c0)):  # all four lanes together, so weights are read in order
-        hits += np.int32(weights[4 * i] >= per_word * _beyond(c0[i]))
-        hits += np.int32(weights[4 * i + 1] >= per_word * _beyond(c1[i]))
-        hits += np.int32(weights[4 * i + 2] >= per_word * _beyond(c2[i]))
-        hits += np.int32(weights[4 * i + 3] >= per_word * _beyond(c3[i]))
+    c0, c1, c2, c3, ones = lanes[0], lanes[1], lanes[2], lanes[3], np.uint32(0xFFFFFFFF)
+    for i in range(len(c0)):  # all four lanes together, so weights are read in order; ~word is (1 - u) * 2^32, less 0.5
+        hits += np.int32(weights[4 * i] >= per_word * np.float32(c0[i] ^ ones))
+        hits += np.int32(weights[4 * i + 1] >= per_word * np.float32(c1[i] ^ ones))
+        hits += np.int32(weights[4 * i + 2] >= per_word * np.float32(c2[i] ^ ones))
+        hits += np.int32(weights[4 * i + 3] >= per_word * np.float32(c3[i] ^ ones))
     return bool(hits > 0)
 
 

@@ -8,7 +8,6 @@ al., "Recursive speculative decoding", 2024). Does not depend on how p and q are
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -18,16 +17,6 @@ from foredraft.sampling import Probabilities
 from foredraft.sampling.noise import philox
 
 VERIFIER_STREAM = 1  # of the noise; matched verification uses stream 0, drafters any above 1
-
-
-class Chance(Protocol):
-    """A source of randomness: a seed, or a test that enumerates all outcomes."""
-
-    def accept(self, probability: float) -> bool:
-        """Return True with this probability: always for 1, never for 0."""
-
-    def draw(self, distribution: Probabilities) -> int:
-        """Return a token drawn from `distribution`, float64[V] with sum 1; never one of probability 0."""
 
 
 class SeededChance:
@@ -42,9 +31,11 @@ class SeededChance:
         self._counter = np.array([0, position, stream, 0], np.uint32)
 
     def accept(self, probability: float) -> bool:
+        """Return True with this probability: always for 1, never for 0."""
         return self._uniform() < probability
 
     def draw(self, distribution: Probabilities) -> int:
+        """Return a token drawn from `distribution`, float64[V] with sum 1; never one of probability 0."""
         below = distribution.cumsum()
         token = int(below.searchsorted(self._uniform() * below[-1], side="right"))
         # the product may round up to the whole sum, beyond the last token with a probability
@@ -60,7 +51,7 @@ def rejection_chooser(
     draft: Draft,
     at: int,
     distribution: Callable[[int, Sequence[int]], Probabilities],
-    chance: Callable[[int], Chance],
+    chance: Callable[[int], SeededChance],
 ) -> Chooser:
     """Return a chooser of the token after each row of a verification, which tries the row's drafted children.
 
@@ -75,15 +66,19 @@ def rejection_chooser(
     return choose
 
 
-def choose_token(p: Probabilities, draft: Draft, siblings: Sequence[int], chance: Chance) -> int:
+def choose_token(p: Probabilities, draft: Draft, siblings: Sequence[int], chance: SeededChance) -> int:
     """Return a token with distribution `p`: the first accepted one of `siblings`, else a draw from the last residual.
 
     `p` is float64[V], the target's distribution after the parent of `siblings`, nodes of `draft` in the order drawn.
     Without q they were chosen, not drawn, and q is one-hot. ValueError if a node cannot have been drawn from its q.
     """
-    for place, node in enumerate(siblings):
+    for node in siblings:
         token = int(draft.tokens[node])
-        q = one_hot(token, len(p)) if draft.q is None else as_drawn(draft.drawn_from(node, siblings[:place]))
+        if draft.q is None:
+            q = np.zeros(len(p), np.float64)
+            q[token] = 1.0
+        else:
+            q = as_drawn(draft.drawn_from(node))
         if chance.accept(min(1.0, float(p[token] / q[token]))):
             return token
         p = residual(p, q)
@@ -106,14 +101,7 @@ def as_drawn(row: FloatArray) -> Probabilities:
     return exact / float(exact.sum())
 
 
-def one_hot(token: int, vocabulary: int) -> Probabilities:
-    """Return the distribution, float64[V], of a certain token."""
-    certain = np.zeros(vocabulary, np.float64)
-    certain[token] = 1.0
-    return certain
-
-
-def draw_siblings(q: Probabilities, count: int, chance: Chance) -> tuple[IntArray, FloatArray]:
+def draw_siblings(q: Probabilities, count: int, chance: SeededChance) -> tuple[IntArray, FloatArray]:
     """Draw `count` tokens without replacement from `q`, or as many as it allows; `chance` is not the verifier's.
 
     `q` is float64[V], the draft model's distribution, processed like the target's. Returned are int32[K] tokens and the

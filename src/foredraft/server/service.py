@@ -82,7 +82,7 @@ class Service:
         finally:
             self._preparing_now -= count
         self.writer.submit([choice.job for choice in choices])
-        prompt_tokens = sum(len(choice.job.prepared.prompt) for choice in choices[:: request.n])
+        prompt_tokens = sum(choice.job.run.seq.prompt_length for choice in choices[:: request.n])
         return Answers(choices, prompt_tokens, news, until)
 
     @contextmanager
@@ -172,7 +172,7 @@ class Service:
             arguments["drafter"] = ChainDrafter(drafter, constraint.chains, GRAMMAR)
         stops, tools = options.get("stop_strings", ()), bool(request.tools)
         choice = Choice(tokenizer, stops, tools, logprobs, prediction, news)
-        choice.job = Job(generator.prepare(ids, **arguments), partial(self._deliver, choice))
+        choice.job = Job(generator.begin(ids, **arguments), partial(self._deliver, choice))
         return choice
 
     def _deliver(self, choice: Choice, event: Event) -> None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from foredraft.contracts import StepRecord
-from foredraft.engine.batch import Batch, Lane
-from foredraft.engine.state import FinishReason, Prepared
+from foredraft.engine.run import Run
+from foredraft.engine.state import FinishReason
 from foredraft.errors import ForedraftError, OutOfMemoryError, told
 
 
@@ -37,7 +37,7 @@ class Event(NamedTuple):
 class Job:
     """One text to generate; times are seconds of `time.monotonic`, 0 if not reached yet."""
 
-    prepared: Prepared
+    run: Run
     send: Callable[[Event], None]  # called for every event, on the writer's thread; must not raise
     cancelled: bool = False
     submitted: float = field(default_factory=time.monotonic)
@@ -52,7 +52,7 @@ class Writer:
     def __init__(self, batch: Batch, most_at_once: int, most_waiting: int) -> None:
         self.batch, self._most_at_once, self._most_waiting = batch, most_at_once, most_waiting
         self._waiting: deque[Job] = deque()
-        self._lanes: dict[Lane, Job] = {}
+        self._lanes: dict[Run, Job] = {}
         self._changed = threading.Condition()
         self._stopping = False  # whether new texts are rejected
         self._until = float("inf")  # deadline for unfinished texts
@@ -123,7 +123,7 @@ class Writer:
                     break
                 job = self._waiting.popleft()
             try:
-                self._lanes[self.batch.join(job.prepared)] = job
+                self._lanes[self.batch.join(job.run)] = job
                 job.started = time.monotonic()
             except Exception as error:  # noqa: BLE001  # no error may stop the other texts
                 if isinstance(error, OutOfMemoryError) and self._lanes:  # there is room once another text has ended

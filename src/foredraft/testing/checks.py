@@ -49,6 +49,7 @@ def proposals_are_valid_trees(make: MakeDrafter) -> None:
     with _must(f"Proposals must be valid trees of a vocabulary of {VOCABULARY}"):
         for step in _steps(make()):  # the engine checks tokens and sources
             step.draft.check()
+            step.draft.check_q()
 
 
 def proposals_stay_within_the_budget(make: MakeDrafter) -> None:
@@ -86,8 +87,7 @@ def budget_more_is_obeyed(make: MakeDrafter) -> None:
             asked.append(chance)
             return len(asked) <= allowed
 
-        drafter = make()
-        drafting = drafter.open(begun(drafter, _PROMPT)[1])
+        drafting = _opened(make())
         depth = _depth(drafting.propose(SequenceView(_PROMPT, len(_PROMPT)), Budget(16, 8, more)))
         drafting.close()
         # if not refused, the draft may be deeper: merged nodes of a graph need no call
@@ -102,8 +102,7 @@ def budget_more_is_obeyed(make: MakeDrafter) -> None:
 
 def the_view_is_left_as_it_was(make: MakeDrafter) -> None:
     """A drafter does not change the sequence that it reads."""
-    drafter = make()
-    drafting = drafter.open(begun(drafter, _PROMPT[:1])[1])
+    drafting = _opened(make(), _PROMPT[:1])
     for length in range(1, len(_PROMPT) + 1):
         ids = _PROMPT[:length].copy()
         view = ids.view()
@@ -167,7 +166,7 @@ def close_can_be_called_twice(make: MakeDrafter) -> None:
     """Closing twice is safe, also before the first proposal."""
     drafter = make()
     for proposes in (False, True):
-        drafting = drafter.open(begun(drafter, _PROMPT)[1])
+        drafting = _opened(drafter)
         if proposes:
             drafting.propose(SequenceView(_PROMPT, len(_PROMPT)), Budget(8, 8))
         with _must("close() must be callable twice"):
@@ -204,6 +203,13 @@ def _must(what: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise AssertionError(f"{what}; this raised {error!r}.") from error
+
+
+def _opened(drafter: Drafter, prompt: TokenIds = _PROMPT) -> Drafting:
+    """Return a drafter's drafting for a prefilled text."""
+    run = begun(drafter, prompt)
+    run.prefill()
+    return run.drafting
 
 
 def _depth(draft: Draft) -> int:

@@ -8,17 +8,17 @@ target and draft model are tables of random logits on a few tokens, and `Drawing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import count
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import torch
 
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, Scores, SequenceView, TokenIds, Verdict
 from foredraft.engine.state import SequenceState
-from foredraft.graph.tree import FloatArray, path_to
+from foredraft.graph.tree import FloatArray, ancestor_mask
 from foredraft.sampling import LogitsProcessor, Probabilities, SamplingOptions
 from foredraft.sampling.filters import distribution, filter_row, penalize
-from foredraft.sampling.rejection import VERIFIER_STREAM, Chance, SeededChance, draw_siblings
+from foredraft.sampling.rejection import VERIFIER_STREAM, SeededChance, draw_siblings
 from foredraft.testing.toy import ToyTarget
 from foredraft.verify import verify
 
@@ -33,7 +33,7 @@ PROMPT.flags.writeable = False
 _TARGET, _DRAFT_MODEL = 1, 2
 
 
-class Script:
+class Script(SeededChance):
     """A source of chance that follows given choices, then takes the first option, and records the alternatives."""
 
     def __init__(self, choices: list[int]) -> None:
@@ -88,7 +88,7 @@ class DrawingDrafter:
         penalize(row, ids, options.repetition_penalty)
         return distribution(row, options)
 
-    def drawn(self, ids: TokenIds, budget: Budget, options: SamplingOptions, chance: Chance) -> Draft:
+    def drawn(self, ids: TokenIds, budget: Budget, options: SamplingOptions, chance: SeededChance) -> Draft:
         """Return a draft of what follows `ids`, int64[n], drawn with the target's sampling options."""
         nodes: list[tuple[int, int, FloatArray]] = []  # token, parent, q
         level = [(-1, ids)]
@@ -175,17 +175,16 @@ class World(ToyTarget):
 
     def scores(self, draft: Draft) -> Scores:
         """Return the target's scores after the root and each node of `draft`."""
-        paths = [draft.tokens[path_to(draft.parents, node)] for node in range(-1, len(draft))]
+        paths = [draft.tokens[own] for own in ancestor_mask(draft.parents)[:, 1:]]
         return Scores(torch.from_numpy(np.stack([self._row(np.concatenate([PROMPT, path])) for path in paths])))
 
-    def emitted(self, draft: Draft, scores: Scores, chance: Chance) -> Text:
+    def emitted(self, draft: Draft, scores: Scores, chance: SeededChance) -> Text:
         """Return the tokens that one step emits, using the engine's state and verifier."""
-        cache: Any = None  # nothing is committed
         seq = SequenceState(
-            PROMPT, cache, self.sampling, max_new_tokens=99, processors=self.processors, eos=self.eos,
+            PROMPT, self.sampling, max_new_tokens=99, processors=self.processors, eos=self.eos,
             verification="rejection", chance=lambda position: chance,  # noqa: ARG005  # the same at every position
         )  # fmt: skip
-        return verify(draft, scores, seq, len(PROMPT) - 1).tokens
+        return verify(draft, scores, seq.chooser(scores, draft), seq.ends, len(PROMPT) - 1).tokens
 
     def _row(self, last: TokenIds) -> FloatArray:
         return self._entry(_TARGET, last)
@@ -201,7 +200,13 @@ class World(ToyTarget):
 def drawn_tree(world: World, widths: Sequence[int]) -> Iterator[tuple[Draft, float]]:
     """Yield every tree of these widths that the world's draft model can draw, with its probability."""
     drafter = world.drafter(widths)
-    return outcomes(lambda chance: drafter.drawn(PROMPT, Budget(99, 99), world.sampling, chance))
+
+    def draw(chance: Script) -> Draft:
+        draft = drafter.drawn(PROMPT, Budget(99, 99), world.sampling, chance)
+        draft.check_q()
+        return draft
+
+    return outcomes(draw)
 
 
 def distance(world: World, drafts: Iterable[tuple[Draft, float]], length: int = 3) -> float:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from foredraft.contracts import Budget, Draft, DraftContext, Drafter, SequenceView, TokenIds, Verdict, Verification
 from foredraft.control import FixedControl
-from foredraft.engine.single import decode, prefill
+from foredraft.engine.run import Run
 from foredraft.engine.state import SequenceState
 from foredraft.sampling import SamplingOptions
 from foredraft.testing.toy import ToyTarget
@@ -67,14 +67,13 @@ class Recorder:
 
 def begun(
     drafter: Drafter, prompt: TokenIds, options: SamplingOptions = _GREEDY, verification: Verification = "matched",
-    new_tokens: int = NEW_TOKENS,
-) -> tuple[SequenceState, DraftContext]:  # fmt: skip
-    """Return a prefilled sequence of the drafter's target, and the drafter's context for it."""
-    target = drafter.needs.target or ToyTarget()
-    seq = SequenceState(prompt, target.new_cache(), options, max_new_tokens=new_tokens, verification=verification)
-    prefill(seq, target)
+    new_tokens: int = NEW_TOKENS, control: FixedControl | None = None,
+) -> Run:  # fmt: skip
+    """Return the run of a text after `prompt`, int64[n], on the drafter's own target or the toy target."""
+    target, control = drafter.needs.target or ToyTarget(), control or FixedControl(_NODES)
+    seq = SequenceState(prompt, options, max_new_tokens=new_tokens, verification=verification)
     settings = {**asdict(options), "verification": verification}
-    return seq, DraftContext(target.vocabulary, options.seed, settings=settings, cache=seq.cache)
+    return Run(seq, drafter, control, DraftContext(target.vocabulary, options.seed, settings=settings), target)
 
 
 def decoding(
@@ -82,6 +81,6 @@ def decoding(
     new_tokens: int = NEW_TOKENS, control: FixedControl | None = None,
 ) -> Iterator[SequenceState]:  # fmt: skip
     """Decode after `prompt`, int64[n]; yield the sequence after each step."""
-    seq, context = begun(drafter, prompt, options, verification, new_tokens)
-    for _ in decode(seq, drafter, control or FixedControl(_NODES), drafter.needs.target or ToyTarget(), context):
-        yield seq
+    run = begun(drafter, prompt, options, verification, new_tokens, control)
+    for _ in run.steps():
+        yield run.seq
