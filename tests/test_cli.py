@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -110,29 +111,31 @@ def test_the_arguments_that_editors_complete_are_those_that_are_taken():
 
 def test_a_first_load_compiles_beside_itself_and_later_ones_do_not(tmp_path, monkeypatch):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    started, begin = [], subprocess.Popen
+    started, processes, begin = [], [], subprocess.Popen
 
     def sleeping(command, **how):
         started.append(command[1:])
         seconds = 1 if command[-1] == "float32" else 60
-        return begin([sys.executable, "-c", f"import time; time.sleep({seconds})"], **how)
+        processes.append(begin([sys.executable, "-c", f"import time; time.sleep({seconds})"], **how))
+        return processes[-1]
 
     monkeypatch.setattr(kernels.subprocess, "Popen", sleeping)
-    with pytest.raises(UsageError), kernels.compiled_beside("auto", drafting=True):
+    told = []
+    with pytest.raises(UsageError), kernels.compiled_beside("auto", lambda _share, what: told.append(what)):
         raise UsageError("There is no such model.")  # no process is left behind
-    with kernels.compiled_beside("float32", drafting=False) as wait:
-        (tmp_path / "a.nbi").touch()
-        assert wait()
-        assert not wait()  # all has ended
-    with kernels.compiled_beside("auto", drafting=True) as wait:
-        assert not wait()
-    assert started == [["-m", "foredraft.cli.kernels", name] for name in ("bfloat16", "drafting", "float32")]
+    assert told == []
+    for _ in range(2):
+        with kernels.compiled_beside("float32", lambda _share, what: told.append(what)):
+            (tmp_path / "a.nbi").touch()
+    assert told == ["compiling (once)"]
+    assert [process.poll() for process in processes] == [-signal.SIGTERM, 0]
+    assert started == [["-m", "foredraft.cli.kernels", name] for name in ("bfloat16", "float32")]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_what_is_compiled_beside_a_first_load_runs(dtype):
-    kernels.compile_step(dtype)
+    kernels.compile_kernels(dtype)
 
 
 def test_a_shell_can_complete_verbs():

@@ -6,6 +6,7 @@ Does not depend on how any of these work, or on how a model is loaded.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
@@ -24,7 +25,7 @@ from foredraft.generation import Generation, Run, Stream, generation
 from foredraft.model.batch_target import batch_target
 from foredraft.model.compiled.background import Compilation
 from foredraft.model.compiled.build import compile_forward
-from foredraft.model.compiled.package import kept_forward
+from foredraft.model.compiled.package import CompiledRecord, kept_forward
 from foredraft.model.cost import measured_cost
 from foredraft.model.recordings import RecordedForward
 from foredraft.model.target import TorchTarget
@@ -122,20 +123,23 @@ class Generator:
         """Whether the next text needs `cost`, which may have to be measured first."""
         return self._amount.needs_cost
 
-    def compile(self) -> None:
+    def compile(self, *, again: bool = False) -> list[tuple[Path, CompiledRecord]]:
         """Compile the forward of the model, and of the models that the method runs, for this machine and use them.
 
-        Existing packages are only timed again. On a CUDA device passes are recorded at their first use instead.
+        Existing packages are only timed, unless all are compiled `again`. Returns each model's folder of packages and
+        what it holds. On a CUDA device nothing is compiled: passes are recorded at their first use.
         UsageError for a model that cannot be compiled here, StoreError for a cache folder that is damaged or cannot be
         written, and ForedraftError if there is no compiler or it fails.
         """
         if self.target.model.device.type == "cuda":
             self.target.recordings, self._curve = RecordedForward(self.target.model), None
-            return
+            return []
+        made = []
         for each in (self.target, *self.drafter.needs.models):
-            compile_forward(each.model, cache_folder(), each.passage, progress=self._progress)
+            made.append(compile_forward(each.model, cache_folder(), each.passage, again=again, progress=self._progress))
             each.compiled = kept_forward(each.model, each.passage)
         self._curve = None
+        return made
 
     def save(self) -> None:
         """Save what the drafter learned, if its options say where; StoreError if the file cannot be written."""

@@ -54,20 +54,18 @@ def demo(
 
 def _prepared(model: str, method: str | None) -> "Generator":
     """Load the model, and compile it if it is not; if that fails, the model runs uncompiled."""
-    with working(f"loading {model}") as tell, compiled_beside("auto", drafting=method in {None, "auto"}) as wait:
+    with working(f"loading {model}") as tell:
         from foredraft.api import load
 
-        generator = load(model, method=method, progress=tell)
+        with compiled_beside("auto", tell):
+            generator = load(model, method=method, progress=tell)
         if getattr(generator.tokenizer, "chat_template", None) is None:
             raise UsageError(f"The tokenizer of {model} has no chat template; the demo needs a model that chats.")
         if generator.target.compiled is None and generator.target.device.type == "cpu":
             tell(0.0, f"compiling {model} for this machine, once (a minute or two on {os.cpu_count()} cores)")
             try:
                 generator.compile()
-                if wait():  # passes were timed while numba's kernels were compiled: time them again
-                    generator.compile()
             except ForedraftError as error:
                 say(str(error), "yellow")
-        wait()
         measure_cost(generator, tell)
     return generator

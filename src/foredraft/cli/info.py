@@ -7,7 +7,7 @@ on drafters.
 import os
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -127,39 +127,28 @@ def compile_model(
     if background and hasattr(os, "nice"):
         with suppress(OSError):
             os.nice(10)
-    # who starts a compilation in the background compiles numba's kernels too
-    beside = compiled_beside(dtype, drafting=True, skip=background)
-    with working(f"loading {model}") as tell, beside as wait:
+    with working(f"loading {model}") as tell:
         import torch
 
-        from foredraft.cache_folder import cache_folder
-        from foredraft.model.compiled.build import compile_forward
-        from foredraft.model.loading import load_model
+        from foredraft.api import Generator
+        from foredraft.bench.method import BASE, parse_method
+        from foredraft.model.loading import load_model, load_tokenizer
+        from foredraft.model.target import TorchTarget
 
         if threads is not None:
             torch.set_num_threads(threads)
-        models = [(load_model(model, dtype, "cpu"), None)] if method is None else _models_of(method, model, dtype)
-        made = [compile_forward(each, cache_folder(), passage, again=again, progress=tell) for each, passage in models]
-        if wait():  # passes were timed while kernels were compiled: time them again
-            made = [compile_forward(each, cache_folder(), passage, progress=tell) for each, passage in models]
+        # who starts a compilation in the background compiles numba's kernels too
+        with nullcontext() if background else compiled_beside(dtype, tell):
+            target = TorchTarget(load_model(model, dtype, "cpu"))
+        tokenizer = None if method is None else load_tokenizer(model)
+        generator = Generator(target, tokenizer, **parse_method(method or BASE).drafting, progress=tell)
+        made = generator.compile(again=again)
     if as_json:
         facts = [_record_facts(folder, record) for folder, record in made]
         show_json(facts[0] | ({"drafting": facts[1:]} if method else {}))
         return
     for number, (folder, record) in enumerate(made):
         _print_record(folder, record, f"Cost of a pass of draft model {number}" if number else "Cost of a pass")
-
-
-def _models_of(method: str, model: str, dtype: str) -> list[tuple[Any, Any]]:
-    """Return the model and the models that a method runs, each with its passage, None for a whole model."""
-    from foredraft.api import load
-    from foredraft.bench.method import parse_method
-
-    parsed = parse_method(method)
-    generator = load(
-        model, method=parsed.method, speculative_config=parsed.options, dtype=dtype, device="cpu", compile=False
-    )
-    return [(each.model, each.passage) for each in (generator.target, *generator.drafter.needs.models)]
 
 
 def _record_facts(folder: "Path", record: "CompiledRecord") -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foredraft.cli import flags
+from foredraft.cli.kernels import compiled_beside
 from foredraft.cli.screen import working
 from foredraft.errors import UsageError
 from foredraft.model.gguf import SMOLLM2
@@ -60,25 +61,20 @@ class Job:
         """
         with working(f"loading {self.model}") as tell:
             from foredraft.api import Generator, load
-            from foredraft.cli.kernels import compiled_beside
             from foredraft.request import GenerationOptions
-            from foredraft.speculation import parse_speculation
 
             GenerationOptions.parse(options)
-            method = parse_speculation(self.method, config).method
-            with compiled_beside(self.dtype, drafting=method == "auto") as wait:
+            with compiled_beside(self.dtype, tell):
                 generator = load(
                     self.model, method=self.method, speculative_config=config, dtype=self.dtype, device=self.device,
                     compile=False if self.eager else "auto", progress=tell,
                 )  # fmt: skip
-                tell(0.0, "compiling (once)")
-                wait()
             measure_cost(generator, tell)
             if not (config.get("share") or config.get("learn") == "shared" or config.get("memory")):
                 # shared state must not learn from the warm-up text
                 tell(0.0, "warming up")
                 # another generator, so that the control does not learn costs that include compilation
-                other = Generator(generator.target, generator.tokenizer, method="none", options={}, nodes=None)
+                other = Generator(generator.target, generator.tokenizer, method="none")
                 other.attach(generator.method, generator.drafter, verification=generator.verification)
                 other.generate(_WARM_UP, **{**options, "max_new_tokens": _WARM_UP_TOKENS, "eos_token_id": ()})
                 generator.forget()
