@@ -429,6 +429,7 @@ def test_chat_without_a_line_is_refused(run):
 def test_chat_forgets_the_oldest_turns_when_the_window_is_full(capsys):
     generator = SimpleNamespace(
         target=SimpleNamespace(window=40),
+        arguments=lambda _options: {"max_new_tokens": 256},
         encode=lambda messages: np.arange(sum(len(message["content"]) for message in messages)),
     )
     turns = [
@@ -463,7 +464,7 @@ def test_methods_lists_every_method_with_its_options(run):
         for option in entry["options"]
         if not option["description"]
     ]
-    assert not undescribed, f"Describe these in the Attributes section of their dataclass: {undescribed}"
+    assert not undescribed, f"Describe these in a comment behind or above the field: {undescribed}"
 
 
 def test_methods_shows_one_by_name(run):
@@ -566,9 +567,16 @@ def test_options_read_from_source_are_those_of_the_class():
         assert read[option.name]["description"] != ""
 
 
-def test_attributes_end_with_their_section():
-    text = "Words.\n\nAttributes:\n    one: first,\n        continued: so.\n    two: second.\n\nMore: none.\n"
-    assert flags.attributes(text) == {"one": "first, continued: so.", "two": "second."}
+def test_an_option_is_described_by_the_comments_above_and_behind_it(tmp_path, monkeypatch):
+    text = (
+        "class Chosen:\n    # not an option\n\n    # first,\n    # continued\n    one: int = 1\n"
+        "    two: str  # second\n    three: bool = True\n"
+    )
+    tmp_path.joinpath("chosen_options.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = flags.options_in_source("chosen_options", "Chosen")
+    assert [each["description"] for each in found.values()] == ["first, continued", "second", ""]
+    assert [each.get("default") for each in found.values()] == [1, None, True]
 
 
 @pytest.mark.slow

@@ -78,7 +78,6 @@ class Generator:
 
         UsageError for an unknown name, option or value; StoreError for a damaged table or one of another tokenizer.
         """
-        choose_control(nodes, control, control_options)  # checks the control before tables are loaded
         resources = replace(
             resources_for(self.target.vocabulary, self.tokenizer, progress=self._progress),
             draft_model=partial(pair_draft_model, target=self.target, tokenizer=self.tokenizer),

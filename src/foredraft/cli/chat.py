@@ -100,12 +100,10 @@ def _fitting(
     generator: "Generator", options: Mapping[str, Any], messages: list[dict[str, str]]
 ) -> list[dict[str, str]]:
     """Drop the oldest turns until there is room for an answer; UsageError if the last message alone is too long."""
-    from foredraft.request import GenerationOptions
-
     window = generator.target.window
     if window is None:
         return messages
-    room = min(GenerationOptions.parse(options).max_new_tokens, window // _ANSWER_SHARE)
+    room = min(generator.arguments(options)["max_new_tokens"], window // _ANSWER_SHARE)
     start = int(messages[0]["role"] == "system")
     kept = list(messages)
     while len(generator.encode(kept)) + room > window and len(kept) - start > 1:

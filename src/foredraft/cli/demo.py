@@ -42,12 +42,12 @@ def demo(
         if picture is not None and scene is SCENES[0]:
             write_file(picture, ink.picture(scene.title).encode())
     names = {"none": "ours, plain", "transformers": "transformers generate"}
-    headings = [names.get(name, f"ours, {name}") for name in outcomes[0].milliseconds]
-    rows = []
-    for outcome in outcomes:
-        passes = f"{outcome.drafted.statistics.tokens_per_target_step:.2f}"
-        rows.append([outcome.scene.title, *(f"{each:.1f}" for each in outcome.milliseconds.values()), passes])
-    show_table(("text", *headings, "tokens per pass"), rows, "Milliseconds per token, including prefill")
+    times = [names.get(name, f"ours, {name}") + "|.1f" for name in outcomes[0].milliseconds]
+    rows = [
+        [each.scene.title, *each.milliseconds.values(), each.drafted.statistics.tokens_per_target_step]
+        for each in outcomes
+    ]
+    show_table(("text", *times, "tokens per pass|.2f"), rows, "Milliseconds per token, including prefill")
     for outcome in outcomes:
         typer.echo(f"{outcome.scene.title}: {outcome.sentence()}")
 

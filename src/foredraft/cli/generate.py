@@ -6,7 +6,6 @@ Does not depend on how texts are generated; the figures are defined by `foredraf
 import math
 import secrets
 from collections.abc import Mapping
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from foredraft.api import Generator, Prompt
     from foredraft.bench.drafts import Account
     from foredraft.bench.prove import Difference
-    from foredraft.generation import Generation, Stream
+    from foredraft.generation import Generation
 
 _FIGURES = {
     "tokens": "tokens per step with a draft",
@@ -173,8 +172,12 @@ def _compare(
         })  # fmt: skip
     else:
         ink.legend()
-        headings = ("method", "tokens", "target steps", "tokens per target step", "drafted", "kept", "ms per token")
-        show_table(headings, [_row(method, drafted), _row("none", plain)])
+        rows = []
+        for name, counts in ((method, drafted.statistics), ("none", plain.statistics)):
+            per_step, milliseconds = counts.tokens_per_target_step, 1e3 * counts.decode_seconds_per_token
+            rows.append((name, counts.emitted, counts.steps, per_step, counts.drafted, counts.accepted, milliseconds))
+        each = ("method", "tokens", "target steps", "tokens per target step|.2f", "drafted", "kept", "ms per token|.2f")
+        show_table(each, rows)
         looping = repeated > LOOP_SHARE
         note = " (the text loops, which favours drafters; do not rely on the speed-up)" if looping else ""
         typer.echo(f"speed-up: {speed_up:.2f}")
@@ -190,26 +193,20 @@ def _compare(
 def _repeated(
     generator: "Generator", prompt: "Prompt", options: Mapping[str, Any], ink: Ink | None, compared: bool
 ) -> "tuple[Generation, Generation, Difference | None]":
-    """Generate the repetitions of both, and print the first drafted text to `ink`, if any.
+    """Generate the repetitions of both, and print the drafted text to `ink`, if any.
 
     Return both repetitions of median time, the drafted one first, and if `compared` the first difference of any two
     texts.
     """
     from foredraft.bench.demonstration import write_in_rounds
     from foredraft.bench.prove import difference_between
+    from foredraft.generation import pieces
 
-    with ExitStack() as screen:
-        tell = screen.enter_context(working("warming up"))
-
-        def show(stream: "Stream") -> None:
-            nonlocal tell
-            if ink is not None:
-                screen.close()  # hide the progress while the text is printed
-                ink.print(stream)
-                tell = screen.enter_context(working("repeating"))
-
-        repeating = "repeating, with and without drafting"
-        runs = write_in_rounds(generator, prompt, options, show, lambda share: tell(share, repeating))
+    repeating = "repeating, with and without drafting"
+    with working(repeating) as tell:
+        runs = write_in_rounds(generator, prompt, options, lambda _: None, lambda share: tell(share, repeating))
+    if ink is not None:
+        ink.print(pieces(runs[0][0].steps, generator.tokenizer))
     pairs = [(drafted.token_ids, plain.token_ids) for drafted, plain in zip(*runs, strict=True)]
     unequal = next((pair for pair in pairs if compared and pair[0] != pair[1]), None)
     difference = None if unequal is None else difference_between(generator, prompt, options, *unequal)
@@ -226,14 +223,6 @@ def _verdict(difference: "Difference | None", dtype: str, *, exact: bool, compar
     bug, tie = "this is a bug in {}, please report it", "{} can swap nearly tied tokens, --dtype float32 is exact"
     explanation = (bug if exact else tie).format(dtype)
     return f"no (first difference at token {difference.position + 1}; top-2 gap {difference.gap:.2g}; {explanation})"
-
-
-def _row(name: str, run: "Generation") -> list[str]:
-    counts = run.statistics
-    return [
-        name, str(counts.emitted), str(counts.steps), f"{counts.tokens_per_target_step:.2f}", str(counts.drafted),
-        str(counts.accepted), f"{1e3 * counts.decode_seconds_per_token:.2f}",
-    ]  # fmt: skip
 
 
 # --- explain
@@ -276,9 +265,8 @@ def _print_account(account: "Account") -> None:
         f"{counts.emitted} tokens in {counts.steps} steps, {account.plain_steps} of them without a draft: "
         f"{counts.tokens_per_target_step:.2f} tokens per step, {1e3 * counts.decode_seconds_per_token:.2f} ms per token"
     )
-    sources = [[str(value) for value in each.values()] for each in account.sources]
+    sources = [tuple(each.values()) for each in account.sources]
     show_table(("source", "drafted", "accepted", "wasted"), sources, "draft sources")
     show_table(*reliability_table(account.counts.reliability), "estimated and actual acceptance")
-    pairs = {name: (account.expected.get(name, math.nan), account.measured[name]) for name in _FIGURES}
-    rows = [[_FIGURES[name], *("-" if math.isnan(each) else f"{each:.2f}" for each in pairs[name])] for name in pairs]
-    show_table(("", "expected", "measured"), rows, "tokens and cost of steps")
+    rows = [(said, account.expected.get(name, math.nan), account.measured[name]) for name, said in _FIGURES.items()]
+    show_table(("", "expected|.2f", "measured|.2f"), rows, "tokens and cost of steps")

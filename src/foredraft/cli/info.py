@@ -166,11 +166,9 @@ def _record_facts(folder: "Path", record: "CompiledRecord") -> dict[str, Any]:
 
 def _print_record(folder: "Path", record: "CompiledRecord", title: str) -> None:
     facts, quickest = _record_facts(folder, record), record.quickest()
-    shown = [
-        (str(n), f"{eager:.2f}", f"{used:.2f}", f"{eager / used:.2f}", quickest[n])
-        for n, eager, used in zip(facts["rows"], *facts["milliseconds"].values(), strict=True)
-    ]
-    show_table(("rows", "uncompiled, ms", "compiled, ms", "times as fast", "package"), shown, title)
+    times = zip(facts["rows"], *facts["milliseconds"].values(), strict=True)
+    shown = [(n, eager, used, eager / used, quickest[n]) for n, eager, used in times]
+    show_table(("rows", "uncompiled, ms|.2f", "compiled, ms|.2f", "times as fast|.2f", "package"), shown, title)
     typer.echo(f"{facts['bytes'] / 2**20:,.0f} MiB in {folder}")
     if record.same_bits:
         typer.echo("A row's result is bit-identical with any number of other rows.")
@@ -188,5 +186,5 @@ def cost_rows(curve: "CostCurve") -> list[dict[str, float]]:
 
 def show_cost(rows: list[dict[str, float]]) -> None:
     """Print the cost of a pass by its rows."""
-    shown = [(str(row["rows"]), f"{row['milliseconds']:.2f}", f"{row['relative']:.2f}") for row in rows]
-    show_table(("rows", "ms", "relative to one row"), shown, "Cost of verification")
+    shown = [tuple(row.values()) for row in rows]
+    show_table(("rows", "ms|.2f", "relative to one row|.2f"), shown, "Cost of verification")

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from foredraft.cli import flags
 from foredraft.cli.kernels import compiled_beside
@@ -34,8 +34,10 @@ class Job:
     device: flags.DeviceOption = None
     eager: flags.EagerOption = False
     method: flags.MethodOption = None
-    speculative_config: flags.ConfigOption = None
-    num_speculative_tokens: flags.NodesOption = None
+    speculative_config: Annotated[str | None, flags.in_drafting(help="The method's options, as a JSON object")] = None
+    num_speculative_tokens: Annotated[
+        int | None, flags.in_drafting(help="Drafted tokens per step; default: by the measured cost of verification")
+    ] = None
 
     def config(self, **given: Any) -> dict[str, Any]:
         """Merge --speculative-config with `given` flags; UsageError for other than a JSON object, or two values."""
@@ -120,9 +122,7 @@ def setting(temperature: float, top_p: float = 1.0, **arguments: int) -> dict[st
 
 def samples(generator: "Generator", options: Mapping[str, Any]) -> bool:
     """Return whether generation arguments sample tokens."""
-    from foredraft.request import GenerationOptions
-
-    return GenerationOptions.parse(options).sampling(generator.target.vocabulary).do_sample
+    return bool(generator.arguments(options)["sampling"].do_sample)
 
 
 def prompt_text(prompt: str | None, file: Path | None) -> str:

@@ -123,12 +123,11 @@ def _beginnings(data: list[Path], model: str, texts: int, prompt_tokens: int) ->
 def _written(generator: "Generator", prompt: list[int], arguments: dict[str, Any], new_tokens: int) -> "WrittenText":
     import numpy as np
 
-    from foredraft.request import GenerationOptions
     from foredraft.training.layer_search import WrittenText
 
     result = generator.generate(prompt, max_new_tokens=new_tokens, **arguments)
-    sampling = GenerationOptions.parse(arguments).sampling(generator.target.vocabulary)
-    return WrittenText(np.array([*prompt, *result.token_ids], np.int64), len(prompt), sampling)
+    ids = np.array([*prompt, *result.token_ids], np.int64)
+    return WrittenText(ids, len(prompt), generator.arguments(arguments)["sampling"])
 
 
 def _print(out: Path, layers: int, found: "Found", checked: "SkippingFigures") -> None:

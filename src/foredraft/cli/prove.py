@@ -43,7 +43,6 @@ def prove(
     """
     from foredraft.bench import prove as proving
     from foredraft.bench.method import chosen_methods
-    from foredraft.request import GenerationOptions
 
     methods = chosen_methods(method or ["prompt_lookup", "adaptix"])
     chosen = _prompts(task, data, prompts)
@@ -60,7 +59,7 @@ def prove(
             given = {**arguments, "max_new_tokens": max_new_tokens}
             exact = [each for each in methods if proving.keeps_tokens(each, given, vocabulary)]
             texts += [(name, proof) for proof in proving.prove(generator, exact, chosen, given, seed=seed, done=done)]
-            sampling = GenerationOptions.parse(given).sampling(vocabulary)
+            sampling = generator.arguments(given)["sampling"]
             for rule in sorted({each.verification for each in methods}):
                 rules += [(name, proof) for proof in proving.prove_rule(rule, sampling)]
     if as_json:
@@ -95,7 +94,7 @@ def _show(texts: "Texts", rules: "Rules", dtype: str) -> None:
     for name, proof in texts:
         ties = sum(each.near_tie for each in proof.differences)
         counts = (proof.texts, proof.identical, proof.tokens, ties, len(proof.differences) - ties)
-        rows.append((name, proof.method, dtype, *map(str, counts)))
+        rows.append((name, proof.method, dtype, *counts))
         differences += [
             f"{'near-tie' if each.near_tie else 'DIFFERENCE'}: {name} {proof.method} {each.prompt} token "
             f"{each.position}, top-2 gap {each.gap:.3g}, rounding {each.tolerance:.3g}"
@@ -108,5 +107,5 @@ def _show(texts: "Texts", rules: "Rules", dtype: str) -> None:
     tests = []
     for name, rule in rules:
         limit = f"{'below' if rule.test == 'enumeration' else 'at least'} {rule.limit:g}"
-        tests.append((name, rule.rule, rule.test, rule.of, f"{rule.figure:.2g}", limit, "yes" if rule.holds else "NO"))
-    show_table(("setting", "rule", "test", "of", "figure", "limit", "holds"), tests)
+        tests.append((name, rule.rule, rule.test, rule.of, rule.figure, limit, "yes" if rule.holds else "NO"))
+    show_table(("setting", "rule", "test", "of", "figure|.2g", "limit", "holds"), tests)

@@ -20,18 +20,13 @@ from foredraft.options import shown
 
 @dataclass(frozen=True, slots=True)
 class ChainOptions:
-    """Options of `draft_model`.
+    """Options of `draft_model`."""
 
-    Attributes:
-        model: the draft model (vLLM's name): a hub id, a folder, a GGUF file, a folder that `foredraft train draft`
-            wrote, or a pair (transformers model, tokenizer); None takes the one that a checkout holds for the target.
-        levels: tokens drafted per step at most.
-        least_probability: drafting stops after a token less probable than this (theta_prob).
-    """
-
+    # the draft model (vLLM's name): a hub id, a folder, a GGUF file, a folder that `foredraft train draft` wrote, or a
+    # pair (transformers model, tokenizer); None takes the one that a checkout holds for the target
     model: Any = None
-    levels: int = 10
-    least_probability: float = 0.2
+    levels: int = 10  # tokens drafted per step at most
+    least_probability: float = 0.2  # drafting stops after a token less probable than this (theta_prob)
 
     def __post_init__(self) -> None:
         _rules(self)
@@ -39,21 +34,13 @@ class ChainOptions:
 
 @dataclass(frozen=True, slots=True)
 class TreeOptions:
-    """Options of `draft_tree`; the defaults are GSD's, appendix B.
+    """Options of `draft_tree`; the defaults are GSD's, appendix B."""
 
-    Attributes:
-        model: as in `draft_model`.
-        out_degree: children of a node at most (k).
-        least_probability: a node less probable than this is not expanded (theta_prob).
-        least_share: nor is a node below this share of its most probable sibling (theta_sib).
-        levels: depth of the tree at most.
-    """
-
-    model: Any = None
-    out_degree: int = 4
-    least_probability: float = 0.2
-    least_share: float = 0.3
-    levels: int = 10
+    model: Any = None  # as in `draft_model`
+    out_degree: int = 4  # children of a node at most (k)
+    least_probability: float = 0.2  # a node less probable than this is not expanded (theta_prob)
+    least_share: float = 0.3  # nor is a node below this share of its most probable sibling (theta_sib)
+    levels: int = 10  # depth of the tree at most
 
     def __post_init__(self) -> None:
         _rules(self)
@@ -61,23 +48,14 @@ class TreeOptions:
 
 @dataclass(frozen=True, slots=True)
 class GraphOptions:
-    """Options of `draft_graph`; the defaults are GSD's, appendix B.
+    """Options of `draft_graph`; the defaults are GSD's, appendix B."""
 
-    Attributes:
-        model: as in `draft_model`.
-        out_degree: children of a node at most (k).
-        least_probability: a node less probable than this is not expanded (theta_prob).
-        least_share: nor is a node below this share of its most probable sibling (theta_sib).
-        tau: a node whose last tau tokens occurred before is not expanded but borrows the continuations there.
-        levels: depth of the graph at most.
-    """
-
-    model: Any = None
-    out_degree: int = 4
-    least_probability: float = 0.2
-    least_share: float = 0.3
-    tau: int = 2
-    levels: int = 10
+    model: Any = None  # as in `draft_model`
+    out_degree: int = 4  # children of a node at most (k)
+    least_probability: float = 0.2  # a node less probable than this is not expanded (theta_prob)
+    least_share: float = 0.3  # nor is a node below this share of its most probable sibling (theta_sib)
+    tau: int = 2  # a node whose last tau tokens occurred before is not expanded but borrows the continuations there
+    levels: int = 10  # depth of the graph at most
 
     def __post_init__(self) -> None:
         _rules(self)
