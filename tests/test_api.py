@@ -566,14 +566,14 @@ def test_an_end_id_that_the_model_does_not_have_is_refused(plain):
 def test_a_conversation_goes_on_after_a_line_that_is_not_utf_8(monkeypatch, capsys):
     heard = []
 
-    def answer(generator, options, messages, color):
+    def answer(_generator, _options, messages, _ink):
         heard.append(messages[-1]["content"])
-        return "yes"
+        return SimpleNamespace(text="yes"), False
 
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("é\n".encode() + b"\xff\xfe\r\nmore\r\n\nrest\n")))
-    monkeypatch.setattr(chat, "_answer", answer)
-    target = SimpleNamespace(window=None)
-    generator = SimpleNamespace(tokenizer=SimpleNamespace(chat_template=TEMPLATE), target=target)
+    monkeypatch.setattr(chat, "write", answer)
+    target, drafter = SimpleNamespace(window=None), SimpleNamespace(source_names=())
+    generator = SimpleNamespace(tokenizer=SimpleNamespace(chat_template=TEMPLATE), target=target, drafter=drafter)
     chat.converse(generator, {}, None, color=False)
     assert heard == ["é", "more"]
     assert "not UTF-8" in capsys.readouterr().err

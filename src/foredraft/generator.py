@@ -122,7 +122,7 @@ class Generator:
         """Whether the next text needs `cost`, which may have to be measured first."""
         return self._amount.needs_cost
 
-    def compile(self, *, again: bool = False) -> list[tuple[Path, CompiledRecord]]:
+    def compile(self, *, again: bool = False, progress: Progress | None = None) -> list[tuple[Path, CompiledRecord]]:
         """Compile the forward of the model, and of the models that the method runs, for this machine and use them.
 
         Existing packages are only timed, unless all are compiled `again`. Returns each model's folder of packages and
@@ -135,7 +135,8 @@ class Generator:
             return []
         made = []
         for each in (self.target, *self.drafter.needs.models):
-            made.append(compile_forward(each.model, cache_folder(), each.passage, again=again, progress=self._progress))
+            tell = progress or self._progress
+            made.append(compile_forward(each.model, cache_folder(), each.passage, again=again, progress=tell))
             each.compiled = kept_forward(each.model, each.passage)
         self._curve = None
         return made

@@ -227,10 +227,10 @@ def _strings(given: Any) -> tuple[str, ...]:
 
 
 def _processors(given: Any) -> tuple[LogitsProcessor, ...]:
-    if callable(given) and not isinstance(given, Sequence):
-        raise UsageError(f"logits_processor is {shown(given)}; it must be a list of processors, so put it in a list.")
     if not isinstance(given, Sequence) or not all(callable(each) for each in given):
-        raise UsageError(f"logits_processor is {shown(given)}; it must be a list of callables.")
+        raise UsageError(
+            f"logits_processor is {shown(given)}; it must be a list of callables: if it is one, put it in a list."
+        )
     return tuple(given)
 
 

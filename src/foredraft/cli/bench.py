@@ -277,24 +277,21 @@ def _how_to_use(model: str, method: str, dtype: str, temperature: float, *, eage
 
 
 def _show_loads(loads: "Sequence[Load]") -> None:
-    """Print a row for each number of streams: tokens per second of every way, and their ratio."""
-    groups: dict[int, dict[str, list[Load]]] = {}
+    """Print a row for each number of streams and way: tokens per second, and their ratio to plain decoding's."""
+    groups: dict[tuple[int, str], list[Load]] = {}
     for load in loads:
-        groups.setdefault(load.streams, {}).setdefault(load.way, []).append(load)
+        groups.setdefault((load.streams, load.way), []).append(load)
     alone: dict[str, float] = {}  # tokens per second of the first number of streams
     rows, same = [], True
-    for streams, by_way in groups.items():
-        rounds = list(zip(*by_way.values(), strict=True))
-        same &= all(each.texts == one_round[0].texts for one_round in rounds for each in one_round)
-        row: list[Any] = [streams]
-        for way, group in by_way.items():
-            speed = median(each.tokens_per_second for each in group)
-            row += [speed, speed / alone.setdefault(way, speed), 1e3 * median(each.first for each in group)]
-        ratios = [drafted.tokens_per_second / plain.tokens_per_second for plain, *rest in rounds for drafted in rest]
-        rows.append([*row, f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "-"])
-    headings = [text for way in alone for text in (f"{way} tokens/s|.0f", "of one stream's|.2f", "ms to first|.0f")]
+    for (streams, way), group in groups.items():
+        speed, first = (median(getattr(each, of) for each in group) for of in ("tokens_per_second", "first"))
+        rounds = list(zip(group, groups[streams, "plain"], strict=True))
+        same &= all(each.texts == plain.texts for each, plain in rounds)
+        ratios = [each.tokens_per_second / plain.tokens_per_second for each, plain in rounds]
+        ratio = "-" if way == "plain" else f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        rows.append((streams, way, speed, speed / alone.setdefault(way, speed), 1e3 * first, ratio))
     title = f"Concurrent streams; {'all texts are equal' if same else 'THE TEXTS DIFFER'}"
-    show_table(("streams", *headings, "drafted / plain"), rows, title)
+    show_table(("streams", "way", "tokens/s|.0f", "of one stream's|.2f", "ms to first|.0f", "of plain's"), rows, title)
 
 
 def _show_predictions(found: "Sequence[Predicted]") -> None:

@@ -13,7 +13,7 @@ import typer
 from foredraft.cli import flags
 from foredraft.cli.flags import generation_flag, in_drafting, in_text
 from foredraft.cli.job import Job, prompt_for, prompt_text, samples, setting
-from foredraft.cli.screen import Ink, say, show_json, show_table, wants_color, working
+from foredraft.cli.screen import Ink, say, show_json, show_table, working
 from foredraft.errors import UsageError
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def generate(
     options = {name: value for name, value in options.items() if value not in (None, [])}
     config = job.config(verification=verification, model=draft_model, memory=memory)
     generator = job.load(config, options)
-    ink = None if as_json else Ink(wants_color(color), generator.drafter.source_names)
+    ink = None if as_json else Ink(color, generator.drafter.source_names)
     whole = prompt_for(generator, text, system, raw=raw)
     if compare:
         _compare(generator, options, whole, ink, shares=bool(config.get("share")))
@@ -88,35 +88,35 @@ def generate(
 def write(
     generator: "Generator", options: Mapping[str, Any], prompt: "Prompt", ink: Ink | None
 ) -> "tuple[Generation, bool]":
-    """Generate a text and print it to `ink`; return the result so far, and whether Ctrl-C ended it."""
-    stream = generator.stream(prompt, **options)
+    """Generate a text, and print it to `ink` with a summary; return the result, and whether Ctrl-C ended it."""
+    stream, interrupted = generator.stream(prompt, **options), False
     try:
         if ink is not None:
             ink.print(stream)
         for _ in stream:
             pass
     except KeyboardInterrupt:  # keep the text so far
-        return stream.generation, True
-    return stream.generation, False
-
-
-def summary(generation: "Generation", *, seed: bool, interrupted: bool) -> str:
-    """Return a summary in one line: counts, rates, finish reason, and the seed if it matters."""
-    counts = generation.statistics
-    text = (
-        f"{counts.emitted} tokens; {counts.tokens_per_target_step:.2f} tokens per target step; "
-        f"{counts.drafted} drafted, {counts.accepted} kept; {1e3 * counts.decode_seconds_per_token:.1f} ms per token; "
-        f"prefill {1e3 * counts.prefill_seconds:.0f} ms; "
-        f"finish: {'interrupted' if interrupted else generation.finish_reason}"
-    )
-    return f"{text}; seed {generation.seed}" if seed else text
+        interrupted = True
+    generation = stream.generation
+    if ink is not None:
+        counts = generation.statistics
+        say(
+            f"{counts.emitted} tokens; {counts.tokens_per_target_step:.2f} tokens per target step; "
+            f"{counts.drafted} drafted, {counts.accepted} kept; {1e3 * counts.decode_seconds_per_token:.1f} ms per "
+            f"token; prefill {1e3 * counts.prefill_seconds:.0f} ms; "
+            f"finish: {'interrupted' if interrupted else generation.finish_reason}"
+            + (f"; seed {generation.seed}" if samples(generator, options) else ""),
+            "dim",
+        )
+    return generation, interrupted
 
 
 def _write(generator: "Generator", options: Mapping[str, Any], prompt: "Prompt", ink: Ink | None) -> None:
     generation, interrupted = write(generator, options, prompt, ink)
     generator.save()
-    sampled = samples(generator, options)
-    if ink is None:
+    if ink is not None:
+        ink.legend()
+    else:
         steps = []
         for step in generation.steps:
             microseconds = {part: nanoseconds / 1e3 for part, nanoseconds in step.nanoseconds.items()}
@@ -125,12 +125,10 @@ def _write(generator: "Generator", options: Mapping[str, Any], prompt: "Prompt",
         show_json({
             "text": generation.text, "token_ids": generation.token_ids,
             "finish_reason": "interrupted" if interrupted else generation.finish_reason,
-            "prompt_length": generation.prompt_length, "seed": generation.seed if sampled else None,
+            "prompt_length": generation.prompt_length,
+            "seed": generation.seed if samples(generator, options) else None,
             "statistics": generation.statistics.as_dict(), "steps": steps,
         })  # fmt: skip
-    else:
-        ink.legend()
-        say(summary(generation, seed=sampled, interrupted=interrupted), "dim")
     if interrupted:
         raise KeyboardInterrupt
 
@@ -251,7 +249,7 @@ def explain(
     if as_json:
         show_json({"text": account.generation.text, **account.as_dict()})
         return
-    ink = Ink(wants_color(color), generator.drafter.source_names)
+    ink = Ink(color, generator.drafter.source_names)
     ink.print(pieces(account.generation.steps, generator.tokenizer))
     ink.legend()
     _print_account(account)

@@ -71,7 +71,9 @@ class Job:
                     self.model, method=self.method, speculative_config=config, dtype=self.dtype, device=self.device,
                     compile=False if self.eager else "auto", progress=tell,
                 )  # fmt: skip
-            measure_cost(generator, tell)
+            if generator.needs_cost:
+                tell(0.0, "measuring the cost of verification on this machine (once)")
+                _ = generator.cost
             if not (config.get("share") or config.get("learn") == "shared" or config.get("memory")):
                 # shared state must not learn from the warm-up text
                 tell(0.0, "warming up")
@@ -81,13 +83,6 @@ class Job:
                 other.generate(_WARM_UP, **{**options, "max_new_tokens": _WARM_UP_TOKENS, "eos_token_id": ()})
                 generator.forget()
         return generator
-
-
-def measure_cost(generator: "Generator", tell: Callable[[float, str], None]) -> None:
-    """Measure the cost of verification, if it is needed and not known yet."""
-    if generator.needs_cost:
-        tell(0.0, "measuring the cost of verification on this machine (once)")
-        _ = generator.cost
 
 
 def load_plain(

@@ -8,20 +8,19 @@ from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from foredraft.cli import flags
-from foredraft.cli.job import load_plain
+from foredraft.cli.job import load_plain, setting
 from foredraft.cli.screen import working
 from foredraft.cli.stores import words_of
 from foredraft.errors import UsageError
 from foredraft.model.gguf import SMOLLM2
 
 if TYPE_CHECKING:  # torch and transformers are imported when a command runs, so that help is fast
-    from foredraft.api import Generator
-    from foredraft.training.layer_search import Found, SkippingFigures, WrittenText
+    from foredraft.training.layer_search import Found, SkippingFigures
 
 _LEAST_TEXTS = 4  # chosen
 _HELD_OUT_ONE_IN = 4  # one in this many texts only checks the result (chosen)
@@ -52,12 +51,14 @@ def layer_skip(
     _check(out, overwrite, trials=trials, texts=texts, levels=levels, **counts)
     if minutes is not None and not minutes > 0:
         raise UsageError(f"minutes is {minutes:g}; it must be above 0.")
+    arguments = setting(temperature, top_p)
     prompts = _beginnings(data, model, texts, prompt_tokens)
 
-    from foredraft.model.skipping import write_skipped
-    from foredraft.training.layer_search import figures_of, measure_skipping, search
+    import numpy as np
 
-    arguments = {"temperature": temperature, "top_p": top_p} if temperature else {}
+    from foredraft.model.skipping import write_skipped
+    from foredraft.training.layer_search import WrittenText, figures_of, measure_skipping, search
+
     with working("loading") as tell:
         generator = load_plain(model, dtype, False, tell, device)
         target, count = generator.target, int(generator.target.model.config.num_hidden_layers)
@@ -66,7 +67,9 @@ def layer_skip(
         written = []
         for number, prompt in enumerate(prompts):
             tell(number / len(prompts), "writing texts")
-            written.append(_written(generator, prompt, {**arguments, "seed": seed + number}, max_new_tokens))
+            given = {**arguments, "seed": seed + number, "max_new_tokens": max_new_tokens}
+            ids = np.array([*prompt, *generator.generate(prompt, **given).token_ids], np.int64)
+            written.append(WrittenText(ids, len(prompt), generator.arguments(given)["sampling"]))
         start = monotonic()
 
         def tried(count: int, best: "SkippingFigures") -> bool:
@@ -118,16 +121,6 @@ def _beginnings(data: list[Path], model: str, texts: int, prompt_tokens: int) ->
             "needed; give files with more texts (.jsonl with a field text or messages has one per line)."
         )
     return prompts[:texts]
-
-
-def _written(generator: "Generator", prompt: list[int], arguments: dict[str, Any], new_tokens: int) -> "WrittenText":
-    import numpy as np
-
-    from foredraft.training.layer_search import WrittenText
-
-    result = generator.generate(prompt, max_new_tokens=new_tokens, **arguments)
-    ids = np.array([*prompt, *result.token_ids], np.int64)
-    return WrittenText(ids, len(prompt), generator.arguments(arguments)["sampling"])
 
 
 def _print(out: Path, layers: int, found: "Found", checked: "SkippingFigures") -> None:

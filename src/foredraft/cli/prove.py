@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foredraft.cli import flags
-from foredraft.cli.job import load_plain
+from foredraft.cli.job import load_plain, setting
 from foredraft.cli.screen import counting, say, show_json, show_table, working
 from foredraft.model.gguf import SMOLLM2
 
@@ -48,7 +48,7 @@ def prove(
     chosen = _prompts(task, data, prompts)
     settings: list[tuple[str, dict[str, Any]]] = [("greedy", {})]
     if temperature:
-        settings.append((f"T={temperature:g}", {"temperature": temperature, "top_p": top_p}))
+        settings.append((f"T={temperature:g}", setting(temperature, top_p)))
     texts: Texts = []
     rules: Rules = []
     with working("comparing") as tell:

@@ -70,11 +70,6 @@ def show_table(headings: Sequence[str], rows: Sequence[Sequence[object]], title:
     (console if console.is_terminal else Console(highlight=False, width=_PIPE_WIDTH)).print(table)
 
 
-def wants_color(asked: bool | None) -> bool:
-    """Return `asked`, or by default whether standard output is a terminal and NO_COLOR is not set."""
-    return asked if asked is not None else sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-
-
 @contextmanager
 def working(subject: str) -> Iterator[Callable[[float, str], None]]:
     """Show progress on standard error: a bar, or without a terminal one line for each phase that takes long.
@@ -122,9 +117,14 @@ def counting(tell: Callable[[float, str], None], total: int, subject: str) -> Ca
 
 
 class Ink:
-    """Prints pieces of text to standard output, drafted ones in the colour of their source."""
+    """Prints pieces of text to standard output, drafted ones in the colour of their source.
 
-    def __init__(self, color: bool, sources: Sequence[str]) -> None:
+    `color` is None for colours if standard output is a terminal and NO_COLOR is not set.
+    """
+
+    def __init__(self, color: bool | None, sources: Sequence[str]) -> None:
+        if color is None:
+            color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         self._system = ColorSystem.STANDARD if color else None
         self._styles = {name: Style.parse(each) for name, each in zip(sources, cycle(PALETTE), strict=False)}
         self._written = Text()
