@@ -100,15 +100,10 @@ class Generator:
         if nodes is None and control is None:
             control = drafter.needs.control
         amount = choose_control(nodes, control, control_options)
-        self._amount = choose_control(0) if method == "none" else amount
+        self.amount = choose_control(0) if method == "none" else amount  # how much each step drafts
         self._costs = StepCosts() if costs is None else costs
         self.method, self.drafter = method, drafter
         self.verification = checked_verification(verification)
-
-    @property
-    def most_nodes(self) -> int:
-        """The maximum number of drafted nodes per step."""
-        return self._amount.most_nodes
 
     @property
     def cost(self) -> CostCurve:
@@ -116,11 +111,6 @@ class Generator:
         if self._curve is None:
             self._curve = measured_cost(self.target, cache_path())
         return self._curve
-
-    @property
-    def needs_cost(self) -> bool:
-        """Whether the next text needs `cost`, which may have to be measured first."""
-        return self._amount.needs_cost
 
     def compile(self, *, again: bool = False, progress: Progress | None = None) -> list[tuple[Path, CompiledRecord]]:
         """Compile the forward of the model, and of the models that the method runs, for this machine and use them.
@@ -255,15 +245,15 @@ class Generator:
         arguments |= {"sampling": sampling, "window": window, "verification": self.verification}
         begin = partial(SequenceState, ids, **arguments)
         settings = {**asdict(sampling), "verification": self.verification}
-        context = DraftContext(self.target.vocabulary, sampling.seed, self._amount.most_nodes, settings)
-        control = self._amount.make(lambda: self.cost, sampling.seed, self._costs)
+        context = DraftContext(self.target.vocabulary, sampling.seed, self.amount.most_nodes, settings)
+        control = self.amount.make(lambda: self.cost, sampling.seed, self._costs)
         guarded = GuardedDrafter(self.drafter if drafter is None else drafter)
-        return Prepared(ids, begin, guarded, control, self._amount.is_measured, context)
+        return Prepared(ids, begin, guarded, control, self.amount.is_measured, context)
 
     def batch(self, cache_bytes: int = CACHE_BYTES) -> Batch:
         """Return an empty batch, whose texts share forward passes and a KV cache of at most `cache_bytes`."""
         target = batch_target(self.target, cache_bytes)
-        return Batch(target, BatchControl(lambda: self.cost, target.most_rows, self._amount.most_nodes, self._costs))
+        return Batch(target, BatchControl(lambda: self.cost, target.most_rows, self.amount.most_nodes, self._costs))
 
     def join(self, batch: Batch, prompt: Prompt, *, chat: bool = False, **options: Unpack[GenerationArguments]) -> Lane:
         """Add a text to a batch, with the arguments of `generate`; OutOfMemoryError if its prompt finds no room."""

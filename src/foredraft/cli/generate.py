@@ -75,12 +75,11 @@ def generate(
         "eos_token_id": eos_token_id, "seed": seed,
     }  # fmt: skip
     options = {name: value for name, value in options.items() if value not in (None, [])}
-    config = job.config(verification=verification, model=draft_model, memory=memory)
-    generator = job.load(config, options)
+    generator = job.load(job.config(verification=verification, model=draft_model, memory=memory), options)
     ink = None if as_json else Ink(color, generator.drafter.source_names)
     whole = prompt_for(generator, text, system, raw=raw)
     if compare:
-        _compare(generator, options, whole, ink, shares=bool(config.get("share")))
+        _compare(generator, options, whole, ink)
     else:
         _write(generator, options, whole, ink)
 
@@ -136,9 +135,7 @@ def _write(generator: "Generator", options: Mapping[str, Any], prompt: "Prompt",
 # --- --compare
 
 
-def _compare(
-    generator: "Generator", options: Mapping[str, Any], prompt: "Prompt", ink: Ink | None, *, shares: bool
-) -> None:
+def _compare(generator: "Generator", options: Mapping[str, Any], prompt: "Prompt", ink: Ink | None) -> None:
     """Compare the generator's method with plain decoding, and print the figures of both.
 
     In 16-bit arithmetic, a pass over several rows rounds differently, so a difference is reported but is no failure,
@@ -181,9 +178,8 @@ def _compare(
         typer.echo(f"speed-up: {speed_up:.2f}")
         typer.echo(f"share of repeated 8-grams: {repeated:.2f}{note}")
         typer.echo(f"identical: {_verdict(difference, dtype, exact=exact, compared=compared)}")
-        shared = " With share, later repetitions had learned the text." if shares else ""
         seed = f", seed {options['seed']}" if sampled else ""
-        say(f"Median of {ROUNDS} repetitions in {dtype}{seed}.{shared}", "dim")
+        say(f"Median of {ROUNDS} repetitions in {dtype}{seed}.", "dim")
     if difference is not None and exact:
         raise typer.Exit(1)
 

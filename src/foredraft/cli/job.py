@@ -71,7 +71,7 @@ class Job:
                     self.model, method=self.method, speculative_config=config, dtype=self.dtype, device=self.device,
                     compile=False if self.eager else "auto", progress=tell,
                 )  # fmt: skip
-            if generator.needs_cost:
+            if generator.amount.needs_cost:
                 tell(0.0, "measuring the cost of verification on this machine (once)")
                 _ = generator.cost
             if not (config.get("share") or config.get("learn") == "shared" or config.get("memory")):
