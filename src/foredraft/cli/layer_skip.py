@@ -48,9 +48,7 @@ def layer_skip(
 ) -> None:
     """Search for the sub-layers that a model can skip when it drafts for itself (Self-SD)."""
     counts = {"prompt_tokens": prompt_tokens, "max_new_tokens": max_new_tokens}
-    _check(out, overwrite, trials=trials, texts=texts, levels=levels, **counts)
-    if minutes is not None and not minutes > 0:
-        raise UsageError(f"minutes is {minutes:g}; it must be above 0.")
+    _check(out, overwrite, minutes, trials=trials, texts=texts, levels=levels, **counts)
     arguments = setting(temperature, top_p)
     prompts = _beginnings(data, model, texts, prompt_tokens)
 
@@ -91,7 +89,7 @@ def layer_skip(
     _print(out, count, found, checked)
 
 
-def _check(out: Path, overwrite: bool, **numbers: int) -> None:
+def _check(out: Path, overwrite: bool, minutes: float | None, **numbers: int) -> None:
     if out.exists() and not overwrite:
         raise UsageError(f"{out} exists; give --overwrite to replace it, or another name.")
     if not out.resolve().parent.is_dir():
@@ -100,6 +98,8 @@ def _check(out: Path, overwrite: bool, **numbers: int) -> None:
         least = _LEAST_TEXTS if name == "texts" else 1
         if number < least:
             raise UsageError(f"{name.replace('_', '-')} is {number}; it must be at least {least}.")
+    if minutes is not None and not minutes > 0:
+        raise UsageError(f"minutes is {minutes:g}; it must be above 0.")
 
 
 def _beginnings(data: list[Path], model: str, texts: int, prompt_tokens: int) -> list[list[int]]:
