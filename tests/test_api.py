@@ -228,7 +228,7 @@ REFUSED = {
     "unlike anything": ({"zzz": 1}, "no argument 'zzz'. It takes: max_new_tokens"),
     "beams": ({"num_beams": 4}, "num_beams: beam search is not supported"),
     "several": ({"num_return_sequences": 2}, "use generate_all with count="),
-    "assistant": ({"assistant_model": None}, "method='draft_model'"),
+    "assistant": ({"assistant_model": "small"}, "method='draft_model'"),
     "lookup": ({"prompt_lookup_num_tokens": 3}, "method='prompt_lookup'"),
     "max_length": ({"max_length": 30}, "use max_new_tokens"),
     "typical_p": ({"typical_p": 0.5}, "TypicalLogitsWarper"),
@@ -509,9 +509,9 @@ def test_arrays_and_tensors_of_one_row_are_token_ids(plain, kind):
         (["a", "b"], "this list holds 'a'"),
         ([2**70], "token id 1180591620717411303424"),
         (np.array([[1, 2], [3, 4]]), "shape"),
-        (np.array([1.5]), "type float64"),
+        (np.array([1.5]), "holds 1.5"),
         (torch.tensor(5), "shape"),
-        (torch.tensor([True]), "type bool"),
+        (torch.tensor([True]), "holds True"),
         (torch.zeros(0), "empty"),
         ({1, 2}, "this one is a set"),
         ([{"role": "user"}], "Message 0 has no content"),
@@ -566,14 +566,14 @@ def test_an_end_id_that_the_model_does_not_have_is_refused(plain):
 def test_a_conversation_goes_on_after_a_line_that_is_not_utf_8(monkeypatch, capsys):
     heard = []
 
-    def answer(generator, options, messages, color):
+    def answer(_generator, _options, messages, _ink):
         heard.append(messages[-1]["content"])
-        return "yes"
+        return SimpleNamespace(text="yes"), False
 
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("é\n".encode() + b"\xff\xfe\r\nmore\r\n\nrest\n")))
-    monkeypatch.setattr(chat, "_answer", answer)
-    target = SimpleNamespace(window=None)
-    generator = SimpleNamespace(tokenizer=SimpleNamespace(chat_template=TEMPLATE), target=target)
+    monkeypatch.setattr(chat, "write", answer)
+    target, drafter = SimpleNamespace(window=None), SimpleNamespace(source_names=())
+    generator = SimpleNamespace(tokenizer=SimpleNamespace(chat_template=TEMPLATE), target=target, drafter=drafter)
     chat.converse(generator, {}, None, color=False)
     assert heard == ["é", "more"]
     assert "not UTF-8" in capsys.readouterr().err

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -110,29 +111,31 @@ def test_the_arguments_that_editors_complete_are_those_that_are_taken():
 
 def test_a_first_load_compiles_beside_itself_and_later_ones_do_not(tmp_path, monkeypatch):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    started, begin = [], subprocess.Popen
+    started, processes, begin = [], [], subprocess.Popen
 
     def sleeping(command, **how):
         started.append(command[1:])
         seconds = 1 if command[-1] == "float32" else 60
-        return begin([sys.executable, "-c", f"import time; time.sleep({seconds})"], **how)
+        processes.append(begin([sys.executable, "-c", f"import time; time.sleep({seconds})"], **how))
+        return processes[-1]
 
     monkeypatch.setattr(kernels.subprocess, "Popen", sleeping)
-    with pytest.raises(UsageError), kernels.compiled_beside("auto", drafting=True):
+    told = []
+    with pytest.raises(UsageError), kernels.compiled_beside("auto", lambda _share, what: told.append(what)):
         raise UsageError("There is no such model.")  # no process is left behind
-    with kernels.compiled_beside("float32", drafting=False) as wait:
-        (tmp_path / "a.nbi").touch()
-        assert wait()
-        assert not wait()  # all has ended
-    with kernels.compiled_beside("auto", drafting=True) as wait:
-        assert not wait()
-    assert started == [["-m", "foredraft.cli.kernels", name] for name in ("bfloat16", "drafting", "float32")]
+    assert told == []
+    for _ in range(2):
+        with kernels.compiled_beside("float32", lambda _share, what: told.append(what)):
+            (tmp_path / "a.nbi").touch()
+    assert told == ["compiling (once)"]
+    assert [process.poll() for process in processes] == [-signal.SIGTERM, 0]
+    assert started == [["-m", "foredraft.cli.kernels", name] for name in ("bfloat16", "float32")]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_what_is_compiled_beside_a_first_load_runs(dtype):
-    kernels.compile_step(dtype)
+    kernels.compile_kernels(dtype)
 
 
 def test_a_shell_can_complete_verbs():
@@ -426,6 +429,7 @@ def test_chat_without_a_line_is_refused(run):
 def test_chat_forgets_the_oldest_turns_when_the_window_is_full(capsys):
     generator = SimpleNamespace(
         target=SimpleNamespace(window=40),
+        arguments=lambda _options: {"max_new_tokens": 256},
         encode=lambda messages: np.arange(sum(len(message["content"]) for message in messages)),
     )
     turns = [
@@ -460,7 +464,7 @@ def test_methods_lists_every_method_with_its_options(run):
         for option in entry["options"]
         if not option["description"]
     ]
-    assert not undescribed, f"Describe these in the Attributes section of their dataclass: {undescribed}"
+    assert not undescribed, f"Describe these in a comment behind or above the field: {undescribed}"
 
 
 def test_methods_shows_one_by_name(run):
@@ -563,9 +567,16 @@ def test_options_read_from_source_are_those_of_the_class():
         assert read[option.name]["description"] != ""
 
 
-def test_attributes_end_with_their_section():
-    text = "Words.\n\nAttributes:\n    one: first,\n        continued: so.\n    two: second.\n\nMore: none.\n"
-    assert flags.attributes(text) == {"one": "first, continued: so.", "two": "second."}
+def test_an_option_is_described_by_the_comments_above_and_behind_it(tmp_path, monkeypatch):
+    text = (
+        "class Chosen:\n    # not an option\n\n    # first,\n    # continued\n    one: int = 1\n"
+        "    two: str  # second\n    three: bool = True\n"
+    )
+    tmp_path.joinpath("chosen_options.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = flags.options_in_source("chosen_options", "Chosen")
+    assert [each["description"] for each in found.values()] == ["first, continued", "second", ""]
+    assert [each.get("default") for each in found.values()] == [1, None, True]
 
 
 @pytest.mark.slow

@@ -100,7 +100,7 @@ def test_a_request_changes_what_it_names_of_the_servers_own_drafting(tmp_path):
     default = load(TOY, speculative_config=config, compile=False, dtype="float32")
     service = Service(default, "toy", config, stores=tmp_path)
     fewer = service.generator_for("", Speculation(num_speculative_tokens=3))
-    assert (fewer.method, fewer.most_nodes, fewer.verification) == ("auto", 3, "rejection")
+    assert (fewer.method, fewer.amount.most_nodes, fewer.verification) == ("auto", 3, "rejection")
     other = service.generator_for("", Speculation(method="prompt_lookup"))
     assert (other.method, other.verification) == ("prompt_lookup", "rejection")
     service.close()

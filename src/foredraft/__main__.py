@@ -13,24 +13,24 @@ came after 9.3 s; with 10,000, 50,000 and 200,000 after 8.0, 8.2 and 8.4 s (medi
 
 def main() -> int:
     """Run the command and return the exit status; an interrupt during imports prints a message, not a traceback."""
-    ended = [1]  # the exit status
+    status = 1
 
     def leave() -> None:
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):  # the command has told what could not be written
                 stream.flush()
-        os._exit(ended[0])
+        os._exit(status)
 
     gc.set_threshold(_COLLECTED_AFTER)  # saves one second of nine until the first token
     atexit.register(leave)  # called last, and saves the second or two that taking torch's modules apart would take
     try:
         from foredraft.cli import main as run
 
-        ended[0] = run()
+        status = run()
     except KeyboardInterrupt:
         sys.stderr.write("Interrupted.\n")
-        ended[0] = 130
-    return ended[0]
+        status = 130
+    return status
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ Does not depend on how any of these work, or on how a model is loaded.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
@@ -25,7 +26,7 @@ from foredraft.generation import Generation, Stream, generation
 from foredraft.model.batch_target import batch_target
 from foredraft.model.compiled.background import Compilation
 from foredraft.model.compiled.build import compile_forward
-from foredraft.model.compiled.package import kept_forward
+from foredraft.model.compiled.package import CompiledRecord, kept_forward
 from foredraft.model.cost import measured_cost
 from foredraft.model.recordings import RecordedForward
 from foredraft.model.target import TorchTarget
@@ -78,7 +79,6 @@ class Generator:
 
         UsageError for an unknown name, option or value; StoreError for a damaged table or one of another tokenizer.
         """
-        choose_control(nodes, control, control_options)  # checks the control before tables are loaded
         resources = replace(
             resources_for(self.target.vocabulary, self.tokenizer, progress=self._progress),
             draft_model=partial(pair_draft_model, target=self.target, tokenizer=self.tokenizer),
@@ -101,15 +101,10 @@ class Generator:
         if nodes is None and control is None:
             control = drafter.needs.control
         amount = choose_control(nodes, control, control_options)
-        self._amount = choose_control(0) if method == "none" else amount
+        self.amount = choose_control(0) if method == "none" else amount  # how much each step drafts
         self._costs = StepCosts() if costs is None else costs
         self.method, self.drafter = method, drafter
         self.verification = checked_verification(verification)
-
-    @property
-    def most_nodes(self) -> int:
-        """The maximum number of drafted nodes per step."""
-        return self._amount.most_nodes
 
     @property
     def cost(self) -> CostCurve:
@@ -118,25 +113,24 @@ class Generator:
             self._curve = measured_cost(self.target, cache_path())
         return self._curve
 
-    @property
-    def needs_cost(self) -> bool:
-        """Whether the next text needs `cost`, which may have to be measured first."""
-        return self._amount.needs_cost
-
-    def compile(self) -> None:
+    def compile(self, *, again: bool = False, progress: Progress | None = None) -> list[tuple[Path, CompiledRecord]]:
         """Compile the forward of the model, and of the models that the method runs, for this machine and use them.
 
-        Existing packages are only timed again. On a CUDA device passes are recorded at their first use instead.
+        Existing packages are only timed, unless all are compiled `again`. Returns each model's folder of packages and
+        what it holds. On a CUDA device nothing is compiled: passes are recorded at their first use.
         UsageError for a model that cannot be compiled here, StoreError for a cache folder that is damaged or cannot be
         written, and ForedraftError if there is no compiler or it fails.
         """
         if self.target.model.device.type == "cuda":
             self.target.recordings, self._curve = RecordedForward(self.target.model), None
-            return
+            return []
+        made = []
         for each in (self.target, *self.drafter.needs.models):
-            compile_forward(each.model, cache_folder(), each.passage, progress=self._progress)
+            tell = progress or self._progress
+            made.append(compile_forward(each.model, cache_folder(), each.passage, again=again, progress=tell))
             each.compiled = kept_forward(each.model, each.passage)
         self._curve = None
+        return made
 
     def save(self) -> None:
         """Save what the drafter learned, if its options say where; StoreError if the file cannot be written."""
@@ -243,16 +237,16 @@ class Generator:
         arguments |= {"sampling": sampling, "window": window, "verification": self.verification}
         seq = SequenceState(ids, **arguments)
         settings = {**asdict(sampling), "verification": self.verification}
-        context = DraftContext(self.target.vocabulary, sampling.seed, self._amount.most_nodes, settings)
-        control = self._amount.make(lambda: self.cost, sampling.seed, self._costs)
+        context = DraftContext(self.target.vocabulary, sampling.seed, self.amount.most_nodes, settings)
+        control = self.amount.make(lambda: self.cost, sampling.seed, self._costs)
         guarded = GuardedDrafter(self.drafter if drafter is None else drafter)
         target = self.drafter.needs.target or self.target
-        return Run(seq, guarded, control, context, target, self._amount.is_measured)
+        return Run(seq, guarded, control, context, target, self.amount.is_measured)
 
     def batch(self, cache_bytes: int = CACHE_BYTES) -> Batch:
         """Return an empty batch, whose texts share forward passes and a KV cache of at most `cache_bytes`."""
         target = batch_target(self.target, cache_bytes)
-        return Batch(target, BatchControl(lambda: self.cost, target.most_rows, self._amount.most_nodes, self._costs))
+        return Batch(target, BatchControl(lambda: self.cost, target.most_rows, self.amount.most_nodes, self._costs))
 
     def join(self, batch: Batch, prompt: Prompt, *, chat: bool = False, **options: Unpack[GenerationArguments]) -> Run:
         """Add a text to a batch, with the arguments of `generate`; OutOfMemoryError if its prompt finds no room."""

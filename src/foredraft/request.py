@@ -27,11 +27,7 @@ _UNSUPPORTED: Mapping[str, str] = {
     "no_repeat_ngram_size": "pass transformers' NoRepeatNGramLogitsProcessor in logits_processor",
     "generation_config": "pass its values as separate arguments",
 }
-_NO_EFFECT: Mapping[str, int | None] = {
-    "num_beams": 1, "num_return_sequences": 1, "generation_config": None, "repetition_penalty": None,
-    "stop_strings": None, "logits_processor": None,
-}  # fmt: skip
-"""Values that are left out: of unsupported arguments, and those that mean the default, as in transformers."""
+_ONE = ("num_beams", "num_return_sequences")  # arguments that have no effect when they are 1
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 _PROMPT_TYPES = "A prompt is a text, a list of messages, or a flat list of token ids"
 
@@ -55,50 +51,40 @@ class GenerationArguments(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class GenerationOptions:
-    """Checked arguments of `generate`, made by `parse`.
+    """Checked arguments of `generate`, made by `parse`."""
 
-    Attributes:
-        max_new_tokens: maximum number of new tokens; at least 1.
-        do_sample: sample tokens; None means yes if a sampling argument other than temperature 0 is given.
-        temperature: divides the logits; 0 is greedy decoding.
-        top_k: keep this many most probable tokens; 0 keeps all.
-        top_p: keep the smallest set of most probable tokens with at least this probability mass.
-        min_p: drop tokens whose probability is below this share of the highest one.
-        repetition_penalty: above 1 discourages tokens that occurred before.
-        stop_strings: the text ends after any of them, and includes it, as in transformers.
-        eos_token_id: ids that end the text; None for the model's own, an empty list for none.
-        logits_processor: transformers' processors, called in order with the prefix of each emitted position.
-        seed: of the sampling; None draws one, which the result reports.
-        prediction: a text similar to the expected one, such as the file to change; drafts are taken from it.
-    """
-
-    max_new_tokens: int = 256
+    max_new_tokens: int = 256  # maximum number of new tokens; at least 1
+    # sample tokens; None means yes if a sampling argument other than temperature 0 is given
     do_sample: bool | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float = 1.0
-    stop_strings: tuple[str, ...] = ()
+    temperature: float | None = None  # divides the logits; 0 is greedy decoding
+    top_k: int | None = None  # keep this many most probable tokens; 0 keeps all
+    top_p: float | None = None  # keep the smallest set of most probable tokens with at least this probability mass
+    min_p: float | None = None  # drop tokens whose probability is below this share of the highest one
+    repetition_penalty: float = 1.0  # above 1 discourages tokens that occurred before
+    stop_strings: tuple[str, ...] = ()  # the text ends after any of them, and includes it, as in transformers
+    # ids that end the text; None for the model's own, an empty list for none
     eos_token_id: tuple[int, ...] | None = None
+    # transformers' processors, called in order with the prefix of each emitted position
     logits_processor: tuple[LogitsProcessor, ...] = ()
-    seed: int | None = None
+    seed: int | None = None  # of the sampling; None draws one, which the result reports
+    # a text similar to the expected one, such as the file to change; drafts are taken from it
     prediction: str | None = None
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> "GenerationOptions":
         """Build from keyword arguments; UsageError for an unknown, unsupported, wrong or ineffective one."""
-        given = {name: value for name, value in given.items() if not _has_no_effect(name, value)}
-        for name, instead in _UNSUPPORTED.items():
-            if name in given:
-                raise UsageError(f"generate does not take {name}: {instead}.")
         known = [field.name for field in dataclasses.fields(cls)]
-        for name in given:
-            check_known(name, known, "generate has no argument", "It takes")
-        for name, read in (("stop_strings", _strings), ("logits_processor", _processors), ("eos_token_id", _end_ids)):
-            if given.get(name) is not None:
-                given[name] = read(given[name])
-        return options_from(cls, given, "generate")
+        readers = {"stop_strings": _strings, "logits_processor": _processors, "eos_token_id": _end_ids}
+        taken = {}
+        for name, value in given.items():
+            if name not in _UNSUPPORTED:
+                check_known(name, known, "generate has no argument", "It takes")
+            if value is None or (name in _ONE and whole_number(value) == 1):
+                continue  # it means the default, as in transformers
+            if name in _UNSUPPORTED:
+                raise UsageError(f"generate does not take {name}: {_UNSUPPORTED[name]}.")
+            taken[name] = readers[name](value) if name in readers else value
+        return options_from(cls, taken, "generate")
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -215,34 +201,22 @@ def templated(messages: list[dict[str, Any]], tokenizer: Any, tools: Sequence[Ma
 
 def checked_ids(given: Any, vocabulary: int) -> TokenIds:
     """Return ids as int64[n], given a sequence, or an array or tensor of one dimension or one row; else UsageError."""
-    if isinstance(given, torch.Tensor):
-        given = np.asarray(given.tolist()) if given.numel() else np.zeros(0, np.int64)
-    if isinstance(given, np.ndarray):
-        ids = given[0] if given.ndim == 2 and len(given) == 1 else given
-        if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
-            raise UsageError(f"{_PROMPT_TYPES}; this array has shape {given.shape} and type {given.dtype}.")
-        given = ids.tolist()
+    if isinstance(given, torch.Tensor | np.ndarray):
+        if given.ndim != 1 and (given.ndim != 2 or len(given) != 1):
+            raise UsageError(f"{_PROMPT_TYPES}; this array has shape {tuple(given.shape)}.")
+        given = given.reshape(-1).tolist()
     if not isinstance(given, Sequence) or isinstance(given, bytes | bytearray | memoryview):
-        remedy = "decode the bytes" if isinstance(given, bytes | bytearray | memoryview) else "give one of them"
+        remedy = "decode the bytes" if isinstance(given, Sequence) else "give one of them"
         raise UsageError(f"{_PROMPT_TYPES}; this one is a {type(given).__name__}, so {remedy}.")
-    if given and all(isinstance(each, str) for each in given):
-        raise UsageError(f"{_PROMPT_TYPES}; this list holds {shown(given[0])}, a text: use generate_all for many.")
-    numbers = [whole_number(each) for each in given]
-    ids = [number for number in numbers if number is not None]
-    if len(ids) < len(numbers):
-        raise UsageError(f"{_PROMPT_TYPES}; this list holds {shown(given[numbers.index(None)])}, so remove that.")
-    if not ids:
+    for each in given:
+        if whole_number(each) is None:
+            remedy = "a text: use generate_all for many" if isinstance(each, str) else "so remove that"
+            raise UsageError(f"{_PROMPT_TYPES}; this list holds {shown(each)}, {remedy}.")
+        if not 0 <= each < vocabulary:
+            raise UsageError(f"The prompt holds token id {each}; the model has ids 0 to {vocabulary - 1}.")
+    if not given:
         raise UsageError("The prompt is empty; give at least one token to continue.")
-    if min(ids) < 0 or max(ids) >= vocabulary:
-        wrong = max(ids) if min(ids) >= 0 else min(ids)
-        raise UsageError(f"The prompt holds token id {wrong}; the model has ids 0 to {vocabulary - 1}.")
-    return np.asarray(ids, np.int64)
-
-
-def _has_no_effect(name: str, value: Any) -> bool:
-    if name not in _NO_EFFECT:
-        return False
-    return value is None if _NO_EFFECT[name] is None else whole_number(value) == _NO_EFFECT[name]
+    return np.asarray(given, np.int64)
 
 
 def _strings(given: Any) -> tuple[str, ...]:
@@ -253,10 +227,10 @@ def _strings(given: Any) -> tuple[str, ...]:
 
 
 def _processors(given: Any) -> tuple[LogitsProcessor, ...]:
-    if callable(given) and not isinstance(given, Sequence):
-        raise UsageError(f"logits_processor is {shown(given)}; it must be a list of processors, so put it in a list.")
     if not isinstance(given, Sequence) or not all(callable(each) for each in given):
-        raise UsageError(f"logits_processor is {shown(given)}; it must be a list of callables.")
+        raise UsageError(
+            f"logits_processor is {shown(given)}; it must be a list of callables: if it is one, put it in a list."
+        )
     return tuple(given)
 
 

@@ -143,7 +143,7 @@ def is_exact(generator: Generator) -> bool:
     if dtype_name(generator.target.model) in EXACT:
         return True
     compiled, own_target = generator.target.compiled, generator.drafter.needs.target is not None
-    return compiled is not None and not own_target and compiled.rounds_alike(generator.most_nodes + 1)
+    return compiled is not None and not own_target and compiled.rounds_alike(generator.amount.most_nodes + 1)
 
 
 # --- the rules

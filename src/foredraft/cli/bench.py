@@ -207,10 +207,10 @@ def serve(
     _show_loads(loads)
     if predicted:
         _show_predictions(predicted)
-    first, second = median(1e3 * each.first for each in turns), median(1e3 * each.second for each in turns)
-    row = [f"{first:.0f}", f"{second:.0f}", f"{median(each.second / each.first for each in turns):.3f}"]
+    figures = [(1e3 * each.first, 1e3 * each.second, each.second / each.first) for each in turns]
+    row = [median(column) for column in zip(*figures, strict=True)]
     title = f"Two turns of a conversation; the first has {turns[0].prompt_tokens} tokens"
-    show_table(("first turn, ms to text", "second", "share"), [row], title)
+    show_table(("first turn, ms to text|.0f", "second|.0f", "share|.3f"), [row], title)
 
 
 # --- recommend
@@ -281,24 +281,21 @@ def _how_to_use(model: str, method: str, dtype: str, temperature: float, *, eage
 
 
 def _show_loads(loads: "Sequence[Load]") -> None:
-    """Print a row for each number of streams: tokens per second of every way, and their ratio."""
-    groups: dict[int, dict[str, list[Load]]] = {}
+    """Print a row for each number of streams and way: tokens per second, and their ratio to plain decoding's."""
+    groups: dict[tuple[int, str], list[Load]] = {}
     for load in loads:
-        groups.setdefault(load.streams, {}).setdefault(load.way, []).append(load)
+        groups.setdefault((load.streams, load.way), []).append(load)
     alone: dict[str, float] = {}  # tokens per second of the first number of streams
     rows, same = [], True
-    for streams, by_way in groups.items():
-        rounds = list(zip(*by_way.values(), strict=True))
-        same &= all(each.texts == one_round[0].texts for one_round in rounds for each in one_round)
-        row = [str(streams)]
-        for way, group in by_way.items():
-            speed, first = (median(getattr(each, of) for each in group) for of in ("tokens_per_second", "first"))
-            row += [f"{speed:.0f}", f"{speed / alone.setdefault(way, speed):.2f}", f"{1e3 * first:.0f}"]
-        ratios = [drafted.tokens_per_second / plain.tokens_per_second for plain, *rest in rounds for drafted in rest]
-        rows.append([*row, f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "-"])
-    headings = [text for way in alone for text in (f"{way} tokens/s", "of one stream's", "ms to first")]
+    for (streams, way), group in groups.items():
+        speed, first = (median(getattr(each, of) for each in group) for of in ("tokens_per_second", "first"))
+        rounds = list(zip(group, groups[streams, "plain"], strict=True))
+        same &= all(each.texts == plain.texts for each, plain in rounds)
+        ratios = [each.tokens_per_second / plain.tokens_per_second for each, plain in rounds]
+        ratio = "-" if way == "plain" else f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        rows.append((streams, way, speed, speed / alone.setdefault(way, speed), 1e3 * first, ratio))
     title = f"Concurrent streams; {'all texts are equal' if same else 'THE TEXTS DIFFER'}"
-    show_table(("streams", *headings, "drafted / plain"), rows, title)
+    show_table(("streams", "way", "tokens/s|.0f", "of one stream's|.2f", "ms to first|.0f", "of plain's"), rows, title)
 
 
 def _show_predictions(found: "Sequence[Predicted]") -> None:
@@ -306,7 +303,8 @@ def _show_predictions(found: "Sequence[Predicted]") -> None:
     for name in found[0].seconds:
         times = [(each.seconds[name], each.seconds["plain"], each.seconds["drafted"]) for each in found]
         figures = [(own, plain / own, own / drafted) for own, plain, drafted in times]
-        rows.append([name, *(f"{median(column):.2f}" for column in zip(*figures, strict=True))])
+        rows.append([name, *(median(column) for column in zip(*figures, strict=True))])
     same = "all texts are equal" if all(each.same for each in found) else "THE TEXTS DIFFER"
     counts = f"{found[0].tokens} tokens, {found[0].accepted} of them from the edited prediction"
-    show_table(("prediction", "seconds", "times as fast as plain", "time / drafted"), rows, f"{counts}; {same}")
+    headings = ("prediction", "seconds|.2f", "times as fast as plain|.2f", "time / drafted|.2f")
+    show_table(headings, rows, f"{counts}; {same}")

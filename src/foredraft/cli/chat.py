@@ -12,9 +12,9 @@ import typer
 
 from foredraft.cli import flags
 from foredraft.cli.flags import generation_flag
-from foredraft.cli.generate import summary, write
-from foredraft.cli.job import Job, opening, samples
-from foredraft.cli.screen import Ink, say, wants_color
+from foredraft.cli.generate import write
+from foredraft.cli.job import Job, opening
+from foredraft.cli.screen import Ink, say
 from foredraft.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,17 +40,17 @@ def chat(
     if prompt == "-":
         raise UsageError("chat reads the conversation from standard input; give the first message as PROMPT, or none.")
     options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
-    given = {name: value for name, value in options.items() if value is not None}
-    generator = job.load(job.config(memory=memory), given)
+    generator = job.load(job.config(memory=memory), options)
     try:
-        converse(generator, given, system, prompt, color=wants_color(color))
+        converse(generator, options, system, prompt, color=color)
     finally:
         generator.save()
 
 
 def converse(
-    generator: "Generator", options: Mapping[str, Any], system: str | None, first: str | None = None, *, color: bool
-) -> None:
+    generator: "Generator", options: Mapping[str, Any], system: str | None, first: str | None = None,
+    color: bool | None = None,
+) -> None:  # fmt: skip
     """Answer the first message, if given, then each line; UsageError without a chat template or any line."""
     if not getattr(generator.tokenizer, "chat_template", None):
         raise UsageError("This model's tokenizer has no chat template, so it cannot chat; use foredraft generate.")
@@ -73,7 +73,8 @@ def converse(
             messages.pop()
             say(str(error))
             continue
-        messages.append({"role": "assistant", "content": _answer(generator, options, messages, color)})
+        generation, _ = write(generator, options, messages, Ink(color, generator.drafter.source_names))
+        messages.append({"role": "assistant", "content": generation.text})
     if not has_line and not sys.stdin.isatty():
         raise UsageError("chat found no line to answer; run it on a terminal, or pipe one message per line.")
 
@@ -100,12 +101,10 @@ def _fitting(
     generator: "Generator", options: Mapping[str, Any], messages: list[dict[str, str]]
 ) -> list[dict[str, str]]:
     """Drop the oldest turns until there is room for an answer; UsageError if the last message alone is too long."""
-    from foredraft.request import GenerationOptions
-
     window = generator.target.window
     if window is None:
         return messages
-    room = min(GenerationOptions.parse(options).max_new_tokens, window // _ANSWER_SHARE)
+    room = min(generator.arguments(options)["max_new_tokens"], window // _ANSWER_SHARE)
     start = int(messages[0]["role"] == "system")
     kept = list(messages)
     while len(generator.encode(kept)) + room > window and len(kept) - start > 1:
@@ -118,10 +117,3 @@ def _fitting(
         turns = "turn was" if dropped == 1 else f"{dropped} turns were"
         say(f"The conversation exceeds the model's window of {window} tokens; the oldest {turns} dropped.", "yellow")
     return kept
-
-
-def _answer(generator: "Generator", options: Mapping[str, Any], messages: list[dict[str, str]], color: bool) -> str:
-    """Generate and print an answer, until its end or Ctrl-C, and return it."""
-    generation, interrupted = write(generator, options, messages, Ink(color, generator.drafter.source_names))
-    say(summary(generation, seed=samples(generator, options), interrupted=interrupted), "dim")
-    return generation.text

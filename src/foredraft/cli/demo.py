@@ -5,20 +5,16 @@ Does not depend on the texts or on how they are measured; that is in `foredraft.
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from foredraft.atomic_file import check_place, write_file
 from foredraft.cli import flags
-from foredraft.cli.job import measure_cost
-from foredraft.cli.kernels import compiled_beside
-from foredraft.cli.screen import Ink, say, show_table, wants_color, working
+from foredraft.cli.job import Job
+from foredraft.cli.screen import Ink, say, show_table, working
 from foredraft.errors import ForedraftError, UsageError
 from foredraft.model.gguf import SMOLLM2
-
-if TYPE_CHECKING:
-    from foredraft.api import Generator
 
 
 def demo(
@@ -30,44 +26,31 @@ def demo(
     """Time two texts, a rewritten page of code and a story, with transformers, plain decoding and drafting."""
     if picture is not None:
         check_place(picture)
-    generator = _prepared(model, method)
+    generator = Job(model=model, method=method).load({}, {})
     from foredraft.bench.demonstration import SCENES, perform
 
+    if getattr(generator.tokenizer, "chat_template", None) is None:
+        raise UsageError(f"The tokenizer of {model} has no chat template; the demo needs a model that chats.")
+    if generator.target.compiled is None and generator.target.device.type == "cpu":
+        with working(f"compiling {model} for this machine, once (a minute or two on {os.cpu_count()} cores)") as tell:
+            try:
+                generator.compile(progress=tell)
+            except ForedraftError as error:  # the model runs uncompiled
+                say(str(error), "yellow")
     outcomes = []
     for scene in SCENES:
         typer.echo(f"\n{scene.title}\n")
-        ink = Ink(wants_color(color), generator.drafter.source_names)
+        ink = Ink(color, generator.drafter.source_names)
         outcomes.append(perform(generator, scene, ink.print))
         ink.legend()
         if picture is not None and scene is SCENES[0]:
             write_file(picture, ink.picture(scene.title).encode())
     names = {"none": "ours, plain", "transformers": "transformers generate"}
-    headings = [names.get(name, f"ours, {name}") for name in outcomes[0].milliseconds]
-    rows = []
-    for outcome in outcomes:
-        passes = f"{outcome.drafted.statistics.tokens_per_target_step:.2f}"
-        rows.append([outcome.scene.title, *(f"{each:.1f}" for each in outcome.milliseconds.values()), passes])
-    show_table(("text", *headings, "tokens per pass"), rows, "Milliseconds per token, including prefill")
+    times = [names.get(name, f"ours, {name}") + "|.1f" for name in outcomes[0].milliseconds]
+    rows = [
+        [each.scene.title, *each.milliseconds.values(), each.drafted.statistics.tokens_per_target_step]
+        for each in outcomes
+    ]
+    show_table(("text", *times, "tokens per pass|.2f"), rows, "Milliseconds per token, including prefill")
     for outcome in outcomes:
         typer.echo(f"{outcome.scene.title}: {outcome.sentence()}")
-
-
-def _prepared(model: str, method: str | None) -> "Generator":
-    """Load the model, and compile it if it is not; if that fails, the model runs uncompiled."""
-    with working(f"loading {model}") as tell, compiled_beside("auto", drafting=method in {None, "auto"}) as wait:
-        from foredraft.api import load
-
-        generator = load(model, method=method, progress=tell)
-        if getattr(generator.tokenizer, "chat_template", None) is None:
-            raise UsageError(f"The tokenizer of {model} has no chat template; the demo needs a model that chats.")
-        if generator.target.compiled is None and generator.target.device.type == "cpu":
-            tell(0.0, f"compiling {model} for this machine, once (a minute or two on {os.cpu_count()} cores)")
-            try:
-                generator.compile()
-                if wait():  # passes were timed while numba's kernels were compiled: time them again
-                    generator.compile()
-            except ForedraftError as error:
-                say(str(error), "yellow")
-        wait()
-        measure_cost(generator, tell)
-    return generator

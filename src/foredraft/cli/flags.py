@@ -12,6 +12,7 @@ from dataclasses import fields, is_dataclass
 from functools import cache, partial, wraps
 from importlib.abc import InspectLoader
 from inspect import Parameter, Signature, signature
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +23,7 @@ in_drafting = partial(typer.Option, rich_help_panel="Drafting, which never chang
 in_text = partial(typer.Option, rich_help_panel="The text")
 
 _LITERAL = re.compile(r"Literal\[(.*?)\]")
-_ENTRY = re.compile(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
+_COMMENT = re.compile(" *#")
 _MODEL = "smollm2, a GGUF file, a hub id, or a folder"
 
 ModelArgument = Annotated[str, typer.Argument(help=_MODEL)]
@@ -33,13 +34,6 @@ EagerOption = Annotated[bool, in_model("--eager", help="Run the uncompiled model
 
 MethodOption = Annotated[str | None, in_drafting(help="How to draft; see foredraft methods")]
 MethodsOption = Annotated[list[str] | None, in_drafting("--method", help='NAME or NAME:{"option": value}; repeatable')]
-ConfigOption = Annotated[str | None, in_drafting(help="The method's options, as a JSON object")]
-NodesOption = Annotated[
-    int | None, in_drafting(help="Drafted tokens per step; default: by the measured cost of verification")
-]
-BudgetsOption = Annotated[
-    list[int] | None, in_drafting("--nodes", help="Node budgets; repeatable [default: 16 and 64]")
-]
 MemoryOption = Annotated[str | None, in_drafting(help="Folder that keeps texts for later drafts; default: none")]
 
 PromptArgument = Annotated[str | None, typer.Argument(help="What to continue or answer; - reads standard input")]
@@ -73,7 +67,7 @@ def generation_flag(name: str, description: str = "") -> Any:
     declared = options_in_source("foredraft.request", "GenerationOptions").get(name, {})
     default, description = declared.get("default"), description or declared.get("description", "")
     shown = str(default) if default not in (None, ()) else False
-    return in_text(help=description[:1].upper() + description[1:].rstrip("."), show_default=shown)
+    return in_text(help=description[:1].upper() + description[1:], show_default=shown)
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
@@ -98,47 +92,40 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @cache
-def source_of(module: str) -> ast.Module:
-    """Return a module's parsed source, without importing it; empty if it is shipped without source."""
+def source_of(module: str) -> str:
+    """Return a module's source, without importing it; empty if it is shipped without source."""
     spec = importlib.util.find_spec(module)
     loader = spec.loader if spec is not None else None
-    source = loader.get_source(module) if isinstance(loader, InspectLoader) else None
-    return ast.parse(source or "")
+    return (loader.get_source(module) if isinstance(loader, InspectLoader) else None) or ""
 
 
-def class_body(module: str, kind: str) -> tuple[list[ast.stmt], str, list[str]]:
-    """Return the statements, docstring and bases of class `kind` in a module's source; all empty without source."""
-    found = [each for each in source_of(module).body if isinstance(each, ast.ClassDef) and each.name == kind]
-    if not found:
-        return [], "", []
-    return found[0].body, ast.get_docstring(found[0]) or "", [ast.unparse(base) for base in found[0].bases]
+def class_body(module: str, kind: str) -> tuple[list[ast.stmt], list[str]]:
+    """Return the statements and the bases of class `kind` in a module's source; none without source."""
+    classes = (each for each in ast.parse(source_of(module)).body if isinstance(each, ast.ClassDef))
+    found = next((each for each in classes if each.name == kind), None)
+    return ([], []) if found is None else (found.body, [ast.unparse(base) for base in found.bases])
 
 
 def options_in_source(module: str, kind: str) -> dict[str, dict[str, Any]]:
     """Return the fields of dataclass `kind` in `module`, and of its bases there, by name; empty without source.
 
-    Each has `name`, `type`, `description`, and `default` unless it is required; a default that is not a literal is its
-    source text.
+    Each has `name`, `type`, `description`, which is the comments above and behind it, and `default` unless it is
+    required; a default that is not a literal is its source text.
     """
-    body, docstring, bases = class_body(module, kind)
-    described = attributes(docstring)
+    lines, (body, bases) = source_of(module).splitlines(), class_body(module, kind)
     found: dict[str, dict[str, Any]] = {}
     for base in bases:
         found |= options_in_source(module, base)
     for field in body:
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-            name = field.target.id
+            name, last = field.target.id, field.end_lineno or field.lineno
             type_ = _LITERAL.sub(lambda choices: choices[1].replace(", ", " | "), ast.unparse(field.annotation))
-            found[name] = {"name": name, "type": type_, "description": described.get(name, "")}
+            above = [*takewhile(_COMMENT.match, reversed(lines[: field.lineno - 1]))][::-1]
+            said = [line.partition("# ")[2] for line in (*above, lines[last - 1])]
+            found[name] = {"name": name, "type": type_, "description": " ".join(filter(None, said))}
             if field.value is not None:
                 try:
                     found[name]["default"] = ast.literal_eval(field.value)
                 except ValueError:
                     found[name]["default"] = ast.unparse(field.value)
     return found
-
-
-def attributes(docstring: str) -> dict[str, str]:
-    """Return the entries of a docstring's Attributes section: name to description."""
-    section = re.split(r"^(?=\S)", docstring.partition("Attributes:\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
-    return {name: " ".join(text.split()) for name, text in _ENTRY.findall(section)}

@@ -3,9 +3,9 @@
 Does not depend on how texts are generated; the figures are defined by `foredraft.engine.statistics`.
 """
 
+import math
 import secrets
 from collections.abc import Mapping
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,13 +13,13 @@ import typer
 from foredraft.cli import flags
 from foredraft.cli.flags import generation_flag, in_drafting, in_text
 from foredraft.cli.job import Job, prompt_for, prompt_text, samples, setting
-from foredraft.cli.screen import Ink, say, show_json, show_table, wants_color, working
+from foredraft.cli.screen import Ink, say, show_json, show_table, working
 from foredraft.errors import UsageError
 
 if TYPE_CHECKING:
     from foredraft.api import Generator, Prompt
     from foredraft.bench.prove import Difference
-    from foredraft.generation import Generation, Stream
+    from foredraft.generation import Generation
 
 _FIGURES = {
     "tokens": "tokens per step with a draft",
@@ -74,12 +74,11 @@ def generate(
         "eos_token_id": eos_token_id, "seed": seed,
     }  # fmt: skip
     options = {name: value for name, value in options.items() if value not in (None, [])}
-    config = job.config(verification=verification, model=draft_model, memory=memory)
-    generator = job.load(config, options)
-    ink = None if as_json else Ink(wants_color(color), generator.drafter.source_names)
+    generator = job.load(job.config(verification=verification, model=draft_model, memory=memory), options)
+    ink = None if as_json else Ink(color, generator.drafter.source_names)
     whole = prompt_for(generator, text, system, raw=raw)
     if compare:
-        _compare(generator, options, whole, ink, shares=bool(config.get("share")))
+        _compare(generator, options, whole, ink)
     else:
         _write(generator, options, whole, ink)
 
@@ -87,35 +86,35 @@ def generate(
 def write(
     generator: "Generator", options: Mapping[str, Any], prompt: "Prompt", ink: Ink | None
 ) -> "tuple[Generation, bool]":
-    """Generate a text and print it to `ink`; return the result so far, and whether Ctrl-C ended it."""
-    stream = generator.stream(prompt, **options)
+    """Generate a text, and print it to `ink` with a summary; return the result, and whether Ctrl-C ended it."""
+    stream, interrupted = generator.stream(prompt, **options), False
     try:
         if ink is not None:
             ink.print(stream)
         for _ in stream:
             pass
     except KeyboardInterrupt:  # keep the text so far
-        return stream.generation, True
-    return stream.generation, False
-
-
-def summary(generation: "Generation", *, seed: bool, interrupted: bool) -> str:
-    """Return a summary in one line: counts, rates, finish reason, and the seed if it matters."""
-    counts = generation.statistics
-    text = (
-        f"{counts.emitted} tokens; {counts.tokens_per_target_step:.2f} tokens per target step; "
-        f"{counts.drafted} drafted, {counts.accepted} kept; {1e3 * counts.decode_seconds_per_token:.1f} ms per token; "
-        f"prefill {1e3 * counts.prefill_seconds:.0f} ms; "
-        f"finish: {'interrupted' if interrupted else generation.finish_reason}"
-    )
-    return f"{text}; seed {generation.seed}" if seed else text
+        interrupted = True
+    generation = stream.generation
+    if ink is not None:
+        counts = generation.statistics
+        say(
+            f"{counts.emitted} tokens; {counts.tokens_per_target_step:.2f} tokens per target step; "
+            f"{counts.drafted} drafted, {counts.accepted} kept; {1e3 * counts.decode_seconds_per_token:.1f} ms per "
+            f"token; prefill {1e3 * counts.prefill_seconds:.0f} ms; "
+            f"finish: {'interrupted' if interrupted else generation.finish_reason}"
+            + (f"; seed {generation.seed}" if samples(generator, options) else ""),
+            "dim",
+        )
+    return generation, interrupted
 
 
 def _write(generator: "Generator", options: Mapping[str, Any], prompt: "Prompt", ink: Ink | None) -> None:
     generation, interrupted = write(generator, options, prompt, ink)
     generator.save()
-    sampled = samples(generator, options)
-    if ink is None:
+    if ink is not None:
+        ink.legend()
+    else:
         steps = []
         for step in generation.steps:
             microseconds = {part: nanoseconds / 1e3 for part, nanoseconds in step.nanoseconds.items()}
@@ -124,12 +123,10 @@ def _write(generator: "Generator", options: Mapping[str, Any], prompt: "Prompt",
         show_json({
             "text": generation.text, "token_ids": generation.token_ids,
             "finish_reason": "interrupted" if interrupted else generation.finish_reason,
-            "prompt_length": generation.prompt_length, "seed": generation.seed if sampled else None,
+            "prompt_length": generation.prompt_length,
+            "seed": generation.seed if samples(generator, options) else None,
             "statistics": generation.statistics.as_dict(), "steps": steps,
         })  # fmt: skip
-    else:
-        ink.legend()
-        say(summary(generation, seed=sampled, interrupted=interrupted), "dim")
     if interrupted:
         raise KeyboardInterrupt
 
@@ -137,9 +134,7 @@ def _write(generator: "Generator", options: Mapping[str, Any], prompt: "Prompt",
 # --- --compare
 
 
-def _compare(
-    generator: "Generator", options: Mapping[str, Any], prompt: "Prompt", ink: Ink | None, *, shares: bool
-) -> None:
+def _compare(generator: "Generator", options: Mapping[str, Any], prompt: "Prompt", ink: Ink | None) -> None:
     """Compare the generator's method with plain decoding, and print the figures of both.
 
     In 16-bit arithmetic, a pass over several rows rounds differently, so a difference is reported but is no failure,
@@ -171,16 +166,19 @@ def _compare(
         })  # fmt: skip
     else:
         ink.legend()
-        headings = ("method", "tokens", "target steps", "tokens per target step", "drafted", "kept", "ms per token")
-        show_table(headings, [_row(method, drafted), _row("none", plain)])
+        rows = []
+        for name, counts in ((method, drafted.statistics), ("none", plain.statistics)):
+            per_step, milliseconds = counts.tokens_per_target_step, 1e3 * counts.decode_seconds_per_token
+            rows.append((name, counts.emitted, counts.steps, per_step, counts.drafted, counts.accepted, milliseconds))
+        each = ("method", "tokens", "target steps", "tokens per target step|.2f", "drafted", "kept", "ms per token|.2f")
+        show_table(each, rows)
         looping = repeated > LOOP_SHARE
         note = " (the text loops, which favours drafters; do not rely on the speed-up)" if looping else ""
         typer.echo(f"speed-up: {speed_up:.2f}")
         typer.echo(f"share of repeated 8-grams: {repeated:.2f}{note}")
         typer.echo(f"identical: {_verdict(difference, dtype, exact=exact, compared=compared)}")
-        shared = " With share, later repetitions had learned the text." if shares else ""
         seed = f", seed {options['seed']}" if sampled else ""
-        say(f"Median of {ROUNDS} repetitions in {dtype}{seed}.{shared}", "dim")
+        say(f"Median of {ROUNDS} repetitions in {dtype}{seed}.", "dim")
     if difference is not None and exact:
         raise typer.Exit(1)
 
@@ -188,26 +186,20 @@ def _compare(
 def _repeated(
     generator: "Generator", prompt: "Prompt", options: Mapping[str, Any], ink: Ink | None, compared: bool
 ) -> "tuple[Generation, Generation, Difference | None]":
-    """Generate the repetitions of both, and print the first drafted text to `ink`, if any.
+    """Generate the repetitions of both, and print the drafted text to `ink`, if any.
 
     Return both repetitions of median time, the drafted one first, and if `compared` the first difference of any two
     texts.
     """
     from foredraft.bench.demonstration import write_in_rounds
     from foredraft.bench.prove import difference_between
+    from foredraft.generation import pieces
 
-    with ExitStack() as screen:
-        tell = screen.enter_context(working("warming up"))
-
-        def show(stream: "Stream") -> None:
-            nonlocal tell
-            if ink is not None:
-                screen.close()  # hide the progress while the text is printed
-                ink.print(stream)
-                tell = screen.enter_context(working("repeating"))
-
-        repeating = "repeating, with and without drafting"
-        runs = write_in_rounds(generator, prompt, options, show, lambda share: tell(share, repeating))
+    repeating = "repeating, with and without drafting"
+    with working(repeating) as tell:
+        runs = write_in_rounds(generator, prompt, options, lambda _: None, lambda share: tell(share, repeating))
+    if ink is not None:
+        ink.print(pieces(runs[0][0].steps, generator.tokenizer))
     pairs = [(drafted.token_ids, plain.token_ids) for drafted, plain in zip(*runs, strict=True)]
     unequal = next((pair for pair in pairs if compared and pair[0] != pair[1]), None)
     difference = None if unequal is None else difference_between(generator, prompt, options, *unequal)
@@ -224,14 +216,6 @@ def _verdict(difference: "Difference | None", dtype: str, *, exact: bool, compar
     bug, tie = "this is a bug in {}, please report it", "{} can swap nearly tied tokens, --dtype float32 is exact"
     explanation = (bug if exact else tie).format(dtype)
     return f"no (first difference at token {difference.position + 1}; top-2 gap {difference.gap:.2g}; {explanation})"
-
-
-def _row(name: str, run: "Generation") -> list[str]:
-    counts = run.statistics
-    return [
-        name, str(counts.emitted), str(counts.steps), f"{counts.tokens_per_target_step:.2f}", str(counts.drafted),
-        str(counts.accepted), f"{1e3 * counts.decode_seconds_per_token:.2f}",
-    ]  # fmt: skip
 
 
 # --- explain
@@ -260,7 +244,7 @@ def explain(
     if as_json:
         show_json({"text": generation.text, **account})
         return
-    ink = Ink(wants_color(color), generator.drafter.source_names)
+    ink = Ink(color, generator.drafter.source_names)
     ink.print(pieces(generation.steps, generator.tokenizer))
     ink.legend()
     _print_account(generation, account)
@@ -274,9 +258,9 @@ def _print_account(generation: "Generation", account: dict[str, Any]) -> None:
         f"{counts.emitted} tokens in {counts.steps} steps, {account['plain_steps']} of them without a draft: "
         f"{counts.tokens_per_target_step:.2f} tokens per step, {1e3 * counts.decode_seconds_per_token:.2f} ms per token"
     )
-    sources = [[str(value) for value in each.values()] for each in account["sources"]]
+    sources = [tuple(each.values()) for each in account["sources"]]
     show_table(("source", "drafted", "accepted", "wasted"), sources, "draft sources")
     show_table(*reliability_table(account["reliability"]), "estimated and actual acceptance")
-    pairs = {name: (account["expected"].get(name), account["measured"][name]) for name in _FIGURES}
-    rows = [[_FIGURES[name], *("-" if each is None else f"{each:.2f}" for each in pairs[name])] for name in pairs]
-    show_table(("", "expected", "measured"), rows, "tokens and cost of steps")
+    expected, measured = account["expected"], account["measured"]
+    rows = [(said, expected.get(name, math.nan), measured[name]) for name, said in _FIGURES.items()]
+    show_table(("", "expected|.2f", "measured|.2f"), rows, "tokens and cost of steps")

@@ -7,7 +7,7 @@ on drafters.
 import os
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -127,39 +127,28 @@ def compile_model(
     if background and hasattr(os, "nice"):
         with suppress(OSError):
             os.nice(10)
-    # who starts a compilation in the background compiles numba's kernels too
-    beside = compiled_beside(dtype, drafting=True, skip=background)
-    with working(f"loading {model}") as tell, beside as wait:
+    with working(f"loading {model}") as tell:
         import torch
 
-        from foredraft.cache_folder import cache_folder
-        from foredraft.model.compiled.build import compile_forward
-        from foredraft.model.loading import load_model
+        from foredraft.api import Generator
+        from foredraft.bench.method import BASE, parse_method
+        from foredraft.model.loading import load_model, load_tokenizer
+        from foredraft.model.target import TorchTarget
 
         if threads is not None:
             torch.set_num_threads(threads)
-        models = [(load_model(model, dtype, "cpu"), None)] if method is None else _models_of(method, model, dtype)
-        made = [compile_forward(each, cache_folder(), passage, again=again, progress=tell) for each, passage in models]
-        if wait():  # passes were timed while kernels were compiled: time them again
-            made = [compile_forward(each, cache_folder(), passage, progress=tell) for each, passage in models]
+        # who starts a compilation in the background compiles numba's kernels too
+        with nullcontext() if background else compiled_beside(dtype, tell):
+            target = TorchTarget(load_model(model, dtype, "cpu"))
+        tokenizer = None if method is None else load_tokenizer(model)
+        generator = Generator(target, tokenizer, **parse_method(method or BASE).drafting, progress=tell)
+        made = generator.compile(again=again)
     if as_json:
         facts = [_record_facts(folder, record) for folder, record in made]
         show_json(facts[0] | ({"drafting": facts[1:]} if method else {}))
         return
     for number, (folder, record) in enumerate(made):
         _print_record(folder, record, f"Cost of a pass of draft model {number}" if number else "Cost of a pass")
-
-
-def _models_of(method: str, model: str, dtype: str) -> list[tuple[Any, Any]]:
-    """Return the model and the models that a method runs, each with its passage, None for a whole model."""
-    from foredraft.api import load
-    from foredraft.bench.method import parse_method
-
-    parsed = parse_method(method)
-    generator = load(
-        model, method=parsed.method, speculative_config=parsed.options, dtype=dtype, device="cpu", compile=False
-    )
-    return [(each.model, each.passage) for each in (generator.target, *generator.drafter.needs.models)]
 
 
 def _record_facts(folder: "Path", record: "CompiledRecord") -> dict[str, Any]:
@@ -177,11 +166,9 @@ def _record_facts(folder: "Path", record: "CompiledRecord") -> dict[str, Any]:
 
 def _print_record(folder: "Path", record: "CompiledRecord", title: str) -> None:
     facts, quickest = _record_facts(folder, record), record.quickest()
-    shown = [
-        (str(n), f"{eager:.2f}", f"{used:.2f}", f"{eager / used:.2f}", quickest[n])
-        for n, eager, used in zip(facts["rows"], *facts["milliseconds"].values(), strict=True)
-    ]
-    show_table(("rows", "uncompiled, ms", "compiled, ms", "times as fast", "package"), shown, title)
+    times = zip(facts["rows"], *facts["milliseconds"].values(), strict=True)
+    shown = [(n, eager, used, eager / used, quickest[n]) for n, eager, used in times]
+    show_table(("rows", "uncompiled, ms|.2f", "compiled, ms|.2f", "times as fast|.2f", "package"), shown, title)
     typer.echo(f"{facts['bytes'] / 2**20:,.0f} MiB in {folder}")
     if record.same_bits:
         typer.echo("A row's result is bit-identical with any number of other rows.")
@@ -199,5 +186,5 @@ def cost_rows(curve: "CostCurve") -> list[dict[str, float]]:
 
 def show_cost(rows: list[dict[str, float]]) -> None:
     """Print the cost of a pass by its rows."""
-    shown = [(str(row["rows"]), f"{row['milliseconds']:.2f}", f"{row['relative']:.2f}") for row in rows]
-    show_table(("rows", "ms", "relative to one row"), shown, "Cost of verification")
+    shown = [tuple(row.values()) for row in rows]
+    show_table(("rows", "ms|.2f", "relative to one row|.2f"), shown, "Cost of verification")

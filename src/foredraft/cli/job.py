@@ -9,9 +9,10 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from foredraft.cli import flags
+from foredraft.cli.kernels import compiled_beside
 from foredraft.cli.screen import working
 from foredraft.errors import UsageError
 from foredraft.model.gguf import SMOLLM2
@@ -33,8 +34,10 @@ class Job:
     device: flags.DeviceOption = None
     eager: flags.EagerOption = False
     method: flags.MethodOption = None
-    speculative_config: flags.ConfigOption = None
-    num_speculative_tokens: flags.NodesOption = None
+    speculative_config: Annotated[str | None, flags.in_drafting(help="The method's options, as a JSON object")] = None
+    num_speculative_tokens: Annotated[
+        int | None, flags.in_drafting(help="Drafted tokens per step; default: by the measured cost of verification")
+    ] = None
 
     def config(self, **given: Any) -> dict[str, Any]:
         """Merge --speculative-config with `given` flags; UsageError for other than a JSON object, or two values."""
@@ -60,36 +63,26 @@ class Job:
         """
         with working(f"loading {self.model}") as tell:
             from foredraft.api import Generator, load
-            from foredraft.cli.kernels import compiled_beside
             from foredraft.request import GenerationOptions
-            from foredraft.speculation import parse_speculation
 
             GenerationOptions.parse(options)
-            method = parse_speculation(self.method, config).method
-            with compiled_beside(self.dtype, drafting=method == "auto") as wait:
+            with compiled_beside(self.dtype, tell):
                 generator = load(
                     self.model, method=self.method, speculative_config=config, dtype=self.dtype, device=self.device,
                     compile=False if self.eager else "auto", progress=tell,
                 )  # fmt: skip
-                tell(0.0, "compiling (once)")
-                wait()
-            measure_cost(generator, tell)
+            if generator.amount.needs_cost:
+                tell(0.0, "measuring the cost of verification on this machine (once)")
+                _ = generator.cost
             if not (config.get("share") or config.get("learn") == "shared" or config.get("memory")):
                 # shared state must not learn from the warm-up text
                 tell(0.0, "warming up")
                 # another generator, so that the control does not learn costs that include compilation
-                other = Generator(generator.target, generator.tokenizer, method="none", options={}, nodes=None)
+                other = Generator(generator.target, generator.tokenizer, method="none")
                 other.attach(generator.method, generator.drafter, verification=generator.verification)
                 other.generate(_WARM_UP, **{**options, "max_new_tokens": _WARM_UP_TOKENS, "eos_token_id": ()})
                 generator.forget()
         return generator
-
-
-def measure_cost(generator: "Generator", tell: Callable[[float, str], None]) -> None:
-    """Measure the cost of verification, if it is needed and not known yet."""
-    if generator.needs_cost:
-        tell(0.0, "measuring the cost of verification on this machine (once)")
-        _ = generator.cost
 
 
 def load_plain(
@@ -124,9 +117,7 @@ def setting(temperature: float, top_p: float = 1.0, **arguments: int) -> dict[st
 
 def samples(generator: "Generator", options: Mapping[str, Any]) -> bool:
     """Return whether generation arguments sample tokens."""
-    from foredraft.request import GenerationOptions
-
-    return GenerationOptions.parse(options).sampling(generator.target.vocabulary).do_sample
+    return bool(generator.arguments(options)["sampling"].do_sample)
 
 
 def prompt_text(prompt: str | None, file: Path | None) -> str:

@@ -8,21 +8,20 @@ from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from foredraft.cli import flags
-from foredraft.cli.job import load_plain
+from foredraft.cli.job import load_plain, setting
 from foredraft.cli.screen import working
 from foredraft.cli.stores import words_of
 from foredraft.errors import UsageError
 from foredraft.model.gguf import SMOLLM2
 
 if TYPE_CHECKING:  # torch and transformers are imported when a command runs, so that help is fast
-    from foredraft.api import Generator
     from foredraft.model.skipping import Skipped
-    from foredraft.training.layer_search import Found, SkippingFigures, WrittenText
+    from foredraft.training.layer_search import Found, SkippingFigures
 
 _LEAST_TEXTS = 4  # chosen
 _HELD_OUT_ONE_IN = 4  # one in this many texts only checks the result (chosen)
@@ -50,15 +49,15 @@ def layer_skip(
 ) -> None:
     """Search for the sub-layers that a model can skip when it drafts for itself (Self-SD)."""
     counts = {"prompt_tokens": prompt_tokens, "max_new_tokens": max_new_tokens}
-    _check(out, overwrite, trials=trials, texts=texts, levels=levels, **counts)
-    if minutes is not None and not minutes > 0:
-        raise UsageError(f"minutes is {minutes:g}; it must be above 0.")
+    _check(out, overwrite, minutes, trials=trials, texts=texts, levels=levels, **counts)
+    arguments = setting(temperature, top_p)
     prompts = _beginnings(data, model, texts, prompt_tokens)
 
-    from foredraft.model.skipping import write_skipped
-    from foredraft.training.layer_search import figures_of, measure_skipping, search
+    import numpy as np
 
-    arguments = {"temperature": temperature, "top_p": top_p} if temperature else {}
+    from foredraft.model.skipping import write_skipped
+    from foredraft.training.layer_search import WrittenText, figures_of, measure_skipping, search
+
     with working("loading") as tell:
         generator = load_plain(model, dtype, False, tell, device)
         target, count = generator.target, int(generator.target.model.config.num_hidden_layers)
@@ -67,7 +66,9 @@ def layer_skip(
         written = []
         for number, prompt in enumerate(prompts):
             tell(number / len(prompts), "writing texts")
-            written.append(_written(generator, prompt, {**arguments, "seed": seed + number}, max_new_tokens))
+            given = {**arguments, "seed": seed + number, "max_new_tokens": max_new_tokens}
+            ids = np.array([*prompt, *generator.generate(prompt, **given).token_ids], np.int64)
+            written.append(WrittenText(ids, len(prompt), generator.arguments(given)["sampling"]))
         start = monotonic()
         held_out, searched = written[::_HELD_OUT_ONE_IN], [w for n, w in enumerate(written) if n % _HELD_OUT_ONE_IN]
 
@@ -89,7 +90,7 @@ def layer_skip(
     _print(out, count, found, checked)
 
 
-def _check(out: Path, overwrite: bool, **numbers: int) -> None:
+def _check(out: Path, overwrite: bool, minutes: float | None, **numbers: int) -> None:
     if out.exists() and not overwrite:
         raise UsageError(f"{out} exists; give --overwrite to replace it, or another name.")
     if not out.resolve().parent.is_dir():
@@ -98,6 +99,8 @@ def _check(out: Path, overwrite: bool, **numbers: int) -> None:
         least = _LEAST_TEXTS if name == "texts" else 1
         if number < least:
             raise UsageError(f"{name.replace('_', '-')} is {number}; it must be at least {least}.")
+    if minutes is not None and not minutes > 0:
+        raise UsageError(f"minutes is {minutes:g}; it must be above 0.")
 
 
 def _beginnings(data: list[Path], model: str, texts: int, prompt_tokens: int) -> list[list[int]]:
@@ -119,17 +122,6 @@ def _beginnings(data: list[Path], model: str, texts: int, prompt_tokens: int) ->
             "needed; give files with more texts (.jsonl with a field text or messages has one per line)."
         )
     return prompts[:texts]
-
-
-def _written(generator: "Generator", prompt: list[int], arguments: dict[str, Any], new_tokens: int) -> "WrittenText":
-    import numpy as np
-
-    from foredraft.request import GenerationOptions
-    from foredraft.training.layer_search import WrittenText
-
-    result = generator.generate(prompt, max_new_tokens=new_tokens, **arguments)
-    sampling = GenerationOptions.parse(arguments).sampling(generator.target.vocabulary)
-    return WrittenText(np.array([*prompt, *result.token_ids], np.int64), len(prompt), sampling)
 
 
 def _print(out: Path, layers: int, found: "Found", checked: "SkippingFigures") -> None:

@@ -74,7 +74,7 @@ def _method(name: str) -> dict[str, Any]:
             if isinstance(each, ast.Assign | ast.AnnAssign) and each.value is not None:
                 declared[ast.unparse(each.targets[0] if isinstance(each, ast.Assign) else each.target)] = each.value
         summary, options = ast.literal_eval(declared["summary"]), ast.unparse(declared["Options"])
-        return _entry(name, default, summary, ast.get_docstring(source_of(module)), module, options)
+        return _entry(name, default, summary, ast.get_docstring(ast.parse(source_of(module))), module, options)
     try:
         kind = drafter_class(name)
     except UsageError as error:  # a registered method that cannot be imported must not hide the others

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foredraft.cli import flags
-from foredraft.cli.job import load_plain
+from foredraft.cli.job import load_plain, setting
 from foredraft.cli.screen import counting, say, show_json, show_table, working
 from foredraft.model.gguf import SMOLLM2
 
@@ -43,13 +43,12 @@ def prove(
     """
     from foredraft.bench import prove as proving
     from foredraft.bench.method import chosen_methods
-    from foredraft.request import GenerationOptions
 
     methods = chosen_methods(method or ["prompt_lookup", "adaptix"])
     chosen = _prompts(task, data, prompts)
     settings: list[tuple[str, dict[str, Any]]] = [("greedy", {})]
     if temperature:
-        settings.append((f"T={temperature:g}", {"temperature": temperature, "top_p": top_p}))
+        settings.append((f"T={temperature:g}", setting(temperature, top_p)))
     texts: Texts = []
     rules: Rules = []
     with working("comparing") as tell:
@@ -58,7 +57,7 @@ def prove(
         for name, arguments in settings:
             given = {**arguments, "max_new_tokens": max_new_tokens}
             texts += [(name, proof) for proof in proving.prove(generator, methods, chosen, given, seed=seed, done=done)]
-            sampling = GenerationOptions.parse(given).sampling(generator.target.vocabulary)
+            sampling = generator.arguments(given)["sampling"]
             for rule in sorted({each.verification for each in methods}):
                 rules += [(name, proof) for proof in proving.prove_rule(rule, sampling)]
     if as_json:
@@ -93,7 +92,7 @@ def _show(texts: "Texts", rules: "Rules", dtype: str) -> None:
     for name, proof in texts:
         ties = sum(each.near_tie for each in proof.differences)
         counts = (proof.texts, proof.identical, proof.tokens, ties, len(proof.differences) - ties)
-        rows.append((name, proof.method, dtype, *map(str, counts)))
+        rows.append((name, proof.method, dtype, *counts))
         differences += [
             f"{'near-tie' if each.near_tie else 'DIFFERENCE'}: {name} {proof.method} {each.prompt} token "
             f"{each.position}, top-2 gap {each.gap:.3g}, rounding {each.tolerance:.3g}"
@@ -106,5 +105,5 @@ def _show(texts: "Texts", rules: "Rules", dtype: str) -> None:
     tests = []
     for name, rule in rules:
         limit = f"{'below' if rule.test == 'enumeration' else 'at least'} {rule.limit:g}"
-        tests.append((name, rule.rule, rule.test, rule.of, f"{rule.figure:.2g}", limit, "yes" if rule.holds else "NO"))
-    show_table(("setting", "rule", "test", "of", "figure", "limit", "holds"), tests)
+        tests.append((name, rule.rule, rule.test, rule.of, rule.figure, limit, "yes" if rule.holds else "NO"))
+    show_table(("setting", "rule", "test", "of", "figure|.2g", "limit", "holds"), tests)

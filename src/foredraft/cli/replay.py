@@ -14,7 +14,9 @@ from foredraft.model.gguf import SMOLLM2
 def replay(
     records: Annotated[Path, typer.Argument(help='JSON lines with "prompt" and "output"')],
     method: flags.MethodsOption = None,
-    nodes: flags.BudgetsOption = None,
+    nodes: Annotated[
+        list[int] | None, flags.in_drafting("--nodes", help="Node budgets; repeatable [default: 16 and 64]")
+    ] = None,
     table: Annotated[str | None, flags.in_drafting(help="Tri-gram table for adaptix [default: none]")] = None,
     tokenizer: Annotated[str, typer.Option(help="Model whose tokenizer encodes the texts")] = SMOLLM2,
     as_json: flags.JsonOption = False,
@@ -52,11 +54,14 @@ def replay(
     if as_json:
         show_json(rows)
         return
-    headings = ("method", "nodes", "records", "tokens / target step", "macro", "drafted / step", "median us", "p99 us")
     shown = []
     for row in rows:
-        rates = [f"{row[name]:.3f}" for name in ("tokens_per_target_step", "tokens_per_target_step_macro")]
-        times = [f"{row[name]:.0f}" for name in ("propose_median_us", "propose_p99_us")]
-        drafted = f"{row['drafted'] / max(row['steps'], 1):.1f}"
-        shown.append((row["method"], str(row["nodes"]), str(row["records"]), *rates, drafted, *times))
-    show_table(headings, shown)
+        rates = (
+            row["tokens_per_target_step"],
+            row["tokens_per_target_step_macro"],
+            row["drafted"] / max(row["steps"], 1),
+        )
+        times = row["propose_median_us"], row["propose_p99_us"]
+        shown.append((row["method"], row["nodes"], row["records"], *rates, *times))
+    rates_of = ("tokens / target step|.3f", "macro|.3f", "drafted / step|.1f")
+    show_table(("method", "nodes", "records", *rates_of, "median us|.0f", "p99 us|.0f"), shown)

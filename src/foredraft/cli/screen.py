@@ -49,23 +49,25 @@ def show_facts(facts: Mapping[str, object]) -> None:
             sys.stdout.write(f"{name:{width}}  {f'{value:,}' if isinstance(value, int) else value}\n")
 
 
-def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
-    """Print a table on standard output, with number columns right-aligned; nothing without rows."""
+def show_table(headings: Sequence[str], rows: Sequence[Sequence[object]], title: str | None = None) -> None:
+    """Print a table on standard output, with number columns right-aligned; nothing without rows.
+
+    A heading may end in the format of its column's values, as in `seconds|.2f`; NaN is shown as `-`.
+    """
     if not rows:
         return
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for place, heading in enumerate(headings):
-        figures = all(row[place].lstrip("-")[:1].isdigit() or row[place] in ("", "-") for row in rows)
-        table.add_column(heading, justify="right" if figures and place else "left")
-    for row in rows:
-        table.add_row(*map(Text, row))
+    columns: list[list[Text]] = []
+    for heading, values in zip(headings, zip(*rows, strict=True), strict=True):
+        name, _, form = heading.partition("|")
+        texts = [format(value, form) for value in values]
+        figures = all(text.lstrip("-")[:1].isdigit() or text in ("", "-", "nan") for text in texts)
+        table.add_column(name, justify="right" if figures and columns else "left")
+        columns.append([Text("-" if text == "nan" else text) for text in texts])
+    for row in zip(*columns, strict=True):
+        table.add_row(*row)
     console = Console(highlight=False)
     (console if console.is_terminal else Console(highlight=False, width=_PIPE_WIDTH)).print(table)
-
-
-def wants_color(asked: bool | None) -> bool:
-    """Return `asked`, or by default whether standard output is a terminal and NO_COLOR is not set."""
-    return asked if asked is not None else sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 @contextmanager
@@ -115,11 +117,16 @@ def counting(tell: Callable[[float, str], None], total: int, subject: str) -> Ca
 
 
 class Ink:
-    """Prints pieces of text to standard output, drafted ones in the colour of their source."""
+    """Prints pieces of text to standard output, drafted ones in the colour of their source.
 
-    def __init__(self, color: bool, sources: Sequence[str]) -> None:
-        self._color, self._colored = color, False  # whether colours are wanted, and whether one was used
-        self._styles = {name: Style.parse(color) for name, color in zip(sources, cycle(PALETTE), strict=False)}
+    `color` is None for colours if standard output is a terminal and NO_COLOR is not set.
+    """
+
+    def __init__(self, color: bool | None, sources: Sequence[str]) -> None:
+        if color is None:
+            color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        self._system = ColorSystem.STANDARD if color else None
+        self._styles = {name: Style.parse(each) for name, each in zip(sources, cycle(PALETTE), strict=False)}
         self._written = Text()
 
     def print(self, pieces: "Iterable[Piece]") -> None:
@@ -133,12 +140,12 @@ class Ink:
                 sys.stdout.flush()
 
     def write(self, piece: "Piece") -> None:
-        shown = piece.text
-        if self._color or sys.stdout.isatty():  # a text must not send control sequences to the terminal
+        shown, style = piece.text, self._styles.get(piece.drafted_by or "", Style.null())
+        if self._system or sys.stdout.isatty():  # a text must not send control sequences to the terminal
             shown = shown.replace("\x1b", "\N{SYMBOL FOR ESCAPE}")
-        sys.stdout.write(self._painted(shown, piece.drafted_by))
+        sys.stdout.write(style.render(shown, color_system=self._system))
         sys.stdout.flush()
-        self._written.append(piece.text, self._styles.get(piece.drafted_by or "", ""))
+        self._written.append(piece.text, style)
 
     def picture(self, title: str) -> str:
         """Return the printed text, in colour and with a legend, as an SVG picture."""
@@ -150,13 +157,6 @@ class Ink:
 
     def legend(self) -> None:
         """Print the colours of the sources to standard error, if any was used."""
-        if self._colored:
-            names = ", ".join(self._painted(name, name) for name in self._styles)
+        if self._system and self._written.spans:
+            names = ", ".join(style.render(name, color_system=self._system) for name, style in self._styles.items())
             sys.stderr.write(f"Drafted by {names}; the rest was not drafted.\n")
-
-    def _painted(self, text: str, source: str | None) -> str:
-        style = self._styles.get(source or "") if self._color and text else None
-        if style is None:
-            return text
-        self._colored = True
-        return style.render(text, color_system=ColorSystem.STANDARD)

@@ -144,8 +144,8 @@ def describe_store(store: StoreArgument, as_json: flags.JsonOption = False) -> N
     size = sum(entry.bytes for entry in manifest.segments)
     typer.echo(f"{store}: {manifest.tokens:,} tokens in {len(manifest.segments):,} segments, {size / 2**20:,.1f} MiB")
     typer.echo(f"vocabulary {manifest.vocabulary:,}, tokenizer {manifest.tokenizer_hash[:16]}")
-    rows = [(entry.name, f"{entry.tokens:,}", f"{entry.documents:,}") for entry in manifest.segments]
-    show_table(("segment", "tokens", "documents"), rows)
+    rows = [(entry.name, entry.tokens, entry.documents) for entry in manifest.segments]
+    show_table(("segment", "tokens|,", "documents|,"), rows)
     if left:
         typer.echo(f"Left by a killed writer, and removed by the next: {', '.join(left)}")
 

@@ -150,13 +150,10 @@ def level_chances(draft: Draft) -> list[float | None]:
 
 @dataclass(frozen=True, slots=True)
 class ConfidenceOptions:
-    """Options of `confidence`.
+    """Options of `confidence`."""
 
-    Attributes:
-        threshold: drafting stops after a level whose best path the drafter believes to be accepted with a smaller
-            probability; 0 never stops.
-    """
-
+    # drafting stops after a level whose best path the drafter believes to be accepted with a smaller probability; 0
+    # never stops
     threshold: float = 0.3
 
     def __post_init__(self) -> None:
@@ -175,17 +172,11 @@ class ConfidenceRule(Rule):
 
 @dataclass(frozen=True, slots=True)
 class ExitThresholdOptions:
-    """Options of `exit_threshold`; the defaults are those of the paper's code.
+    """Options of `exit_threshold`; the defaults are those of the paper's code."""
 
-    Attributes:
-        threshold: drafting stops after a token less probable than this (gamma); the initial value.
-        acceptance: target acceptance rate: below it the threshold rises, else it falls (alpha).
-        cap: levels drafted per step at most; None for as many as `num_speculative_tokens` allows.
-    """
-
-    threshold: float = 0.8
-    acceptance: float = 0.9
-    cap: int | None = 8
+    threshold: float = 0.8  # drafting stops after a token less probable than this (gamma); the initial value
+    acceptance: float = 0.9  # target acceptance rate: below it the threshold rises, else it falls (alpha)
+    cap: int | None = 8  # levels drafted per step at most; None for as many as `num_speculative_tokens` allows
 
     def __post_init__(self) -> None:
         check_range(self, "threshold", "acceptance", least=0, most=1)
@@ -219,15 +210,10 @@ class ExitThresholdRule(Rule):
 
 @dataclass(frozen=True, slots=True)
 class BetaOptions:
-    """Options of `beta_ts`; the paper gives no values.
+    """Options of `beta_ts`; the paper gives no values."""
 
-    Attributes:
-        alpha0: prior count of accepted tokens.
-        beta0: prior count of rejected tokens.
-    """
-
-    alpha0: float = 1.0
-    beta0: float = 1.0
+    alpha0: float = 1.0  # prior count of accepted tokens
+    beta0: float = 1.0  # prior count of rejected tokens
 
     def __post_init__(self) -> None:
         check_range(self, "alpha0", "beta0", above=0, most=1_000_000)
@@ -254,17 +240,11 @@ class BetaRule(Rule):
 
 @dataclass(frozen=True, slots=True)
 class CaliOptions:
-    """Options of `cali_ts`; the paper gives no values, docs/explanation/control.md says how the defaults were found.
+    """Options of `cali_ts`; the paper gives no values, docs/explanation/control.md says how the defaults were found."""
 
-    Attributes:
-        sigma_model: standard deviation of the error of the drafter's estimate (sigma_M).
-        sigma_sample: standard deviation of one round's acceptance rate (sigma_S).
-        theta0: prior acceptance rate, with the weight of one token.
-    """
-
-    sigma_model: float = 0.05
-    sigma_sample: float = 2.0
-    theta0: float = 0.5
+    sigma_model: float = 0.05  # standard deviation of the error of the drafter's estimate (sigma_M)
+    sigma_sample: float = 2.0  # standard deviation of one round's acceptance rate (sigma_S)
+    theta0: float = 0.5  # prior acceptance rate, with the weight of one token
 
     def __post_init__(self) -> None:
         check_range(self, "sigma_model", "sigma_sample", above=0, most=1000)

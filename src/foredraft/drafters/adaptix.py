@@ -24,47 +24,31 @@ from foredraft.options import check_range
 
 @dataclass(frozen=True, slots=True)
 class AdaptixOptions:
-    """Options of Adaptix. The paper's settings are ADED, appendix F, and the constants of its code.
+    """Options of Adaptix. The paper's settings are ADED, appendix F, and the constants of its code."""
 
-    Attributes:
-        table: path of a tri-gram table; "default" uses the one of the model, if any; "none" starts empty.
-        search: "best_first" expands the most probable paths; "mcts" is the paper's search.
-        learn: "tokens" learns each token of prompt and output once, with fading weights; "paper" raises the tri-grams
-            of the last `window` tokens by `increment` in every step, up to `max_probability`; "off" learns nothing.
-        feedback: "topk" also learns the target's distributions at verified nodes, "off" does not; None means "topk"
-            with `learn="tokens"`, else "off".
-        share: keep what is learned across sequences, as the paper does; otherwise each sequence starts empty.
-        depth: depth of a best-first draft at most.
-        keep: factor on older weights of a context when it is learned again ("tokens").
-        feedback_weight: observations that one distribution of the target counts as.
-        feedback_top_k: tokens learned from such a distribution.
-        window: last tokens that are learned in every step ("paper").
-        increment: added to a tri-gram's probability ("paper").
-        max_probability: upper limit of the probability ("paper").
-        iterations: simulations of MCTS.
-        c1: exploration base of PUCT, equation 3.
-        c2: exploration scale of PUCT, equation 3.
-        length: tokens of a continuation in MCTS.
-        candidates: continuations that MCTS keeps.
-    """
-
-    table: str = "default"
+    table: str = "default"  # path of a tri-gram table; "default" uses the one of the model, if any; "none" starts empty
+    # "best_first" expands the most probable paths; "mcts" is the paper's search
     search: Literal["best_first", "mcts"] = "best_first"
+    # "tokens" learns each token of prompt and output once, with fading weights; "paper" raises the tri-grams of the
+    # last `window` tokens by `increment` in every step, up to `max_probability`; "off" learns nothing
     learn: Literal["tokens", "paper", "off"] = "tokens"
+    # "topk" also learns the target's distributions at verified nodes, "off" does not; None means "topk" with
+    # `learn="tokens"`, else "off"
     feedback: Literal["topk", "off"] | None = None
+    # keep what is learned across sequences, as the paper does; otherwise each sequence starts empty
     share: bool = False
-    depth: int = 12
-    keep: float = 0.95
-    feedback_weight: float = 2.0
-    feedback_top_k: int = 6
-    window: int = 16
-    increment: float = 0.04
-    max_probability: float = 3.0
-    iterations: int = 150
-    c1: float = 32.0
-    c2: float = 8.0
-    length: int = 4
-    candidates: int = 24
+    depth: int = 12  # depth of a best-first draft at most
+    keep: float = 0.95  # factor on older weights of a context when it is learned again ("tokens")
+    feedback_weight: float = 2.0  # observations that one distribution of the target counts as
+    feedback_top_k: int = 6  # tokens learned from such a distribution
+    window: int = 16  # last tokens that are learned in every step ("paper")
+    increment: float = 0.04  # added to a tri-gram's probability ("paper")
+    max_probability: float = 3.0  # upper limit of the probability ("paper")
+    iterations: int = 150  # simulations of MCTS
+    c1: float = 32.0  # exploration base of PUCT, equation 3
+    c2: float = 8.0  # exploration scale of PUCT, equation 3
+    length: int = 4  # tokens of a continuation in MCTS
+    candidates: int = 24  # continuations that MCTS keeps
 
     def __post_init__(self) -> None:
         check_range(self, "depth", "iterations", "length", "candidates", "window", "feedback_top_k", least=1)

@@ -48,32 +48,25 @@ _TOP_ROWS = 1 << 10  # rows whose top tokens are learned: all rows of a pass
 
 @dataclass(frozen=True, slots=True)
 class AutoOptions:
-    """Options of auto.
+    """Options of auto."""
 
-    Attributes:
-        table: path of a tri-gram table; "default" uses the one of the model, or else one of Python's standard library;
-            "none" uses none.
-        store: folder of a datastore whose texts are searched too; "default" uses the standard library's.
-        learn: what is kept across requests. None: the target's next-token distributions by its last tokens ("own
-            words"), but no text; "request": nothing; "shared": own words and texts; "off": nothing is learned at all.
-        memory: folder of own words and texts, created if missing. `save()` writes it; it implies "shared".
-        memory_tokens: tokens of its texts, above which the oldest are dropped; a token takes 6 or 8 bytes.
-        model: a draft model, as in `draft_model`, blended in while it is worth its time; None for none.
-        drafter: another drafter blended in the same way: a method's name, or a mapping of `method` and its options,
-            such as "medusa" or {"method": "eesd", "out_degree": 3}; None for none.
-        levels: levels that the model or drafter drafts per step at most.
-        depth: depth of a draft at most.
-    """
-
+    # path of a tri-gram table; "default" uses the one of the model, or else one of Python's standard library; "none"
+    # uses none
     table: str = "default"
-    store: str = "none"
+    store: str = "none"  # folder of a datastore whose texts are searched too; "default" uses the standard library's
+    # what is kept across requests. None: the target's next-token distributions by its last tokens ("own words"), but no
+    # text; "request": nothing; "shared": own words and texts; "off": nothing is learned at all
     learn: Literal["request", "shared", "off"] | None = None
+    # folder of own words and texts, created if missing. `save()` writes it; it implies "shared"
     memory: str | None = None
+    # tokens of its texts, above which the oldest are dropped; a token takes 6 or 8 bytes
     memory_tokens: int = 16_777_216
-    model: Any = None
+    model: Any = None  # a draft model, as in `draft_model`, blended in while it is worth its time; None for none
+    # another drafter blended in the same way: a method's name, or a mapping of `method` and its options, such as
+    # "medusa" or {"method": "eesd", "out_degree": 3}; None for none
     drafter: Any = None
-    levels: int = 4
-    depth: int = 16
+    levels: int = 4  # levels that the model or drafter drafts per step at most
+    depth: int = 16  # depth of a draft at most
 
     def __post_init__(self) -> None:
         check_range(self, "depth", "levels", least=1, most=64)

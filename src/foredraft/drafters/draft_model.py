@@ -20,18 +20,13 @@ from foredraft.options import check_range, shown
 
 @dataclass(frozen=True, slots=True)
 class ChainOptions:
-    """Options of `draft_model`.
+    """Options of `draft_model`."""
 
-    Attributes:
-        model: the draft model (vLLM's name): a hub id, a folder, a GGUF file, a folder that `foredraft train draft`
-            wrote, or a pair (transformers model, tokenizer); None takes the one that a checkout holds for the target.
-        levels: tokens drafted one after another at most.
-        least_probability: a token less probable than this is drafted, but none after it (theta_prob).
-    """
-
+    # the draft model (vLLM's name): a hub id, a folder, a GGUF file, a folder that `foredraft train draft` wrote, or a
+    # pair (transformers model, tokenizer); None takes the one that a checkout holds for the target
     model: Any = None
-    levels: int = 10
-    least_probability: float = 0.2
+    levels: int = 10  # tokens drafted per step at most
+    least_probability: float = 0.2  # drafting stops after a token less probable than this (theta_prob)
 
     def __post_init__(self) -> None:
         self.rules()
@@ -43,15 +38,10 @@ class ChainOptions:
 
 @dataclass(frozen=True, slots=True)
 class TreeOptions(ChainOptions):
-    """Options of `draft_tree`; the defaults are GSD's, appendix B.
+    """Options of `draft_tree`; the defaults are GSD's, appendix B."""
 
-    Attributes:
-        out_degree: children of a node at most (k).
-        least_share: a node below this share of its most probable sibling is not expanded (theta_sib).
-    """
-
-    out_degree: int = 4
-    least_share: float = 0.3
+    out_degree: int = 4  # children of a node at most (k)
+    least_share: float = 0.3  # a node below this share of its most probable sibling is not expanded (theta_sib)
 
     def rules(self) -> GrowthRules:
         return GrowthRules(self.out_degree, self.least_probability, self.least_share, self.levels)
@@ -59,13 +49,9 @@ class TreeOptions(ChainOptions):
 
 @dataclass(frozen=True, slots=True)
 class GraphOptions(TreeOptions):
-    """Options of `draft_graph`; the defaults are GSD's, appendix B.
+    """Options of `draft_graph`; the defaults are GSD's, appendix B."""
 
-    Attributes:
-        tau: a node whose last tau tokens occurred before is not expanded but borrows the continuations there.
-    """
-
-    tau: int = 2
+    tau: int = 2  # a node whose last tau tokens occurred before is not expanded but borrows the continuations there
 
     def rules(self) -> GrowthRules:
         check_range(self, "tau", least=1, most=8)  # 0 would merge nothing

@@ -27,27 +27,19 @@ NO_HEAD = "none"
 
 @dataclass(frozen=True, slots=True)
 class EesdOptions:
-    """Options of `eesd`.
+    """Options of `eesd`."""
 
-    Attributes:
-        head: a folder or a hub id that `foredraft train eesd` wrote; None takes the one that a checkout holds for the
-            model; "none" exits without one, through the target's own norm and LM head (which drafts poorly).
-        layers: layers before the exit; with a head, None or the number it was trained for.
-        out_degree: children of a node at most; 1 drafts chains.
-        least_probability: drafting stops after a token less probable than this.
-        least_share: a node below this share of its most probable sibling is not expanded.
-        levels: tokens drafted one after another at most.
-        calibrated: whether the head's predictor (`foredraft train cali`) estimates the acceptance probabilities that
-            controls and pruning use: true always, false never, None if there is one and decoding is greedy (when
-            sampling, the head's own estimate takes the noise into account).
-    """
-
+    # a folder or a hub id that `foredraft train eesd` wrote; None takes the one that a checkout holds for the model;
+    # "none" exits without one, through the target's own norm and LM head (which drafts poorly)
     head: str | None = None
-    layers: int | None = None
-    out_degree: int = 1
-    least_probability: float = 0.0
-    least_share: float = 0.3
-    levels: int = 10
+    layers: int | None = None  # layers before the exit; with a head, None or the number it was trained for
+    out_degree: int = 1  # children of a node at most; 1 drafts chains
+    least_probability: float = 0.0  # drafting stops after a token less probable than this
+    least_share: float = 0.3  # a node below this share of its most probable sibling is not expanded
+    levels: int = 10  # tokens drafted one after another at most
+    # whether the head's predictor (`foredraft train cali`) estimates the acceptance probabilities that controls and
+    # pruning use: true always, false never, None if there is one and decoding is greedy (when sampling, the head's own
+    # estimate takes the noise into account)
     calibrated: bool | None = None
 
     def __post_init__(self) -> None:

@@ -19,21 +19,15 @@ from foredraft.model.target import TorchTarget
 
 @dataclass(frozen=True, slots=True)
 class LayerSkipOptions:
-    """Options of `layer_skip`.
+    """Options of `layer_skip`."""
 
-    Attributes:
-        skipped: file of the skipped sub-layers, from `foredraft train layer-skip`.
-        attention: instead of a file, the layers whose attention is skipped, a list of numbers from 0 on.
-        mlp: the layers whose MLP is skipped. With none of the three, attention and MLP of every second layer are
-            skipped, from a quarter of the way on, never of the last layer.
-        levels: tokens drafted per step at most (the paper's K).
-        least_probability: drafting stops after a token less probable than this; the control may stop it earlier.
-    """
-
-    skipped: str | None = None
-    attention: Any = None
+    skipped: str | None = None  # file of the skipped sub-layers, from `foredraft train layer-skip`
+    attention: Any = None  # instead of a file, the layers whose attention is skipped, a list of numbers from 0 on
+    # the layers whose MLP is skipped. With none of the three, attention and MLP of every second layer are skipped, from
+    # a quarter of the way on, never of the last layer
     mlp: Any = None
-    levels: int = 12
+    levels: int = 12  # tokens drafted per step at most (the paper's K)
+    # drafting stops after a token less probable than this; the control may stop it earlier
     least_probability: float = 0.2
 
     def __post_init__(self) -> None:

@@ -27,18 +27,12 @@ _PRIOR_RATES, _PRIOR_NODES = np.array([0.5, 0.1]), 8.0  # prior acceptance rate 
 
 @dataclass(frozen=True, slots=True)
 class LookaheadOptions:
-    """Options of `lookahead`.
+    """Options of `lookahead`."""
 
-    Attributes:
-        level: tokens of an n-gram, one more than the window has levels (the paper's N, LEVEL in its code).
-        window: columns of the window: n-grams that each verification yields (W, WINDOW_SIZE).
-        guess: n-grams after the last token verified per step at most (G, GUESS_SET_SIZE).
-        learn: "window" collects only the window's n-grams; "text" also those of prompt and output (POOL_FROM_PROMPT).
-    """
-
-    level: int = 4
-    window: int = 5
-    guess: int = 5
+    level: int = 4  # tokens of an n-gram, one more than the window has levels (the paper's N, LEVEL in its code)
+    window: int = 5  # columns of the window: n-grams that each verification yields (W, WINDOW_SIZE)
+    guess: int = 5  # n-grams after the last token verified per step at most (G, GUESS_SET_SIZE)
+    # "window" collects only the window's n-grams; "text" also those of prompt and output (POOL_FROM_PROMPT)
     learn: Literal["window", "text"] = "window"
 
     def __post_init__(self) -> None:

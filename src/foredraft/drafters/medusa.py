@@ -27,16 +27,11 @@ from foredraft.options import check_range
 
 @dataclass(frozen=True, slots=True)
 class MedusaOptions:
-    """Options of `medusa`.
+    """Options of `medusa`."""
 
-    Attributes:
-        head: a folder or a hub id that `foredraft train medusa` wrote; None takes those that a checkout holds for the
-            model.
-        nodes: nodes of the tree at most; those accepted most often when the heads were measured.
-    """
-
+    # a folder or a hub id that `foredraft train medusa` wrote; None takes those that a checkout holds for the model
     head: str | None = None
-    nodes: int = 24
+    nodes: int = 24  # nodes of the tree at most; those accepted most often when the heads were measured
 
     def __post_init__(self) -> None:
         check_range(self, "nodes", least=1, most=64)

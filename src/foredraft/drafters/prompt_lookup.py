@@ -21,19 +21,12 @@ from foredraft.options import check_range
 
 @dataclass(frozen=True, slots=True)
 class PromptLookupOptions:
-    """Options of prompt lookup.
+    """Options of prompt lookup."""
 
-    Attributes:
-        prompt_lookup_num_tokens: tokens drafted at most (transformers' name).
-        max_matching_ngram_size: longest n-gram to search (transformers' name).
-        prompt_lookup_max: the same by vLLM's name; both may be given only if equal.
-        prompt_lookup_min: shortest n-gram to search (vLLM's name).
-    """
-
-    prompt_lookup_num_tokens: int = 10
-    max_matching_ngram_size: int | None = None
-    prompt_lookup_max: int | None = None
-    prompt_lookup_min: int = 1
+    prompt_lookup_num_tokens: int = 10  # tokens drafted at most (transformers' name)
+    max_matching_ngram_size: int | None = None  # longest n-gram to search (transformers' name)
+    prompt_lookup_max: int | None = None  # the same by vLLM's name; both may be given only if equal
+    prompt_lookup_min: int = 1  # shortest n-gram to search (vLLM's name)
 
     def __post_init__(self) -> None:
         names = (self.max_matching_ngram_size, self.prompt_lookup_max)

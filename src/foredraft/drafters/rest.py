@@ -23,31 +23,22 @@ from foredraft.options import check_range
 
 @dataclass(frozen=True, slots=True)
 class RestOptions:
-    """Options of REST. The paper's settings (section 4.1): learn="off", shortest=2, doubt=0.
+    """Options of REST. The paper's settings (section 4.1): learn="off", shortest=2, doubt=0."""
 
-    Attributes:
-        store: folder of a datastore; "default" uses the one of the model, if any; "none" uses none.
-        weighting: "longest" uses the longest context that occurs anywhere, as the paper does; "published" is that rule
-            as in the released code, for comparison.
-        learn: "request" also searches the sequence itself; "shared" also earlier sequences of this drafter; "off" only
-            the datastore, as the paper does. None means "off" with `weighting="published"`, else "request".
-        memory: folder of a datastore that is searched too; `save()` adds shared sequences to it, and creates it.
-        longest: tokens of the longest context searched.
-        shortest: tokens of the shortest context; in the text itself, at least two.
-        continuation: tokens taken after an occurrence; the depth of a draft.
-        samples: occurrences read per step, spread evenly over all occurrences of the context.
-        doubt: pseudo-count of other continuations at every drafted token but the first.
-    """
-
-    store: str = "default"
+    store: str = "default"  # folder of a datastore; "default" uses the one of the model, if any; "none" uses none
+    # "longest" uses the longest context that occurs anywhere, as the paper does; "published" is that rule as in the
+    # released code, for comparison
     weighting: Literal["longest", "published"] = "longest"
+    # "request" also searches the sequence itself; "shared" also earlier sequences of this drafter; "off" only the
+    # datastore, as the paper does. None means "off" with `weighting="published"`, else "request"
     learn: Literal["request", "shared", "off"] | None = None
+    # folder of a datastore that is searched too; `save()` adds shared sequences to it, and creates it
     memory: str | None = None
-    longest: int = 16
-    shortest: int = 1
-    continuation: int = 10
-    samples: int = 256
-    doubt: float = 3.0
+    longest: int = 16  # tokens of the longest context searched
+    shortest: int = 1  # tokens of the shortest context; in the text itself, at least two
+    continuation: int = 10  # tokens taken after an occurrence; the depth of a draft
+    samples: int = 256  # occurrences read per step, spread evenly over all occurrences of the context
+    doubt: float = 3.0  # pseudo-count of other continuations at every drafted token but the first
 
     def __post_init__(self) -> None:
         check_range(self, "longest", "continuation", least=1, most=64)

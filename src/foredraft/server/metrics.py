@@ -59,7 +59,7 @@ class Metrics:
             for _ in range(total.emitted):
                 self._between.observe((now - job.last_event) / total.emitted)
         else:
-            self._prompts.inc(len(job.run.prompt))
+            self._prompts.inc(job.run.seq.prompt_length)
             self._queued.observe(job.started - job.submitted)
             self._first.observe(now - job.submitted)
         job.last_event = now

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from foredraft.contracts import StepRecord
+from foredraft.engine.batch import Batch
 from foredraft.engine.run import Run
 from foredraft.engine.state import FinishReason
 from foredraft.errors import ForedraftError, OutOfMemoryError, told

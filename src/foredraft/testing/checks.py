@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from foredraft.contracts import NO_BUDGET, Budget, Draft, Drafter, SequenceView, TokenIds, Verification
+from foredraft.contracts import NO_BUDGET, Budget, Draft, Drafter, Drafting, SequenceView, TokenIds, Verification
 from foredraft.control import FixedControl
 from foredraft.drafters.none import NoDrafter
 from foredraft.graph.layout import lay_out_text
