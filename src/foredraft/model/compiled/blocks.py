@@ -189,43 +189,50 @@ def _order(layout: BlockLayout, *, widened: bool) -> npt.NDArray[np.int64]:
     return column * layout.numbers + number
 
 
-# Only compiled code multiplies: rows bfloat16[..., K] by N columns that `packed_blocks` laid out. Returns
-# bfloat16[..., N]; sums are in float32.
-torch.library.define("foredraft::multiply_blocks", "(Tensor rows, Tensor blocks, bool widened) -> Tensor")
+# Only compiled code multiplies: rows bfloat16[..., K] by N columns that `packed_blocks` laid out. Sums are in float32;
+# returned are float32[..., N] where they are asked for as they are, `precise`, else bfloat16[..., N].
+torch.library.define("foredraft::multiply_blocks", "(Tensor rows, Tensor blocks, bool widened, bool precise) -> Tensor")
 torch.library.register_fake(
     "foredraft::multiply_blocks",
-    lambda rows, blocks, _widened: rows.new_empty(*rows.shape[:-1], blocks.shape[0] * STRIP),
+    lambda rows, blocks, _widened, precise: rows.new_empty(
+        *rows.shape[:-1], blocks.shape[0] * STRIP, dtype=torch.float32 if precise else rows.dtype
+    ),
 )
 
 
 class BlockLinear(nn.Module):
     """A linear map by quantised weights, `widened` or not as `packed_blocks` made them, with a bias, float[N] or None.
 
+    What comes out is in bfloat16, or where it is to be `precise` in float32, as the sums are.
     Its forward can be traced and compiled, not run.
     """
 
-    def __init__(self, blocks: torch.Tensor, bias: torch.Tensor | None, *, widened: bool) -> None:
+    def __init__(self, blocks: torch.Tensor, bias: torch.Tensor | None, *, widened: bool, precise: bool) -> None:
         super().__init__()
         self.register_buffer("blocks", blocks)
-        self.bias, self._widened = bias, widened
+        self.bias, self._widened, self._precise = bias, widened, precise
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        product: torch.Tensor = torch.ops.foredraft.multiply_blocks(rows, self.blocks, self._widened)
+        product: torch.Tensor = torch.ops.foredraft.multiply_blocks(rows, self.blocks, self._widened, self._precise)
         return product if self.bias is None else product + self.bias
 
 
 @contextmanager
-def quantised_weights(model: nn.Module, rows: QuantisedRows, *, widened: bool) -> Iterator[int]:
+def quantised_weights(model: Any, rows: QuantisedRows, *, widened: bool) -> Iterator[int]:
     """Have a model multiply by a file's quantised weights, where it has them, until the block ends.
+
+    Its LM head returns float32.
 
     What is yielded is how many linear maps do.
     """
     theirs: list[tuple[nn.Module, str, nn.Module]] = []
+    head = model.get_output_embeddings()
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
             if type(layer) is nn.Linear and (blocks := rows.packed(layer.weight, widened=widened)) is not None:
                 theirs.append((parent, name, layer))
-                setattr(parent, name, BlockLinear(blocks, layer.bias, widened=widened))
+                blocked = BlockLinear(blocks, layer.bias, widened=widened, precise=layer is head)
+                setattr(parent, name, blocked)
     try:
         yield len(theirs)
     finally:

@@ -25,7 +25,7 @@ from foredraft.atomic_file import TEMPORARY_SUFFIX, place_file
 from foredraft.contracts import CostCurve
 from foredraft.errors import ForedraftError, ForedraftWarning, UsageError, told
 from foredraft.model.compiled.blocks import QuantisedRows, quantised_weights
-from foredraft.model.compiled.export import CONTEXT, Subject, compiled_attention, merge_products
+from foredraft.model.compiled.export import CONTEXT, Subject, compiled_attention, merge_products, precise_logits
 from foredraft.model.compiled.kernels import own_kernels, widens_blocks
 from foredraft.model.compiled.library import CompiledLibrary, can_load
 from foredraft.model.compiled.package import (
@@ -234,6 +234,7 @@ def _compile(subject: Subject, package: PackageRecord, recipe: str, path: Path) 
             if file is not None and widened is not None and subject.dtype == torch.bfloat16:
                 rows = QuantisedRows(file, subject.dtype)
                 contexts.enter_context(quantised_weights(subject.model, rows, widened=widened))
+        contexts.enter_context(precise_logits(subject.model))
         if ranges:
             contexts.enter_context(compiled_attention(subject.forward))
         scored = min(_TRACED_SCORED, len(token_ids))

@@ -257,6 +257,16 @@ def compiled_attention(forward: FunctionalForward) -> Iterator[list[int]]:
         config._attn_implementation = kernel  # noqa: SLF001  # the same
 
 
+@contextmanager
+def precise_logits(model: Any) -> Iterator[None]:
+    """Have a model's LM head return its sums in float32, as kernels have them, until the block ends.
+
+    Rounded to bfloat16, the two most probable tokens of a row in twenty have equal logits.
+    """
+    with model.get_output_embeddings().register_forward_hook(lambda _module, _inputs, logits: logits.float()):
+        yield
+
+
 def merge_products(program: torch.export.ExportedProgram, *, apart: bool = False) -> None:
     """Make one product of linear maps of the same rows whose results are taken apart into heads: queries, keys, values.
 

@@ -218,9 +218,9 @@ def widens_blocks() -> bool | None:
     return False if torch.cpu._is_avx2_supported() else None  # noqa: SLF001  # torch has no public name for it
 
 
-def _lowered_blocks(rows: Any, blocks: Any, widened: bool) -> Any:
+def _lowered_blocks(rows: Any, blocks: Any, widened: bool, precise: bool) -> Any:
     """Return the kernel's call as torch's compiler represents it; the arguments are those of `multiply_blocks`."""
-    from torch._inductor.codegen.cpp_utils import GemmBlocking
+    from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP, GemmBlocking
     from torch._inductor.cpu_vec_isa import pick_vec_isa
     from torch._inductor.ir import ExternKernel, FixedLayout
     from torch._inductor.lowering import view
@@ -236,12 +236,13 @@ def _lowered_blocks(rows: Any, blocks: Any, widened: bool) -> Any:
         sizes = GemmBlocking(*(_TILES if tiles else (8, STRIP, _PAIR)))
         kernel = _product_kernel(tiles=tiles, ahead=0)
         product = kernel("multiply_widened", torch.bfloat16, torch.bfloat16, torch.float32, torch.float32, sizes)
-    layout = layout_of(int(blocks.get_size()[2]))
+    layout, dtype = layout_of(int(blocks.get_size()[2])), torch.float32 if precise else rows.get_dtype()
     result = _kernel_call(
         "multiply_blocks",
         "blocks",
         inputs,
-        FixedLayout(rows.get_device(), rows.get_dtype(), [count, width], [width, 1]),
+        FixedLayout(rows.get_device(), dtype, [count, width], [width, 1]),
+        output_t=DTYPE_TO_CPP[dtype],
         bytes=layout.size,
         depth=int(depth),
         strips=int(strips),
