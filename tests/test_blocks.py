@@ -96,7 +96,9 @@ class Products(nn.Module):
         self.short, self.depth = depths
         self.expected = [quantised(kind, COLUMNS, depth)[1] for depth in (*depths, depths[0])]
         self.layers = nn.ModuleList(
-            BlockLinear(packed_blocks(quantised(kind, COLUMNS, depth)[0], widened=widened), None, widened=widened)
+            BlockLinear(
+                packed_blocks(quantised(kind, COLUMNS, depth)[0], widened=widened), None, widened=widened, precise=False
+            )
             for depth in (*depths, depths[0])
         )
 

@@ -27,7 +27,7 @@ from foredraft.errors import ForedraftError, ForedraftWarning, UsageError, told
 from foredraft.model.compiled.blocks import QuantisedRows, quantised_weights
 from foredraft.model.compiled.export import CONTEXT, Subject, compiled_attention, merge_products, precise_logits
 from foredraft.model.compiled.kernels import own_kernels, widens_blocks
-from foredraft.model.compiled.library import CompiledLibrary, can_load
+from foredraft.model.compiled.library import CompiledLibrary, can_load, weights_apart, weights_beside
 from foredraft.model.compiled.package import (
     ANY,
     EAGER,
@@ -36,9 +36,9 @@ from foredraft.model.compiled.package import (
     CompiledRecord,
     PackageRecord,
     compiled_folder,
-    file_hash,
     kernels_in,
     load_packages,
+    package_hash,
     read_record,
     records_of,
     runs_on_cpu,
@@ -204,13 +204,18 @@ def _compiled(subject: Subject, package: PackageRecord, folder: Path) -> Package
                 raise
             except Exception as error:  # noqa: BLE001  # of what goes wrong inside the compiler there is no list
                 lost[recipe] = told(error)
+                weights_beside(beside).unlink(missing_ok=True)
         else:
             raise RuntimeError("; ".join(f"by {name}: {reason}" for name, reason in lost.items()))
+        weights_beside(path).unlink(missing_ok=True)  # of an earlier package
+        if weights_beside(beside).exists():
+            place_file(weights_beside(beside), weights_beside(path))
         place_file(beside, path)
     finally:
-        beside.unlink(missing_ok=True)
+        for file in (beside, weights_beside(beside)):
+            file.unlink(missing_ok=True)
     kernels, ranges = kernels_in(path), recipe == _OWN and subject.takes_ranges
-    return replace(package, sha256=file_hash(path), recipe=recipe, kernels=kernels, lost=lost, ranges=ranges)
+    return replace(package, sha256=package_hash(path), recipe=recipe, kernels=kernels, lost=lost, ranges=ranges)
 
 
 def _compile(subject: Subject, package: PackageRecord, recipe: str, path: Path) -> None:
@@ -230,6 +235,7 @@ def _compile(subject: Subject, package: PackageRecord, recipe: str, path: Path) 
     with ExitStack() as contexts:
         contexts.enter_context(torch.no_grad())
         if own:
+            options |= contexts.enter_context(weights_apart(weights_beside(path)))
             contexts.enter_context(own_kernels())
             if file is not None and widened is not None and subject.dtype == torch.bfloat16:
                 rows = QuantisedRows(file, subject.dtype)

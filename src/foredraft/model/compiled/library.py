@@ -1,12 +1,16 @@
 """The shared library in a compiled package, called through the C interface that torch keeps stable for it.
 
 torch's own loader holds Python's global lock during a pass, so that no other thread runs: a server could neither read a
-request nor send a token. A call through ctypes lets go of it. Knows tensors; not what a package was compiled from.
+request nor send a token. A call through ctypes lets go of it. The weights lie in a file beside the package, which is
+mapped: processes share them, and while a large model is compiled they are not in memory once more. Knows tensors, and
+what the compiler does with constants; not what a package was compiled from.
 """
 
 import ctypes
 import tempfile
 import zipfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +30,39 @@ def can_load() -> bool:
     return hasattr(torch._C, "_aoti") and hasattr(torch._C._aoti, "alloc_tensors_by_stealing_from_void_ptrs")  # noqa: SLF001  # torch has no public name for it
 
 
+def weights_beside(package: Path) -> Path:
+    """Return where the weights of a package lie; without such a file they are in its library."""
+    return package.with_suffix(".weights")
+
+
+@contextmanager
+def weights_apart(path: Path) -> Iterator[dict[str, Any]]:
+    """Have torch's compiler write a library's weights to `path` until the block ends; yields options that it needs.
+
+    What is compiled raises RuntimeError for weights that only the vendor's library can read.
+    """
+    from torch._inductor.codecache import AotCodeCompiler  # slow to import, and needed by those who compile alone
+
+    theirs = AotCodeCompiler.compile
+
+    def compile_apart(graph: Any, *args: Any, **options: Any) -> Any:
+        names = [name for name in graph.constants if name not in graph.folded_constants]
+        weights = {name: graph.get_original_value_of_constant(name).detach() for name in names}
+        if any(each.is_mkldnn for each in weights.values()):
+            raise RuntimeError("some weights are laid out for the vendor's library")
+        for name, each in weights.items():
+            if each.untyped_storage().nbytes() != each.nbytes:  # of a part of a file, all of it would be written
+                weights[name] = each.clone()
+        torch.save(weights, path)
+        return theirs(graph, *args, **options)
+
+    AotCodeCompiler.compile = compile_apart  # type: ignore[method-assign]
+    try:
+        yield {"aot_inductor.package_constants_in_so": False}
+    finally:
+        AotCodeCompiler.compile = theirs  # type: ignore[method-assign]
+
+
 def release_threads() -> None:
     """Let go of the threads that share the calling thread's passes; called before another thread runs them.
 
@@ -37,8 +74,12 @@ def release_threads() -> None:
         pause(_SOFTLY)
 
 
+class _Constant(ctypes.Structure):
+    _fields_ = (("name", ctypes.c_char_p), ("tensor", ctypes.c_void_p))
+
+
 class CompiledLibrary:
-    """The loaded library of the package `path`; one pass at a time.
+    """The loaded library of the package `path`, with the weights beside it; one pass at a time.
 
     With `ranges`, each row has its own range of slots. Raises OSError if the package cannot be read or unpacked,
     BadZipFile if it is no archive, and RuntimeError if it holds no library, or one that cannot be loaded.
@@ -66,21 +107,40 @@ class CompiledLibrary:
         self._outputs = count.value
         self._run = function("RunSingleThreaded", pointer, pointer, size, pointer, size, pointer, pointer)
         self._delete = function("Delete", pointer)
+        beside = weights_beside(path)
+        weights = torch.load(beside, mmap=True, weights_only=True) if beside.exists() else {}
+        self._weights = _pointers(list(weights.values()))
+        named = zip((name.encode() for name in weights), self._weights, strict=True)
+        use = function("UpdateUserManagedConstantBufferPairs", pointer, pointer, size, ctypes.c_bool, ctypes.c_bool)
+        if weights:
+            _check(use(self._handle, (_Constant * len(weights))(*named), len(weights), False, True))  # C
 
     def __del__(self) -> None:
         if hasattr(self, "_delete"):
             self._delete(self._handle)
+        _tensors(getattr(self, "_weights", []))
 
     def run(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Return what the library makes of its inputs, whose shapes are not checked; RuntimeError if it refuses."""
-        exchange = torch._C._aoti  # noqa: SLF001  # torch has no public name for it
-        given = [_CAPSULE_ADDRESS(each, None) for each in exchange.unsafe_alloc_void_ptrs_from_tensors(tensors)]
+        given = _pointers(tensors)
         inputs, outputs = (ctypes.c_void_p * len(given))(*given), (ctypes.c_void_p * self._outputs)()
         _check(self._run(self._handle, inputs, len(given), outputs, self._outputs, None, None))
-        made: list[torch.Tensor] = exchange.alloc_tensors_by_stealing_from_void_ptrs(
-            [_CAPSULE_OF(each, None, None) for each in outputs]
-        )
-        return made
+        return _tensors(outputs)
+
+
+def _pointers(tensors: list[torch.Tensor]) -> list[int]:
+    """Return pointers to tensors, for a library that takes these over, or for `_tensors`."""
+    exchange = torch._C._aoti  # noqa: SLF001  # torch has no public name for it
+    return [_CAPSULE_ADDRESS(each, None) for each in exchange.unsafe_alloc_void_ptrs_from_tensors(tensors)]
+
+
+def _tensors(pointers: Iterable[int]) -> list[torch.Tensor]:
+    """Take over tensors from pointers to them."""
+    exchange = torch._C._aoti  # noqa: SLF001  # torch has no public name for it
+    found: list[torch.Tensor] = exchange.alloc_tensors_by_stealing_from_void_ptrs(
+        [_CAPSULE_OF(each, None, None) for each in pointers]
+    )
+    return found
 
 
 def _check(status: int) -> None:

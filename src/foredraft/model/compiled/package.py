@@ -25,7 +25,7 @@ from foredraft.atomic_file import write_file
 from foredraft.cache_folder import cache_path
 from foredraft.contracts import CostCurve
 from foredraft.errors import ForedraftWarning, StoreError, told
-from foredraft.model.compiled.library import CompiledLibrary
+from foredraft.model.compiled.library import CompiledLibrary, weights_beside
 from foredraft.model.fingerprint import architecture
 from foredraft.model.layers import Passage
 
@@ -155,7 +155,7 @@ def find_compiled(model: Any, cache: Path, passage: Passage | None = None) -> Co
     if record is None or not record.packages:
         return None
     for package in record.packages:
-        if file_hash(folder / package.file) != package.sha256:
+        if package_hash(folder / package.file) != package.sha256:
             raise StoreError(f"The compiled forward {folder / package.file} is damaged. {_REMEDY}")
     return CompiledForward(folder, record)
 
@@ -258,10 +258,13 @@ def weights_hash(model: Any) -> str:
     return digest.hexdigest()[:20]
 
 
-def file_hash(path: Path) -> str:
-    """Return a file's SHA-256, in hexadecimal; nothing if it cannot be read."""
+def package_hash(path: Path) -> str:
+    """Return the SHA-256 of a package and the weights beside it, in hexadecimal; nothing if they cannot be read."""
+    digest = hashlib.sha256()
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        for each in [path, weights_beside(path)] if weights_beside(path).exists() else [path]:
+            with each.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
     except OSError:
         return ""
+    return digest.hexdigest()
