@@ -87,6 +87,9 @@ def test_formats_that_the_kernel_does_not_read_are_left_alone(tmp_path):
     assert rows.packed(torch.zeros(STRIP, 256, dtype=torch.bfloat16), widened=False) is None
 
 
+PRECISE = 1  # which product returns float32
+
+
 class Products(nn.Module):
     """Products of the first numbers of each row by weights of two depths; those of the first depth are two."""
 
@@ -97,10 +100,11 @@ class Products(nn.Module):
         self.expected = [quantised(kind, COLUMNS, depth)[1] for depth in (*depths, depths[0])]
         self.layers = nn.ModuleList(
             BlockLinear(
-                packed_blocks(quantised(kind, COLUMNS, depth)[0], widened=widened), None, widened=widened, precise=False
+                packed_blocks(quantised(kind, COLUMNS, depth)[0], widened=widened), None, widened=widened,
+                precise=number == PRECISE,
             )
-            for depth in (*depths, depths[0])
-        )
+            for number, depth in enumerate((*depths, depths[0]))
+        )  # fmt: skip
 
     def forward(self, rows):
         short = rows[..., : self.short]
@@ -134,6 +138,8 @@ def test_a_row_is_what_the_dequantised_weights_give_alone_and_among_others(kind,
     assert len(products) == 2
     package = CompiledLibrary(path, ranges=False)
     whole = package.run([rows])
+    assert [each.dtype for each in whole] == [torch.bfloat16, torch.float32, torch.bfloat16]
+    assert not torch.equal(whole[PRECISE], whole[PRECISE].bfloat16().float())
     for count in (1, 2, 5, 8, 15, 16, 17, 31, 32, 33, 100, 256):
         results = package.run([rows[:, :count].contiguous()])
         for number, (result, among_all) in enumerate(zip(results, whole, strict=True)):

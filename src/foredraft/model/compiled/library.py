@@ -13,9 +13,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
+_USE_WEIGHTS = "UpdateUserManagedConstantBufferPairs"
 _SOFTLY = 1  # omp_pause_soft: settings are kept
 _CAPSULE_ADDRESS = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
@@ -39,11 +41,17 @@ def weights_beside(package: Path) -> Path:
 def weights_apart(path: Path) -> Iterator[dict[str, Any]]:
     """Have torch's compiler write a library's weights to `path` until the block ends; yields options that it needs.
 
-    What is compiled raises RuntimeError for weights that only the vendor's library can read.
+    An older torch, whose libraries cannot be given weights, keeps them inside. Compiling raises RuntimeError for
+    weights that only the vendor's library can read.
     """
     from torch._inductor.codecache import AotCodeCompiler  # slow to import, and needed by those who compile alone
 
-    theirs = AotCodeCompiler.compile
+    interface = Path(torch.__file__).with_name("include") / "torch/csrc/inductor/aoti_runtime/interface.h"
+    if not interface.exists() or _USE_WEIGHTS not in interface.read_text(encoding="utf-8"):
+        yield {}
+        return
+
+    theirs = AotCodeCompiler.compile  # which packs the graph's constants into the library
 
     def compile_apart(graph: Any, *args: Any, **options: Any) -> Any:
         names = [name for name in graph.constants if name not in graph.folded_constants]
@@ -56,11 +64,8 @@ def weights_apart(path: Path) -> Iterator[dict[str, Any]]:
         torch.save(weights, path)
         return theirs(graph, *args, **options)
 
-    AotCodeCompiler.compile = compile_apart  # type: ignore[method-assign]
-    try:
+    with patch.object(AotCodeCompiler, "compile", compile_apart):
         yield {"aot_inductor.package_constants_in_so": False}
-    finally:
-        AotCodeCompiler.compile = theirs  # type: ignore[method-assign]
 
 
 def release_threads() -> None:
@@ -74,7 +79,7 @@ def release_threads() -> None:
         pause(_SOFTLY)
 
 
-class _Constant(ctypes.Structure):
+class _Weight(ctypes.Structure):
     _fields_ = (("name", ctypes.c_char_p), ("tensor", ctypes.c_void_p))
 
 
@@ -107,13 +112,13 @@ class CompiledLibrary:
         self._outputs = count.value
         self._run = function("RunSingleThreaded", pointer, pointer, size, pointer, size, pointer, pointer)
         self._delete = function("Delete", pointer)
-        beside = weights_beside(path)
-        weights = torch.load(beside, mmap=True, weights_only=True) if beside.exists() else {}
-        self._weights = _pointers(list(weights.values()))
-        named = zip((name.encode() for name in weights), self._weights, strict=True)
-        use = function("UpdateUserManagedConstantBufferPairs", pointer, pointer, size, ctypes.c_bool, ctypes.c_bool)
-        if weights:
-            _check(use(self._handle, (_Constant * len(weights))(*named), len(weights), False, True))  # C
+        self._weights: list[int] = []
+        if weights_beside(path).exists():
+            weights = torch.load(weights_beside(path), mmap=True, weights_only=True)
+            self._weights = _pointers(list(weights.values()))
+            named = [_Weight(name.encode(), each) for name, each in zip(weights, self._weights, strict=True)]
+            use = function(_USE_WEIGHTS, pointer, pointer, size, ctypes.c_bool, ctypes.c_bool)
+            _check(use(self._handle, (_Weight * len(named))(*named), len(named), False, True))  # C
 
     def __del__(self) -> None:
         if hasattr(self, "_delete"):
