@@ -1,4 +1,4 @@
-"""Compare the perplexity of a compiled model with that of the same weights in float32, run by transformers' own code.
+"""Compare a compiled model's distributions with those of the same weights in float32, run by transformers' own code.
 
 foredraft compile MODEL
 python scripts/perplexity.py MODEL --data traces/assistant_outputs.jsonl --field output --tokens 40000
@@ -11,6 +11,7 @@ from pathlib import Path
 from time import perf_counter
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from foredraft.api import load
@@ -22,20 +23,29 @@ from foredraft.model.target import TorchTarget
 WINDOW = 1024  # tokens of a text that are read one behind the other; chosen
 
 
-def log_likelihood(target: TorchTarget, token_ids: TokenIds) -> float:
-    """Return the sum of the log-probabilities of all tokens, int64[n], but the first."""
-    cache, total = target.new_cache(), 0.0
+def sums(compiled: TorchTarget, own: TorchTarget, token_ids: TokenIds) -> npt.NDArray[np.float64]:
+    """Return sums over all tokens, int64[n], but the first, float64[4].
+
+    They are of both targets' log-probabilities of the token; of 1 where both have the same most probable token; and of
+    the Kullback-Leibler divergence of the compiled distribution from the other.
+    """
+    caches, total = (compiled.new_cache(), own.new_cache()), np.zeros(4)
     for at in range(0, len(token_ids) - 1, MOST_ROWS):
         rows = token_ids[at : min(at + MOST_ROWS, len(token_ids) - 1)]
-        logits = target.forward(lay_out_text(rows, at), cache).logits.double()
-        cache.commit(range(len(rows)))
-        following = torch.from_numpy(token_ids[at + 1 : at + 1 + len(rows)])
-        total += float(logits.log_softmax(dim=-1).gather(1, following[:, None]).sum())
+        following = torch.from_numpy(token_ids[at + 1 : at + 1 + len(rows)])[:, None]
+        theirs = []
+        for target, cache in zip((compiled, own), caches, strict=True):
+            theirs.append(target.forward(lay_out_text(rows, at), cache).logits.double().log_softmax(dim=-1))
+            cache.commit(range(len(rows)))
+        found, reference = theirs
+        same = found.argmax(-1) == reference.argmax(-1)
+        divergence = reference.exp() * (reference - found)
+        total += [float(each.sum()) for each in (*(one.gather(1, following) for one in theirs), same, divergence)]
     return total
 
 
 def main() -> None:
-    """Print the perplexity and the seconds of both."""
+    """Print the perplexity of both, and how far their distributions are apart."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--data", type=Path, required=True, help="JSON lines")
@@ -50,11 +60,11 @@ def main() -> None:
     windows = np.split(ids, range(WINDOW, len(ids), WINDOW))
     print(f"{len(ids):,} tokens of {given.data} in windows of {WINDOW:,}")
     own = load(given.model, method="none", dtype="float32", compile=False)
-    for name, target in (("compiled", compiled.target), ("float32, as it is", own.target)):
-        start = perf_counter()
-        total = sum(log_likelihood(target, window) for window in windows)
-        perplexity = math.exp(-total / (len(ids) - len(windows)))
-        print(f"{name}: perplexity {perplexity:.4f}, {perf_counter() - start:.0f} s")
+    start, count = perf_counter(), len(ids) - len(windows)
+    means = sum(sums(compiled.target, own.target, window) for window in windows) / count
+    print(f"perplexity: compiled {math.exp(-means[0]):.4f}, float32 {math.exp(-means[1]):.4f}")
+    print(f"the same most probable token: {means[2]:.2%} of {count:,}; divergence from float32: {means[3]:.6f}")
+    print(f"{perf_counter() - start:.0f} s")
 
 
 if __name__ == "__main__":

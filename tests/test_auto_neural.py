@@ -153,6 +153,21 @@ def test_a_draft_that_is_no_tree_leaves_it_out(monkeypatch):
     assert propose(drafting, [7, 8, 9, 7, 8, 9], 8, vocabulary=VOCABULARY).tokens[0] == 7
 
 
+def test_an_interrupt_inside_it_is_one_also_where_it_has_another_name(monkeypatch):
+    monkeypatch.setattr(auto, "Worth", asked(True))
+    drafting, neural = with_scripted(5, 6)
+
+    def interrupted(_view, _budget):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            raise SystemError("returned a result with an exception set") from error
+
+    neural.propose = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        propose(drafting, [7, 8, 9, 7, 8], 8, vocabulary=VOCABULARY)
+
+
 def test_one_that_cannot_be_opened_is_left_out(tmp_path):
     """An early exit drafts in the cache of its own target, and is given another one here."""
     made = blended("eesd tree", "llama", tmp_path)

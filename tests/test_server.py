@@ -295,6 +295,20 @@ def test_what_cannot_be_honoured_is_refused_by_its_name(server, fields, words):
     assert (answer.json()["error"]["code"] == "context_length_exceeded") == (words == "window")
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"store": True}, "store"),
+        ({"text": {"format": {"type": "text", "name": "a", "schema": {}}}}, "type json_schema needs schema"),
+        ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "type json_schema needs schema"),
+    ],
+)
+def test_a_response_that_cannot_be_as_asked_is_refused(server, fields, words):
+    answer = httpx.post(f"{server[0].address}/v1/responses", json={"model": "toy", "input": "Hello"} | fields)
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]["message"]
+
+
 def test_bodies_that_are_no_requests(server):
     for body in (b"", b"{", b"[]", b'{"messages": 3}', b"\xff\xfe", b'"' * 100):
         answer = httpx.post(f"{server[0].address}/v1/chat/completions", content=body)

@@ -40,3 +40,10 @@ class ForedraftWarning(UserWarning):
 def told(error: Exception) -> str:
     """Return an error's type and the first line of its message, for use in another message."""
     return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
+
+
+def is_interrupt(error: BaseException | None) -> bool:
+    """Return whether Ctrl-C caused an error: numba's compiled code turns a KeyboardInterrupt into a SystemError."""
+    return error is not None and (
+        isinstance(error, KeyboardInterrupt) or is_interrupt(error.__cause__) or is_interrupt(error.__context__)
+    )

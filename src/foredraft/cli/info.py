@@ -158,7 +158,7 @@ def _record_facts(folder: "Path", record: "CompiledRecord") -> dict[str, Any]:
     rows, quickest = record.costs[EAGER].rows, record.quickest()
     tables = {name: curve.table(MOST_ROWS).tolist() for name, curve in record.costs.items()}
     times = {"eager": [1e3 * tables[EAGER][n] for n in rows], "used": [1e3 * tables[quickest[n]][n] for n in rows]}
-    size = sum((folder / package.file).stat().st_size for package in record.packages)
+    size = sum(file.stat().st_size for file in folder.iterdir())
     facts = {"folder": str(folder), "bytes": size, "rows": rows, "milliseconds": times, **asdict(record)}
     del facts["costs"]
     return facts

@@ -30,7 +30,7 @@ from foredraft.contracts import (
 from foredraft.control.payoff import scores_of
 from foredraft.control.worth import Worth
 from foredraft.drafters import Resources, make_drafter, parse_options
-from foredraft.errors import ForedraftWarning, UsageError, told
+from foredraft.errors import ForedraftWarning, UsageError, is_interrupt, told
 from foredraft.index.blend import NO_TOP_TOKENS, Noise, Rates, TopTokens, advance, prior_rates
 from foredraft.index.library import NOTHING_TO_SAVE, Library, open_library
 from foredraft.index.own_words import NO_WORDS, TOP, OwnWords, empty_words, load_words, save_words, words_of_table
@@ -266,7 +266,9 @@ class _Drafting:
         """Call the neural drafter, the only source whose code may raise; if it does, warn and continue without it."""
         try:
             return ask()
-        except Exception as error:  # noqa: BLE001  # whatever it is, the other sources can draft
+        except Exception as error:  # whatever it is, the other sources can draft
+            if is_interrupt(error):
+                raise KeyboardInterrupt from error
             neural, self._neural = self._neural, None
             if neural is not None:
                 neural.close()

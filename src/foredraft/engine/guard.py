@@ -8,7 +8,7 @@ import warnings
 from typing import ClassVar
 
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Drafter, Drafting, SequenceView, Verdict
-from foredraft.errors import ForedraftWarning, told
+from foredraft.errors import ForedraftWarning, is_interrupt, told
 
 
 class GuardedDrafter:
@@ -47,7 +47,7 @@ class GuardedDrafting:
         self._drafting.close()
 
     def _fail(self, error: Exception) -> None:
-        if _is_interrupt(error):
+        if is_interrupt(error):
             raise KeyboardInterrupt from error
         self._failed = True
         warnings.warn(
@@ -56,10 +56,3 @@ class GuardedDrafting:
             ForedraftWarning,
             stacklevel=3,
         )
-
-
-def _is_interrupt(error: BaseException | None) -> bool:
-    """Return whether an interrupt caused an error: numba's compiled code turns Ctrl-C into a SystemError."""
-    return error is not None and (
-        isinstance(error, KeyboardInterrupt) or _is_interrupt(error.__cause__) or _is_interrupt(error.__context__)
-    )

@@ -160,8 +160,10 @@ def no_progress_bar() -> Iterator[None]:
     """Disable transformers' progress bars in the block."""
     from transformers.utils import logging
 
+    shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         yield
     finally:
-        logging.enable_progress_bar()
+        if shown:
+            logging.enable_progress_bar()

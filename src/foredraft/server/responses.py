@@ -5,7 +5,9 @@ Does not depend on how answers are generated.
 
 import itertools
 from collections.abc import AsyncIterator
-from typing import Any, Literal
+from typing import Any, Literal, Self
+
+from pydantic import model_validator
 
 from foredraft.server.answers import Answers
 from foredraft.server.bodies import Body, Content, Count, GenerationRequest, Shape, Some, TextRequest, Turn
@@ -28,9 +30,15 @@ class ResponsesItem(Turn):
 class _Format(JsonSchema):
     type: Literal["text", "json_object", "json_schema"] = "text"
 
+    @model_validator(mode="after")
+    def _is_complete(self) -> Self:
+        if (self.schema_ is not None) != (self.type == "json_schema"):
+            raise ValueError("type json_schema needs schema, and no other takes it")
+        return self
+
     @property
     def shape(self) -> Shape | None:
-        return {"text": None, "json_object": {"type": "object"}, "json_schema": self.schema_ or {}}[self.type]
+        return {"text": None, "json_object": {"type": "object"}, "json_schema": self.schema_}[self.type]
 
 
 class _Text(Body):
@@ -44,7 +52,7 @@ class ResponsesRequest(GenerationRequest):
     instructions: str | None = None
     max_output_tokens: Count | None = None
     text: _Text = _Text()
-    store: bool | None = None
+    store: Literal[False] | None = None
     user: str | None = None
 
     def text_request(self) -> TextRequest:
