@@ -3,7 +3,6 @@
 Does not depend on how texts are generated; the figures are defined by `foredraft.engine.statistics`.
 """
 
-import math
 import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
@@ -262,5 +261,5 @@ def _print_account(generation: "Generation", account: dict[str, Any]) -> None:
     show_table(("source", "drafted", "accepted", "wasted"), sources, "draft sources")
     show_table(*reliability_table(account["reliability"]), "estimated and actual acceptance")
     expected, measured = account["expected"], account["measured"]
-    rows = [(said, expected.get(name, math.nan), measured[name]) for name, said in _FIGURES.items()]
+    rows = [(said, expected.get(name), measured[name]) for name, said in _FIGURES.items()]
     show_table(("", "expected|.2f", "measured|.2f"), rows, "tokens and cost of steps")

@@ -52,7 +52,7 @@ def show_facts(facts: Mapping[str, object]) -> None:
 def show_table(headings: Sequence[str], rows: Sequence[Sequence[object]], title: str | None = None) -> None:
     """Print a table on standard output, with number columns right-aligned; nothing without rows.
 
-    A heading may end in the format of its column's values, as in `seconds|.2f`; NaN is shown as `-`.
+    A heading may end in the format of its column's values, as in `seconds|.2f`; NaN and None are shown as `-`.
     """
     if not rows:
         return
@@ -60,7 +60,7 @@ def show_table(headings: Sequence[str], rows: Sequence[Sequence[object]], title:
     columns: list[list[Text]] = []
     for heading, values in zip(headings, zip(*rows, strict=True), strict=True):
         name, _, form = heading.partition("|")
-        texts = [format(value, form) for value in values]
+        texts = ["nan" if value is None else format(value, form) for value in values]
         figures = all(text.lstrip("-")[:1].isdigit() or text in ("", "-", "nan") for text in texts)
         table.add_column(name, justify="right" if figures and columns else "left")
         columns.append([Text("-" if text == "nan" else text) for text in texts])
