@@ -50,7 +50,7 @@ from foredraft.model.layers import Passage
 from foredraft.model.rounding import dtype_name
 from foredraft.model.support import inspect
 
-_MEMORY_FOR = 3  # peak memory over the size of the weights: while compiling 4.6 GB for 1.8 GB, of which 0.5 are python's
+_MEMORY_FOR = 3  # peak memory over the size of the weights: 4.6 GB for 1.8 GB, of which 0.5 are python's
 _CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")  # of Linux control groups, version 2: bytes, or "max"
 
 _TRACED_ROWS, _TRACED_SCORED = 4, 3  # different, lest the exporter take them for one number
