@@ -165,6 +165,8 @@ def test_compiled_rows_are_the_same_to_the_last_bit_in_a_tree_and_alone(cache, d
     cache_of_tree = target.new_cache()
     target.prefill(ids[:-1], cache_of_tree)
     tree = target.forward(lay_out(int(ids[-1]), tokens, parents, len(ids) - 1), cache_of_tree).logits
+    assert tree.dtype == torch.float32
+    assert dtype == torch.float32 or not torch.equal(tree, tree.to(dtype).float())  # as they were summed, not rounded
     for node in range(len(tokens)):
         path = [node]
         while parents[path[0]] >= 0:
@@ -324,8 +326,8 @@ def damaged(cache, tmp_path, change):
     return copy
 
 
-def truncate(folder):
-    path = folder / "any.pt2"
+def truncate(folder, name="any.pt2"):
+    path = folder / name
     path.write_bytes(path.read_bytes()[:-100])
 
 
@@ -339,11 +341,13 @@ def lengthen(folder):
     [
         truncate,
         lambda folder: (folder / "any.pt2").unlink(),
+        lambda folder: truncate(folder, "any.weights"),
+        lambda folder: (folder / "any.weights").unlink(),
         lambda folder: (folder / RECORD).write_text("{"),
         lambda folder: (folder / RECORD).write_text("[]"),
         lengthen,
     ],
-    ids=["truncated", "gone", "no-json", "another-shape", "other-length"],
+    ids=["truncated", "gone", "weights-truncated", "weights-gone", "no-json", "another-shape", "other-length"],
 )
 def test_a_damaged_cache_is_told_and_not_used(cache, tmp_path, change, monkeypatch):
     copy = damaged(cache, tmp_path, change)
