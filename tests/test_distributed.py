@@ -169,6 +169,7 @@ assert not ray.is_initialized()
 found = list(map_on_ray(square, range(5)))
 assert [square for square, _ in [first, *found]] == [0, 0, 1, 4, 9, 16]
 assert os.getpid() not in {process for _, process in found}
+assert "RAY_USAGE_STATS_ENABLED" not in os.environ, "what was set for the cluster is taken back"
 """
 
 

@@ -221,6 +221,7 @@ def test_under_rejection_nodes_are_drawn_and_travel_with_what_they_were_drawn_fr
     options = {"least_probability": 0.0} | ({} if method == "draft_model" else {"least_share": 0.0})
     found = drafting(method, options, **REJECTION).propose(SequenceView(ids, len(ids)), Budget(nodes, 4))
     found.check()
+    found.check_q()
     assert found.q is not None
     assert found.q.shape == (len(found), 8192)
     assert len(found) <= nodes

@@ -3,7 +3,7 @@
 import numpy as np
 
 from foredraft.contracts import Budget, DraftContext, SequenceView
-from foredraft.graph.tree import check_tree, depths
+from foredraft.graph.tree import depths
 from support.stores import VOCABULARY
 
 
@@ -19,8 +19,7 @@ def view(ids):
 
 def propose(drafting, ids, nodes=8, depth=8, vocabulary=VOCABULARY):
     draft = drafting.propose(view(ids), Budget(nodes, depth))
-    draft.check()
-    check_tree(draft.tokens, draft.parents, vocabulary)
+    draft.check(vocabulary)
     assert len(draft) <= nodes
     assert len(draft) == 0 or depths(draft.parents).max() <= depth
     return draft

@@ -27,7 +27,7 @@ def written(target, family, setting, drafter, control=None):
     sampling = SETTINGS[setting]
     seq = SequenceState(prompt, sampling, max_new_tokens=NEW_TOKENS, window=target.window)
     settings = {"do_sample": sampling.do_sample, "temperature": sampling.temperature, "top_p": sampling.top_p}
-    context = DraftContext(target.vocabulary, seed=sampling.seed, settings=settings, cache=seq.cache)
+    context = DraftContext(target.vocabulary, seed=sampling.seed, settings=settings)
     records = list(Run(seq, drafter, control or FixedControl(8), context, target).steps())
     return seq.emitted.tolist(), records
 

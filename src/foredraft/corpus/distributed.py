@@ -20,7 +20,7 @@ RETRIES = 3  # of an item whose worker died
 _TASKS_PER_CPU = 2  # tasks submitted ahead of results
 _CONNECT_SECONDS = 10.0
 _OBJECT_STORE_BYTES = 100 << 20  # results are small; Ray's default is a third of the memory
-_VARIABLES = {  # set unless they are set already, for a local cluster's processes to inherit
+_VARIABLES = {  # of the environment of a local cluster's processes
     "RAY_USAGE_STATS_ENABLED": "0",  # no usage reports over the network
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # the future default; unset, Ray warns about it
     "RAYON_NUM_THREADS": "1",  # a task has one core, and the tokenizers library would use all
@@ -45,29 +45,33 @@ def map_on_ray(
         sent = ray.put(function)
         most = max(2, _TASKS_PER_CPU * int(ray.cluster_resources().get("CPU", 1)))
         pending: deque[Any] = deque()
-        try:
-            for item in items:
-                pending.append(task.remote(sent, item))
-                if len(pending) >= most:
-                    yield ray.get(pending.popleft())
-            while pending:
-                yield ray.get(pending.popleft())
-        except ray.exceptions.RayTaskError as error:
-            raise error.cause from error
-        except ray.exceptions.RayError as error:
-            raise ForedraftError(
-                f"Ray gave up on a task after {RETRIES + 1} workers died ({type(error).__name__}). Finished work is "
-                "kept; see Ray's logs for the reason, give the workers more memory, and run the same command again."
-            ) from error
+        for item in items:
+            pending.append(task.remote(sent, item))
+            if len(pending) >= most:
+                yield _result(ray, pending.popleft())
+        while pending:
+            yield _result(ray, pending.popleft())
+
+
+def _result(ray: Any, reference: Any) -> Any:
+    """Return a task's result, or raise its function's exception, or a ForedraftError if no worker finished it."""
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from error
+    except ray.exceptions.RayError as error:
+        raise ForedraftError(
+            f"Ray gave up on a task after {RETRIES + 1} workers died ({type(error).__name__}). Finished work is "
+            "kept; see Ray's logs for the reason, give the workers more memory, and run the same command again."
+        ) from error
 
 
 @contextlib.contextmanager
 def _cluster(address: str | None) -> Iterator[Any]:
     """Yield the connected `ray` module; disconnect at the end if it was not connected before."""
-    for name, value in _VARIABLES.items():
-        os.environ.setdefault(name, value)
     try:
-        import ray
+        with _variables():
+            import ray
     except ImportError as error:
         raise UsageError("This needs Ray, which is not installed: pip install foredraft[distributed]") from error
     if ray.is_initialized():
@@ -79,7 +83,8 @@ def _cluster(address: str | None) -> Iterator[Any]:
     try:
         try:
             _check_listening(address)
-            ray.init(**options)
+            with _variables():
+                ray.init(**options)
         except (OSError, ValueError) as error:  # a ConnectionError is an OSError
             where = f"No Ray cluster answers at {address}" if address else "No Ray cluster could be started here"
             raise UsageError(f"{where} ({error}). Check the address, or run without Ray.") from error
@@ -93,3 +98,15 @@ def _check_listening(address: str | None) -> None:
     host, _, port = (address or "").rpartition("://")[2].rpartition(":")
     if host and port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+
+
+@contextlib.contextmanager
+def _variables() -> Iterator[None]:
+    """Set `_VARIABLES` in the block, for a cluster's processes to inherit; variables that are set already stay."""
+    added = {name: value for name, value in _VARIABLES.items() if name not in os.environ}
+    os.environ |= added
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)

@@ -232,7 +232,7 @@ class _Reader:
         with part.path.open("rb") as raw, _unpacked(part.path, raw) as file:
             if part.start:
                 file.seek(part.start - 1)  # a line begins at `start` if the byte before it ends one
-                file.readline()
+                file.readline(part.bytes + 1)  # no further than the part's end: the line may be longer
             at, number = file.tell(), 0
             while at < stop and (line := file.readline()):
                 number += 1

@@ -75,8 +75,9 @@ class Batch:
     def leave(self, run: Run) -> None:
         """Remove a sequence, finished or not."""
         del self._runs[run]
-        run.drafting.close()
-        self._target.close(run.seq.cache)
+        cache = run.seq.cache
+        run.close()
+        self._target.close(cache)
 
     def step(self) -> list[Run]:
         """Advance every sequence with a prefilled prompt by at least one token, and some prompts by a piece.

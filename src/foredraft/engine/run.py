@@ -26,7 +26,7 @@ class Run:
     context: DraftContext  # for the drafter, without the cache
     target: Target
     shared: bool = False  # whether a batch may use its own control instead, one for all of its texts
-    drafting: Drafting = field(init=False)  # since `open`
+    drafting: Drafting = field(init=False)  # from `open` to `close`
     records: list[StepRecord] = field(default_factory=list)
     prefill_seconds: float = 0.0  # in a batch, from joining to the last piece of the prompt
     failure: ForedraftError | None = None  # the error that ended it in a batch
@@ -73,4 +73,10 @@ class Run:
                 self.records.append(record)
                 yield record
         finally:
-            self.drafting.close()
+            self.close()
+
+    def close(self) -> None:
+        """End the drafting; whoever keeps the run keeps neither its state nor keys and values."""
+        self.drafting.close()
+        del self.drafting  # it may hold the cache too
+        self.seq.cache = None

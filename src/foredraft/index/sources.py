@@ -22,8 +22,8 @@ ABSENT = 255  # the cell of any candidate in a source that does not know the con
 LONGEST = 16  # tokens of context compared at most
 # chosen; changing the bins requires fitting the rates again (scripts/fit_rates.py)
 _PLACES, _ROOT_PLACES = 16, 64  # occurrences read after a node, and after the root
-LISTED = 64  # candidates after a node at most
-_CANDIDATES = 32  # room per node of the draft; further candidates are dropped
+LISTED = 64  # candidates after a node at most (chosen)
+_CANDIDATES = 32  # room per node of the draft (chosen); further candidates are dropped
 _OF_TEXT, _OF_TABLE, _OF_OTHERS = 1, 28, 55  # first of 27 cells each: three ranks times nine bins of probability
 SHARES = np.array([0.01, 0.03, 0.08, 0.15, 0.3, 0.5, 0.7, 0.9])  # bounds of the bins of probability
 _LENGTHS = np.array([3.0, 4.0, 6.0, 9.0, 16.0])  # bounds of the bins of match length, in tokens

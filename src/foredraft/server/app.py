@@ -137,7 +137,7 @@ def _add_stores(app: FastAPI, service: Service) -> None:
 
 def _add_facts(app: FastAPI, service: Service) -> None:
     page = _PAGE.read_text("utf-8")
-    model = {"id": app.state.name, "object": "model", "created": 0, "owned_by": "foredraft",
+    model = {"id": service.name, "object": "model", "created": 0, "owned_by": "foredraft",
              "max_model_len": service.generator.target.window, "methods": service.methods}  # fmt: skip
 
     @app.get("/")

@@ -53,7 +53,7 @@ class Writer:
     def __init__(self, batch: Batch, most_at_once: int, most_waiting: int) -> None:
         self.batch, self._most_at_once, self._most_waiting = batch, most_at_once, most_waiting
         self._waiting: deque[Job] = deque()
-        self._lanes: dict[Run, Job] = {}
+        self._joined: dict[Run, Job] = {}
         self._changed = threading.Condition()
         self._stopping = False  # whether new texts are rejected
         self._until = float("inf")  # deadline for unfinished texts
@@ -62,7 +62,7 @@ class Writer:
 
     @property
     def running(self) -> int:
-        return len(self._lanes)
+        return len(self._joined)
 
     @property
     def waiting(self) -> int:
@@ -104,8 +104,8 @@ class Writer:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._lanes or self._stopping)
-                if not self._waiting and not self._lanes:
+                self._changed.wait_for(lambda: self._waiting or self._joined or self._stopping)
+                if not self._waiting and not self._joined:
                     return
             if time.monotonic() > self._until:
                 self._fail_all(StoppingError("The server is stopping, and the text was not finished."))
@@ -115,46 +115,47 @@ class Writer:
 
     def _admit(self) -> None:
         """Remove cancelled texts and add waiting ones; those that cannot join fail."""
-        for lane in [lane for lane, job in self._lanes.items() if job.cancelled]:
-            self.batch.leave(lane)
-            del self._lanes[lane]
-        while len(self._lanes) < self._most_at_once:
+        for run in [run for run, job in self._joined.items() if job.cancelled]:
+            self.batch.leave(run)
+            del self._joined[run]
+        while len(self._joined) < self._most_at_once:
             with self._changed:
                 if not self._waiting:
                     break
                 job = self._waiting.popleft()
             try:
-                self._lanes[self.batch.join(job.run)] = job
+                self._joined[self.batch.join(job.run)] = job
                 job.started = time.monotonic()
             except Exception as error:  # noqa: BLE001  # no error may stop the other texts
-                if isinstance(error, OutOfMemoryError) and self._lanes:  # there is room once another text has ended
+                if isinstance(error, OutOfMemoryError) and self._joined:  # there is room once another text has ended
                     with self._changed:
-                        self._waiting.appendleft(job)
+                        if not job.cancelled:  # while it tried to join
+                            self._waiting.appendleft(job)
                     break
                 job.send(Event(failure=error))
 
     def _step(self) -> None:
         try:
-            lanes = self.batch.step() if self._lanes else []
+            runs = self.batch.step() if self._joined else []
         except Exception as error:  # noqa: BLE001  # no error may stop later requests
             self._fail_all(ForedraftError(f"A step failed ({told(error)}); the texts of its batch are lost."))
             return
-        for lane in lanes:
-            job = self._lanes[lane]
-            records = tuple(lane.records[job.steps :])
-            job.steps = len(lane.records)
-            if lane.ended:
-                del self._lanes[lane]
-            job.send(Event(records, lane.seq.finish, lane.failure))
+        for run in runs:
+            job = self._joined[run]
+            records = tuple(run.records[job.steps :])
+            job.steps = len(run.records)
+            if run.ended:
+                del self._joined[run]
+            job.send(Event(records, run.seq.finish, run.failure))
 
     def _fail_all(self, error: Exception) -> None:
         """Drop every text, and tell each."""
         with self._changed:
-            jobs = [*self._lanes.values(), *self._waiting]
+            jobs = [*self._joined.values(), *self._waiting]
             self._waiting.clear()
-        for lane in self._lanes:
-            if lane in self.batch:
-                self.batch.leave(lane)
-        self._lanes.clear()
+        for run in self._joined:
+            if run in self.batch:
+                self.batch.leave(run)
+        self._joined.clear()
         for job in jobs:
             job.send(Event(failure=error))

@@ -46,7 +46,7 @@ def check_drafter(make: MakeDrafter, *, shared: bool = False) -> None:
 
 def proposals_are_valid_trees(make: MakeDrafter) -> None:
     """Parents come before children, siblings differ, dtypes are right, tokens are the target's, sources have names."""
-    with _must(f"Proposals must be valid trees of a vocabulary of {VOCABULARY}"):
+    with _must(f"Proposals must be valid trees of a vocabulary of {VOCABULARY}", ValueError):
         for step in _steps(make()):  # the engine checks tokens and sources
             step.draft.check()
             step.draft.check_q()
@@ -107,7 +107,7 @@ def the_view_is_left_as_it_was(make: MakeDrafter) -> None:
         ids = _PROMPT[:length].copy()
         view = ids.view()
         view.flags.writeable = False
-        with _must("The view must not be written to"):
+        with _must("The view must not be written to", ValueError):
             drafting.propose(SequenceView(view, length), Budget(8, 8))
         _require(np.array_equal(ids, _PROMPT[:length]), f"The view must not be written to; {length} ids were changed.")
     drafting.close()
@@ -197,11 +197,11 @@ def _require(holds: bool, message: str) -> None:
 
 
 @contextmanager
-def _must(what: str) -> Iterator[None]:
-    """Turn any exception of the block into an AssertionError that says what must hold."""
+def _must(what: str, kind: type[Exception] = Exception) -> Iterator[None]:
+    """Turn an exception of this kind in the block into an AssertionError that says what must hold."""
     try:
         yield
-    except Exception as error:
+    except kind as error:
         raise AssertionError(f"{what}; this raised {error!r}.") from error
 
 
