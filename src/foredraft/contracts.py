@@ -79,10 +79,15 @@ class Draft:
     def check_q(self) -> None:
         """Raise ValueError for a q from which the nodes cannot have been drawn in their order; slow."""
         for node in range(len(self) if self.q is not None else 0):
-            self.drawn_from(node)
+            row = self.drawn_from(node)
+            total = float(row.sum(dtype=np.float64))
+            if not (row.min() >= 0 and abs(total - 1) < 1e-3):  # NaN included
+                raise ValueError(
+                    f"The q of node {node} must be probabilities; they sum to {total:g}, or one is negative."
+                )
 
     def drawn_from(self, node: int) -> FloatArray:
-        """Return a node's q, float32[V]; ValueError if it cannot be what the node was drawn from."""
+        """Return a node's q, float32[V]; ValueError if it gives the node 0, or allows an earlier sibling's token."""
         assert self.q is not None
         row: FloatArray = self.q[node]
         token = int(self.tokens[node])
@@ -97,9 +102,6 @@ class Draft:
                 f"The q of node {node} gives {row[other]:g} to token {other}, which an earlier sibling has; siblings "
                 "are drawn without replacement, so set it to 0 and normalise q."
             )
-        total = float(row.sum(dtype=np.float64))
-        if not (row.min() >= 0 and abs(total - 1) < 1e-3):  # NaN included
-            raise ValueError(f"The q of node {node} must be probabilities; they sum to {total:g}, or one is negative.")
         return row
 
     def child_of(self) -> dict[tuple[int, int], int]:

@@ -132,16 +132,19 @@ def compile_model(
 
         from foredraft.api import Generator
         from foredraft.bench.method import BASE, parse_method
+        from foredraft.drafters import parse_options
         from foredraft.model.loading import load_model, load_tokenizer
         from foredraft.model.target import TorchTarget
 
         if threads is not None:
             torch.set_num_threads(threads)
+        drafting = parse_method(method or BASE)
+        parse_options(drafting.method, drafting.options)  # refused before the weights are loaded
         # who starts a compilation in the background compiles numba's kernels too
         with nullcontext() if background else compiled_beside(dtype, tell):
             target = TorchTarget(load_model(model, dtype, "cpu"))
         tokenizer = None if method is None else load_tokenizer(model)
-        generator = Generator(target, tokenizer, **parse_method(method or BASE).drafting, progress=tell)
+        generator = Generator(target, tokenizer, **drafting.drafting, progress=tell)
         made = generator.compile(again=again)
     if as_json:
         facts = [_record_facts(folder, record) for folder, record in made]

@@ -1,4 +1,4 @@
-"""When drafting pays: the probability that nodes are accepted, the cost of steps, the best number, and pauses.
+"""When drafting pays: the probability that nodes are accepted, the cost of steps, the best nodes, and pauses.
 
 Does not depend on what drafts. All numbers were chosen for this project; none is from a paper.
 """

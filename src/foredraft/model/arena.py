@@ -52,8 +52,12 @@ class Arena:
     def __init__(self, layers: int, heads: int, size: int, dtype: torch.dtype, most_slots: int) -> None:
         self.most_slots = min(most_slots, _MOST_SLOTS)
         self._leases: list[Lease] = []  # of idle ones, the least recently used first
-        # the system provides memory for the slots that are written to
-        self.store = torch.empty((2 * layers, heads, self.most_slots, size), dtype=dtype)
+        try:  # the system provides memory for the slots that are written to, but may refuse to promise so much
+            self.store = torch.empty((2 * layers, heads, self.most_slots, size), dtype=dtype)
+        except RuntimeError as error:
+            raise OutOfMemoryError(
+                f"There is no memory for a key-value cache of {self.most_slots} tokens; give it less."
+            ) from error
         self.buffers = self.store.split(1)  # all keys, then all values, float[1, heads, slots, size] a layer
 
     @property

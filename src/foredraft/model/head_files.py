@@ -7,7 +7,7 @@ that the weights belong to.
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -102,7 +102,8 @@ def read_head(location: str | Path, kind: str, model: Any) -> tuple[HeadCard, di
     """
     folder = Path(location).expanduser()
     try:
-        card = HeadCard(**json.loads((folder / CONFIG_FILE).read_text()))
+        data = json.loads((folder / CONFIG_FILE).read_text())
+        card = HeadCard(**{each.name: data[each.name] for each in fields(HeadCard) if each.name in data})
         weights = _decoded(load_tensors((folder / WEIGHTS_FILE).read_bytes()))
     except FileNotFoundError as error:
         raise UsageError(f"{location} holds no trained head: {Path(error.filename).name} is missing.") from error

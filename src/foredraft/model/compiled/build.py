@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from timeit import repeat
+from timeit import timeit
 from typing import Any
 
 import numpy as np
@@ -271,11 +271,11 @@ def _timed(
                 passes[each.name] = partial(loaded[each.name].run, flat)
         left = dict.fromkeys(passes, _ENOUGH_SECONDS)
         for name in list(passes) * _ROUNDS:
-            if left[name] > 0:
-                # as when steps follow each other: the first one finds others' weights cached
-                took = repeat(passes[name], number=1, repeat=_REPEATS)
-                left[name] -= sum(took)
-                seconds[name][rows] = min(seconds[name].get(rows, np.inf), *took)
+            for _ in range(_REPEATS):  # as when steps follow each other: the first one finds others' weights cached
+                if left[name] > 0:
+                    took = timeit(passes[name], number=1)
+                    left[name] -= took
+                    seconds[name][rows] = min(seconds[name].get(rows, np.inf), took)
     # more rows that took less time show that the fewer were disturbed
     falling = {name: np.minimum.accumulate(list(of.values())[::-1])[::-1] for name, of in seconds.items()}
     return {name: CostCurve(tuple(of), tuple(falling[name].tolist())) for name, of in seconds.items()}
