@@ -14,7 +14,7 @@ from foredraft.sampling.chooser import Sampler, drawn
 from foredraft.sampling.noise import gumbel_noise
 from support.filters import UNUSABLE, WITH_FILTERS
 from support.llamas import small_model
-from support.recorded import Watch, begun, caches_of, finished, recorded_target
+from support.recorded import Watch, begun, caches_of, finished, finished_in_store, recorded_target
 
 SEED = 0xFEDCBA9876543210
 NO_FILTERS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -123,11 +123,13 @@ def assert_told_once(sentence):
     target = recorded_target(small_model())
     caches, runs = caches_of(target), [begun(target, length, **sampling) for length in (20, 25)]
     with pytest.warns(ForedraftWarning, match="Tokens cannot be drawn on this device") as told:
-        texts = [finished(run) for run in runs]
+        ended = [finished_in_store(run, caches) for run in runs]
     assert len(told) == 1
     assert sentence in str(told[0].message)
-    assert caches[-1]().store is not None  # passes are still recorded
-    assert texts == [finished(begun(TorchTarget(small_model()), length, **sampling)) for length in (20, 25)]
+    assert ended[-1][1] is not None  # passes are still recorded
+    assert [text for text, _ in ended] == [
+        finished(begun(TorchTarget(small_model()), length, **sampling)) for length in (20, 25)
+    ]
 
 
 def test_a_failure_is_told_once_and_the_host_draws(monkeypatch):

@@ -28,7 +28,7 @@ from foredraft.sampling.chooser import Sampler
 from support.compilation import METHODS, SAMPLINGS, written
 from support.families import FAMILIES, VOCABULARY, configuration, each_of, prompt_of, random_tree, tiny_model
 from support.llamas import llama, small_model
-from support.recorded import Watch, begun, caches_of, finished, recorded_target
+from support.recorded import Watch, begun, caches_of, finished, finished_in_store, recorded_target
 from support.toys import TOY, TOY_DRAFT
 
 # torch's products of several experts cannot be run on the meta device in float32
@@ -159,10 +159,9 @@ def test_the_store_grows_with_a_sequence_and_is_kept_for_the_next(monkeypatch):
     target, capacities = recorded_target(small_model()), []
     caches = caches_of(target)
     for length in (20, 230, 20):
-        run = begun(target, length)
-        assert finished(run) == finished(begun(TorchTarget(small_model()), length))
-        capacities.append(caches[-1]().store.shape[2])
-        del run  # and its cache
+        text, store = finished_in_store(begun(target, length), caches)
+        assert text == finished(begun(TorchTarget(small_model()), length))
+        capacities.append(store.shape[2])
     assert capacities == [256, 384, 384]
 
 
@@ -199,9 +198,7 @@ def test_a_finished_sequence_is_gone_without_a_search_for_cycles_and_leaves_noth
     gc.disable()
     try:
         run = begun(target, 20)
-        finished(run)
-        store = caches[-1]().store
-        del run
+        _, store = finished_in_store(run, caches)
         assert [cache() for cache in caches] == [None]
     finally:
         gc.enable()
