@@ -95,7 +95,7 @@ def test_sampling_reads_the_tokens_that_the_device_drew():
         return [3, -1]
 
     options = SamplingOptions(do_sample=True, temperature=0.5, top_k=7, top_p=0.9, min_p=0.01, seed=SEED)
-    scores = Scores(torch.zeros(2, 5), best=torch.tensor([1, 1]), draw=draw)
+    scores = Scores(torch.zeros(2, 5), best=np.array([1, 1]), draw=draw)
     choose = Sampler(options).chooser(scores, at=0)
     assert choose(0, []) == 3
     with pytest.raises(NumericsError, match="position 2"):

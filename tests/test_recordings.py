@@ -25,6 +25,7 @@ from foredraft.model.recordings import ROW_COUNTS, RecordedForward, Rows, record
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from foredraft.sampling.chooser import Sampler
+from foredraft.sampling.logits import top_probabilities
 from support.compilation import METHODS, SAMPLINGS, written
 from support.families import FAMILIES, VOCABULARY, configuration, each_of, prompt_of, random_tree, tiny_model
 from support.llamas import llama, small_model
@@ -55,6 +56,9 @@ def assert_same_passes(model, sizes=(0, 1, 2, 9, 40)):
         torch.testing.assert_close(scores.logits, own.logits, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(scores.hidden, own.hidden, atol=1e-4, rtol=1e-4)
         assert scores.best.tolist() == own.logits.argmax(dim=-1).tolist()
+        top, probabilities = top_probabilities(own.logits, 8)
+        assert scores.top[0].tolist() == top.tolist()
+        np.testing.assert_allclose(scores.top[1], probabilities, rtol=0.031)
         for cache in (given, expected):
             cache.commit([0, len(tokens)] if len(tokens) and parents[-1] < 0 else [0])
     ours, theirs = (cache.reserved_buffers(0) for cache in (given, expected))
@@ -251,10 +255,10 @@ def test_what_is_recorded_neither_waits_for_values_nor_copies_from_the_host(fami
     rows, buffers = Rows(8, len(kinds), device="meta"), [each.to("meta") for each in buffers]
     keys, values = buffers[: len(buffers) // 2], buffers[len(buffers) // 2 :]
     with torch.inference_mode(), Watch() as watch:
-        logits, hidden, best = ScoredPass(target.model, kinds, ranges=False)(
+        logits, hidden, found = ScoredPass(target.model, kinds, ranges=False)(
             rows.bounds, rows.token_ids, rows.positions, rows.sees, keys, values
         )
-    assert (logits.shape, hidden.shape, best.shape) == ((8, VOCABULARY), (8, 32), (8,))
+    assert (logits.shape, hidden.shape, found.shape) == ((8, VOCABULARY), (8, 32), (8, 1 + 2 * 8))
     assert not watch.seen
 
 
@@ -298,7 +302,7 @@ def test_numbers_of_slots_are_few_and_never_too_few():
 
 
 def test_greedy_decoding_reads_the_tokens_that_the_forward_found():
-    scores = Scores(torch.zeros(2, 5), best=torch.tensor([3, -1]))
+    scores = Scores(torch.zeros(2, 5), best=np.array([3, -1]))
     choose = Sampler(SamplingOptions()).chooser(scores, at=0)
     assert choose(0, []) == 3
     with pytest.raises(NumericsError, match="position 2"):

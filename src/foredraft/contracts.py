@@ -170,12 +170,13 @@ class Needs:
 class Scores:
     """The target's output for every row of a pass, root first.
 
-    With `best`, int64[R] on the CPU, greedy decoding copies R ids off the device instead of the logits.
+    With `best`, greedy decoding copies R ids off the device instead of the logits.
     """
 
     logits: "torch.Tensor"  # float[R, V], unprocessed, on the target's device
     hidden: "torch.Tensor | None" = None  # float[R, D], the last hidden state, if requested
-    best: "torch.Tensor | None" = None  # the most probable token after every row, -1 where its logit is not finite
+    best: IntArray | None = None  # int32[R], the most probable token after every row, -1 where its logit is not finite
+    top: tuple[IntArray, FloatArray] | None = None  # `top_tokens` and `top_probabilities` of a verdict, for every row
     draw: RowDraw | None = None  # samples on the device, valid until the next pass; None if the device cannot
 
 

@@ -79,8 +79,11 @@ def _with_top_tokens(verdict: Verdict, scores: Scores, top_k: int, most_rows: in
     if not top_k:
         return verdict
     rows = _top_rows(verdict, most_rows)
-    chosen = rows if len(rows) < len(scores.logits) else None
-    tokens, probabilities = top_probabilities(scores.logits, top_k, chosen)
+    if scores.top is not None and top_k <= scores.top[0].shape[1]:
+        tokens, probabilities = scores.top[0][rows, :top_k], scores.top[1][rows, :top_k]
+    else:
+        chosen = rows if len(rows) < len(scores.logits) else None
+        tokens, probabilities = top_probabilities(scores.logits, top_k, chosen)
     return replace(verdict, top_rows=rows, top_tokens=tokens, top_probabilities=probabilities)
 
 

@@ -17,14 +17,16 @@ from torch import nn
 from foredraft.errors import ForedraftWarning, told
 from foredraft.model.compiled.export import FunctionalForward, compiled_attention, merge_products
 from foredraft.model.mask import slot_mask
+from foredraft.sampling.logits import top_on_device
 
 COLUMNS = 256  # maximum number of held rows and rows of a pass together: the width of the ancestor mask; chosen
 _TRACED_ROWS = 4  # chosen: unlike the other sizes, lest the exporter take them for one
+_TOP = 8  # most probable tokens that are found in the pass, as many as `auto` reads
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # that our attention takes
 
 Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Logits float[R, V], last hidden states float[R, D], and the most probable token after each row, int64[R], or -1 if
-its logit is not finite."""
+"""Logits float[R, V], last hidden states float[R, D], and int32[R, 1 + 2 K]: the most probable token after each row, or
+-1 if its logit is not finite, and the tokens and bits of `top_on_device`."""
 
 
 class ScoredPass(nn.Module):
@@ -61,7 +63,8 @@ class ScoredPass(nn.Module):
             token_ids[None], positions[None], None, masks, [slots] * len(masks), ranges, keys, values
         )
         largest, best = logits.max(dim=-1)
-        return logits, hidden, best.masked_fill(~largest.isfinite(), -1)
+        best = best.to(torch.int32).masked_fill(~largest.isfinite(), -1)
+        return logits, hidden, torch.cat([best[:, None], *top_on_device(logits, min(_TOP, logits.shape[1]))], dim=1)
 
 
 Pass = Callable[..., Outputs]

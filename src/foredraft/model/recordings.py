@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from foredraft.contracts import Scores
@@ -105,9 +106,9 @@ class RecordedForward:
             if new:
                 self._passes[rows] = self._new_pass(rows, store)
             cache.reserve(layout.rows)
-            logits, states, best = (each[: layout.rows] for each in self._passes[rows](layout, stored))
-            logits = logits.clone()  # the next replay overwrites them
-            best = best.cpu()  # waits for the device, so that the pass is timed in full
+            logits, states, found = self._passes[rows](layout, stored)
+            logits, states = logits[: layout.rows].clone(), states[: layout.rows]  # the next replay overwrites them
+            tokens = found.cpu().numpy()[: layout.rows]  # waits for the device, so that the pass is timed in full
             if new and (error := error_beyond_rounding(logits, own(), self._model)):
                 raise ForedraftError(f"its scores are not the model's own, relative error {error:.1e}")
         except Exception as error:  # noqa: BLE001  # recording can raise anything, and the model can run without it
@@ -117,7 +118,8 @@ class RecordedForward:
             warnings.warn(sentence, ForedraftWarning, stacklevel=4)
             return None
         draw = partial(self._draws.draw, logits, torch.from_numpy(layout.positions))
-        return Scores(logits, states.clone() if hidden else None, best, draw)
+        best, (top, bits) = tokens[:, 0], np.split(tokens[:, 1:], 2, axis=1)
+        return Scores(logits, states.clone() if hidden else None, best, (top, bits.view(np.float32)), draw)
 
     def _settled(self, cache: TreeCache, rows: int) -> torch.Tensor | None:
         """Move a sequence's slots into the store, with room for `rows` more; return it, or None if it was lost."""
