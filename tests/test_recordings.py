@@ -245,6 +245,28 @@ def test_scores_that_are_not_the_models_own_are_told_and_not_used(monkeypatch):
     assert "not the model's own, relative error 2.0e+00" in warned_once(recorded_target(small_model()))
 
 
+@pytest.mark.parametrize("same_bits", [True, False])
+def test_passes_whose_rows_round_in_another_way_are_padded_unless_that_is_allowed(same_bits, monkeypatch):
+    sizes = []
+
+    def of_few_rows_rounds_otherwise(own, bounds, token_ids, *others):
+        sizes.append(len(token_ids))
+        logits, *outputs = scored(own, bounds, token_ids, *others)
+        return ((logits * 64).round() / 64 + (len(token_ids) < 16) / 64, *outputs)
+
+    scored = ScoredPass.forward
+    monkeypatch.setattr(ScoredPass, "forward", of_few_rows_rounds_otherwise)
+    monkeypatch.setattr(recordings, "error_beyond_rounding", lambda *_: 0.0)
+    model, ids = small_model(), prompt_of(12)
+    target = TorchTarget(model, recordings=RecordedForward(model, same_bits=same_bits))
+    cache, used = prefilled(target, ids[:-1]), []
+    for nodes in (0, 12, 4, 0, 12):
+        rows = random_tree(np.random.default_rng(nodes), nodes)
+        target.forward(lay_out(int(ids[-1]), *rows, cache.length), cache)
+        used.append(sizes[-1])
+    assert used == ([64, 16, 64, 64, 16] if same_bits else [2, 16, 8, 2, 16])
+
+
 @each_of(SINGLE)
 def test_what_is_recorded_neither_waits_for_values_nor_copies_from_the_host(family):
     """Run on torch's meta device, which fails wherever a value is needed."""

@@ -113,16 +113,19 @@ class Generator:
             self._curve = measured_cost(self.target, cache_path())
         return self._curve
 
-    def compile(self, *, again: bool = False, progress: Progress | None = None) -> list[tuple[Path, CompiledRecord]]:
+    def compile(
+        self, *, again: bool = False, same_bits: bool = True, progress: Progress | None = None
+    ) -> list[tuple[Path, CompiledRecord]]:
         """Compile the forward of the model, and of the models that the method runs, for this machine and use them.
 
         Existing packages are only timed, unless all are compiled `again`. Returns each model's folder of packages and
-        what it holds. On a CUDA device nothing is compiled: passes are recorded at their first use.
+        what it holds. On a CUDA device passes are compiled and recorded at their first use instead; without
+        `same_bits`, passes of few rows may be faster there, but drafts may change a text in reduced precision.
         UsageError for a model that cannot be compiled here, StoreError for a cache folder that is damaged or cannot be
         written, and ForedraftError if there is no compiler or it fails.
         """
         if self.target.model.device.type == "cuda":
-            self.target.recordings, self._curve = RecordedForward(self.target.model), None
+            self.target.recordings, self._curve = RecordedForward(self.target.model, same_bits=same_bits), None
             return []
         made = []
         for each in (self.target, *self.drafter.needs.models):

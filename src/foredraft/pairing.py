@@ -36,7 +36,9 @@ def pair_draft_model(model: Any, target: TorchTarget, tokenizer: Any) -> TorchTa
         _check_vocabularies(tokenizer, draft_tokenizer, model)  # before the weights are read
         loaded = load_model(model, target.dtype, str(target.device))
         compiled = kept_forward(loaded) if target.compiled is not None else None
-        draft = TorchTarget(loaded, compiled, recorded_forward(loaded) if target.recordings is not None else None)
+        # what it is off by rounding changes drafts, not the text
+        recordings = recorded_forward(loaded, same_bits=False) if target.recordings is not None else None
+        draft = TorchTarget(loaded, compiled, recordings)
     else:
         transformer, draft_tokenizer = given_pair(model)
         _check_vocabularies(tokenizer, draft_tokenizer, type(transformer).__name__)

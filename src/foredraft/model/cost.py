@@ -126,6 +126,7 @@ def _identity(target: TorchTarget) -> str:
     parts = (
         _FORMAT, architecture(target.model.config), dtype_name(target.model), str(target.device),
         device, torch.__version__, torch.get_num_threads(), os.cpu_count(), platform.node(), platform.machine(),
-        target.compiled.record if target.compiled is not None else target.recordings is not None,
+        target.compiled.record if target.compiled is not None else None,
+        target.recordings.same_bits if target.recordings is not None else None,
     )  # fmt: skip
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]

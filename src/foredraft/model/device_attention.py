@@ -23,7 +23,7 @@ _ROWS = (_LEAST_SIZE, 32, 64)  # of a block, for each head that shares its keys:
 
 @triton.jit
 def _split_kernel(
-    query, key, value, mask, ranges, sums, weights, scaling, rows, groups, size, columns, splits,
+    query, key, value, mask, counts, sums, weights, scaling, rows, groups, size, columns, splits,
     key_head, key_slot, value_head, value_slot,
     split_slots: tl.constexpr, block_rows: tl.constexpr, block_slots: tl.constexpr, block_size: tl.constexpr,
 ):  # fmt: skip
@@ -32,9 +32,9 @@ def _split_kernel(
     each = tl.program_id(0) * block_rows + tl.arange(0, block_rows)  # of the heads' rows, head by head
     row, head = each % rows, shared * groups + each // rows
     there = each < groups * rows
-    first = tl.load(ranges + row, mask=there, other=0)
-    count = tl.load(ranges + rows + row, mask=there, other=0)
-    start, stop = number * split_slots, tl.minimum((number + 1) * split_slots, tl.max(first + count, 0))
+    start, stop = number * split_slots, tl.minimum((number + 1) * split_slots, tl.load(counts).to(tl.int32))
+    if start >= stop:
+        return
     numbers = tl.arange(0, block_size)
     inside = numbers[None, :] < size
     q = tl.load(query + (head * rows + row)[:, None] * size + numbers[None, :], there[:, None] & inside, other=0.0)
@@ -46,9 +46,8 @@ def _split_kernel(
         used = (slot < stop)[:, None] & inside
         k = tl.load(key + shared * key_head + slot[:, None] * key_slot + numbers[None, :], used, other=0.0)
         v = tl.load(value + shared * value_head + slot[:, None] * value_slot + numbers[None, :], used, other=0.0)
-        column = slot[None, :] - first[:, None]
-        seen = (column >= 0) & (column < count[:, None])
-        added = tl.load(mask + row[:, None] * columns + column, seen, other=0.0).to(tl.float32)
+        seen = there[:, None] & (slot < stop)[None, :]
+        added = tl.load(mask + row[:, None] * columns + slot[None, :], seen, other=0.0).to(tl.float32)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling + added
         scores = tl.where(seen, scores, -float("inf"))
         before, largest = largest, tl.maximum(largest, tl.max(scores, 1))
@@ -64,18 +63,16 @@ def _split_kernel(
 
 @triton.jit
 def _join_kernel(
-    sums, weights, ranges, found, rows, heads, size, splits,
+    sums, weights, counts, found, rows, heads, size, splits,
     split_slots: tl.constexpr, at_once: tl.constexpr, block_size: tl.constexpr,
 ):  # fmt: skip
-    """Join the splits that a row of a head sees."""
-    row, head = tl.program_id(0), tl.program_id(1)
-    first = tl.load(ranges + row)
-    stop = first + tl.load(ranges + rows + row)
+    """Join the splits of a row of a head."""
+    row, head, stop = tl.program_id(0), tl.program_id(1), tl.cdiv(tl.load(counts).to(tl.int32), split_slots)
     numbers = tl.arange(0, block_size)
     largest, total, summed = -float("inf"), 0.0, tl.zeros([block_size], tl.float32)
-    for at in range(first // split_slots, tl.cdiv(stop, split_slots), at_once):
+    for at in range(0, stop, at_once):
         number = at + tl.arange(0, at_once)
-        used = number < tl.cdiv(stop, split_slots)
+        used = number < stop
         place = (number * heads + head) * rows + row
         levels = tl.load(weights + place, used, other=-float("inf"))
         totals = tl.load(weights + splits * heads * rows + place, used, other=0.0)
@@ -93,7 +90,10 @@ def attend_on_device(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor, ranges: torch.Tensor,
     scaling: float,
 ) -> torch.Tensor:  # fmt: skip
-    """Attend as `attend` does, with tensors on a CUDA device, in float32, bfloat16 or float16."""
+    """Attend as `attend` does, with tensors on a CUDA device, in float32, bfloat16 or float16.
+
+    All rows must have the same range, from the first slot on.
+    """
     heads, rows, size = query.shape
     key_heads, slots = key.shape[:2]
     groups, splits = heads // key_heads, triton.cdiv(slots, _SPLIT)
@@ -104,13 +104,13 @@ def attend_on_device(
     block = next((each for each in _ROWS if each >= groups * rows), _ROWS[-1])
     block_size = max(_LEAST_SIZE, triton.next_power_of_2(size))
     _split_kernel[triton.cdiv(groups * rows, block), key_heads, splits](
-        query, key, value, mask, ranges, sums, weights, scaling, rows, groups, size, mask.shape[1], splits,
+        query, key, value, mask, ranges[1], sums, weights, scaling, rows, groups, size, mask.shape[1], splits,
         *key.stride()[:2], *value.stride()[:2],
         split_slots=_SPLIT, block_rows=block, block_slots=_TILE // block_size, block_size=block_size,
     )  # fmt: skip
     _join_kernel[rows, heads](
-        sums, weights, ranges, found, rows, heads, size, splits,
-        split_slots=_SPLIT, at_once=_JOINED, block_size=block_size,
+        sums, weights, ranges[1], found, rows, heads, size, splits,
+        split_slots=_SPLIT, at_once=_JOINED, block_size=block_size, num_warps=1,
     )  # fmt: skip
     return found
 

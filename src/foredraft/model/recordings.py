@@ -27,6 +27,7 @@ from foredraft.model.rounding import error_beyond_rounding
 from foredraft.model.support import inspect
 
 ROW_COUNTS = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128)  # that passes are padded to; passes of more are not recorded
+_ALIKE = 64  # rows that other passes are padded to, where fewer rows come out otherwise; chosen
 _LEAST_SLOTS = 512
 _WARM_UPS = 2  # runs before a recording, in which libraries load kernels and choose algorithms
 
@@ -62,12 +63,16 @@ class Rows:
 class RecordedForward:
     """Records the passes of a causal language model at their first use, and replays them.
 
+    Libraries choose other kernels for other numbers of rows, which may round in another way, and drafts must not change
+    a text. So with `same_bits`, a number of rows is used if its first pass gives the same bits as one of 64 rows does,
+    and otherwise passes are padded to 64 rows; passes of more rows may differ.
+
     The store grows when a sequence needs more room, which discards the recordings made over the smaller one. A newer
     sequence takes the store over; the previous sequence continues in buffers of its own, without recordings. Not
     thread-safe. Raises UsageError with the reason if the model cannot be recorded.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, same_bits: bool = True) -> None:
         devices = sorted({str(parameter.device) for parameter in model.parameters()})
         if len(devices) > 1:
             raise UsageError(
@@ -78,6 +83,9 @@ class RecordedForward:
         self._pass: Pass | None = None
         self._store: torch.Tensor | None = None
         self._passes: dict[int, Callable[[Layout, int], Outputs]] = {}  # by number of rows
+        self.same_bits = same_bits
+        # whether passes of a number of rows may be used, where that is known
+        self._usable = dict.fromkeys(ROW_COUNTS if not same_bits else [n for n in ROW_COUNTS if n >= _ALIKE], True)
         self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
         self._owner: Callable[[], TreeCache | None] = lambda: None  # the sequence that uses the store
@@ -95,18 +103,22 @@ class RecordedForward:
         Returns None if the model must run unrecorded: too many rows, a sequence that lost the store, or a recording
         that failed or gave other logits, for which one warning is issued.
         """
-        rows = next((count for count in ROW_COUNTS if count >= layout.rows), None)
+        rows = next((n for n in ROW_COUNTS if n >= layout.rows and self._usable.get(n, True)), None)
         if self._failed or rows is None or len(layout.held) + layout.rows > COLUMNS:
             return None
         try:
-            store = self._settled(cache, rows)
+            store = self._settled(cache, max(rows, _ALIKE))
             if store is None:
                 return None
             stored, new = cache.length + cache.held, rows not in self._passes
-            if new:
-                self._passes[rows] = self._new_pass(rows, store)
             cache.reserve(layout.rows)
-            logits, states, found = self._passes[rows](layout, stored)
+            if rows not in self._usable:
+                alike, tried = (self._run(count, layout, stored, store)[0].clone() for count in (_ALIKE, rows))
+                self._usable[rows] = torch.equal(alike[: layout.rows], tried[: layout.rows])
+                if not self._usable[rows]:
+                    del self._passes[rows]
+                    rows = _ALIKE
+            logits, states, found = self._run(rows, layout, stored, store)
             logits, states = logits[: layout.rows].clone(), states[: layout.rows]  # the next replay overwrites them
             tokens = found.cpu().numpy()[: layout.rows]  # waits for the device, so that the pass is timed in full
             if new and (error := error_beyond_rounding(logits, own(), self._model)):
@@ -149,6 +161,11 @@ class RecordedForward:
         cache.move_into(self._store)
         self._owner = weakref.ref(cache)
         return self._store
+
+    def _run(self, rows: int, layout: Layout, stored: int, store: torch.Tensor) -> Outputs:
+        if rows not in self._passes:
+            self._passes[rows] = self._new_pass(rows, store)
+        return self._passes[rows](layout, stored)
 
     def _new_pass(self, rows: int, store: torch.Tensor) -> Callable[[Layout, int], Outputs]:
         """Return a function that sends a layout's rows, after the slots in use, and scores them in a recorded pass.
@@ -212,10 +229,10 @@ def slots_for(needed: int) -> int:
     return power * 3 // 4 if power > _LEAST_SLOTS and needed <= power * 3 // 4 else power
 
 
-def recorded_forward(model: Any) -> RecordedForward | None:
+def recorded_forward(model: Any, *, same_bits: bool = True) -> RecordedForward | None:
     """Return a model's recorded forward; None with a warning if the model cannot be recorded."""
     try:
-        return RecordedForward(model)
+        return RecordedForward(model, same_bits=same_bits)
     except UsageError as error:
         warnings.warn(str(error), ForedraftWarning, stacklevel=2)
         return None

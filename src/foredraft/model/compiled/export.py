@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch._dispatch.python import enable_python_dispatcher
 from torch.fx import Graph, Node
 from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -314,5 +315,6 @@ def _call(graph: Graph, operation: Any, *arguments: Any) -> Node:
     """Insert a call, with the shape and dtype of what comes out, as the exporter notes them."""
     node = graph.call_function(operation, arguments)
     values = torch.fx.map_arg(arguments, lambda given: given.meta["val"])
-    node.meta["val"] = operation(*values)
+    with enable_python_dispatcher():  # sizes are symbols
+        node.meta["val"] = operation(*values)
     return node
