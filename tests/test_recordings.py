@@ -34,7 +34,7 @@ from support.toys import TOY, TOY_DRAFT
 
 # torch's products of several experts cannot be run on the meta device in float32
 SINGLE = [family for family in FAMILIES if family not in ("mixtral", "gpt_oss")]
-UNCOMPILED = ("gemma2", "gpt_oss", "mixtral")  # on a GPU with torch 2.11, whose exporter or compiler refuses them
+UNCOMPILED = "gemma2"  # on a GPU with torch 2.11, whose exporter refuses it
 CHAIN = np.arange(5, dtype=np.int32), np.arange(-1, 4, dtype=np.int32)
 
 
@@ -277,7 +277,7 @@ def test_what_is_recorded_neither_waits_for_values_nor_copies_from_the_host(fami
     rows, buffers = Rows(8, len(kinds), device="meta"), [each.to("meta") for each in buffers]
     keys, values = buffers[: len(buffers) // 2], buffers[len(buffers) // 2 :]
     with torch.inference_mode(), Watch() as watch:
-        logits, hidden, found = ScoredPass(target.model, kinds, ranges=False)(
+        logits, hidden, found = ScoredPass(target.model, kinds, by_position=False)(
             rows.bounds, rows.token_ids, rows.positions, rows.sees, keys, values
         )
     assert (logits.shape, hidden.shape, found.shape) == ((8, VOCABULARY), (8, 32), (8, 1 + 2 * 8))
@@ -385,11 +385,12 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
 
 @contextlib.contextmanager
 def exact_products():
-    """Compute float32 products in float32, and turn every warning into an error."""
+    """Compute float32 products in float32, and turn every warning of ours, but not of compilers, into an error."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     try:
         with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             warnings.simplefilter("error", ForedraftWarning)
             yield
     finally:
@@ -397,10 +398,10 @@ def exact_products():
 
 
 @pytest.mark.gpu
-@each_of(FAMILIES)
+@each_of(SINGLE)  # torch copies the experts' offsets from the host in float32, which cannot be recorded
 def test_recorded_rows_score_as_the_model_does(family):
     with exact_products():
-        if family in UNCOMPILED:
+        if family == UNCOMPILED:
             warnings.filterwarnings("ignore", "This model's forward cannot be compiled", ForedraftWarning)
         assert_same_passes(tiny_model(configuration(family)).to("cuda"))
 
@@ -413,6 +414,16 @@ def test_recorded_texts_equal_plain_texts(method, options, nodes, sampling):
     with exact_products():
         expected = written(TorchTarget(model), "none", {}, 0, sampling)
         assert written(recorded_target(model), method, options, nodes, sampling) == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
+def test_drafts_do_not_change_a_recorded_text_in_reduced_precision(sampling):
+    model = llama().to("cuda", torch.bfloat16)
+    with exact_products():
+        target = recorded_target(model)
+        expected = written(target, "none", {}, 0, sampling)
+        assert written(target, *METHODS[-1], sampling) == expected
 
 
 @pytest.mark.gpu
@@ -436,7 +447,7 @@ def test_what_cannot_be_recorded_on_a_gpu_is_told_and_the_text_goes_on(monkeypat
 
     scored = ScoredPass.forward
     monkeypatch.setattr(ScoredPass, "forward", waits)
-    monkeypatch.setattr(recordings, "scored_pass", lambda *given: ScoredPass(*given[:2], ranges=False))
+    monkeypatch.setattr(recordings, "scored_pass", lambda *given: ScoredPass(*given[:2], by_position=False))
     target = recorded_target(model)
     with pytest.warns(ForedraftWarning, match="cannot be recorded on its device"):
         ours = finished(begun(target, 20))

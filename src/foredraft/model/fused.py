@@ -1,7 +1,7 @@
 """The forward of a recorded pass, from rows on the device alone; on a CUDA device it is compiled.
 
 Compiling fuses what lies between the products into few kernels, and makes one product of those of the same rows, whose
-weights are moved beside each other. Attention is ours (device_attention.py) where the model lets transformers choose
+weights are moved beside each other. Attention is ours (position_attention.py) where the model lets transformers choose
 it. Knows transformers' attention interface and torch's exporter and compiler. Does not record, nor know what rows mean.
 """
 
@@ -17,6 +17,7 @@ from torch import nn
 from foredraft.errors import ForedraftWarning, told
 from foredraft.model.compiled.export import FunctionalForward, compiled_attention, merge_products
 from foredraft.model.mask import slot_mask
+from foredraft.model.position_attention import attend_by_position, near_slots
 from foredraft.sampling.logits import top_on_device
 
 COLUMNS = 256  # maximum number of held rows and rows of a pass together: the width of the ancestor mask; chosen
@@ -32,12 +33,12 @@ Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 class ScoredPass(nn.Module):
     """Scores rows with a model, whose layers have these `windows`, from inputs on its device.
 
-    With `ranges`, attention is told how many slots are in use, and reads no others.
+    It attends as the model does, with masks, or `by_position`, for which the caller has to replace its attention.
     """
 
-    def __init__(self, model: Any, windows: tuple[int | None, ...], *, ranges: bool) -> None:
+    def __init__(self, model: Any, windows: tuple[int | None, ...], *, by_position: bool) -> None:
         super().__init__()
-        self.functional, self._windows, self._ranges = FunctionalForward(model), windows, ranges
+        self.functional, self._windows, self._by_position = FunctionalForward(model), windows, by_position
 
     def forward(
         self,
@@ -51,14 +52,13 @@ class ScoredPass(nn.Module):
         """Score R rows, which attend to the C slots and are written after the slots in use."""
         committed, stored = bounds.unbind()
         slots = stored + torch.arange(token_ids.shape[0], device=bounds.device)
-        masks = [
-            slot_mask(committed, positions, seen, window, keys[0].shape[2], keys[0].dtype)
-            for seen, window in zip(sees.unbind(), self._windows, strict=True)
-        ]
-        ranges = None
-        if self._ranges:
-            first = torch.zeros_like(positions)
-            ranges = [torch.stack([first, first + stored + token_ids.shape[0]])] * len(masks)
+        kinds, ranges = list(zip(sees.unbind(), self._windows, strict=True)), None
+        if self._by_position:
+            found = [near_slots(committed, positions, seen, window) for seen, window in kinds]
+            masks, ranges = [near[None, None] for near, _ in found], [bounds_of_rows for _, bounds_of_rows in found]
+        else:
+            shape = keys[0].shape[2], keys[0].dtype
+            masks = [slot_mask(committed, positions, seen, window, *shape) for seen, window in kinds]
         logits, hidden = self.functional(
             token_ids[None], positions[None], None, masks, [slots] * len(masks), ranges, keys, values
         )
@@ -82,7 +82,7 @@ def scored_pass(model: Any, windows: tuple[int | None, ...], store: torch.Tensor
         except Exception as error:  # noqa: BLE001  # compilers can raise anything, and the model can run without them
             sentence = f"This model's forward cannot be compiled for its device ({told(error)}); it runs uncompiled."
             warnings.warn(sentence, ForedraftWarning, stacklevel=5)
-    return ScoredPass(model, windows, ranges=False)
+    return ScoredPass(model, windows, by_position=False)
 
 
 @torch.no_grad()
@@ -92,7 +92,7 @@ def compiled_pass(model: Any, windows: tuple[int | None, ...], store: torch.Tens
     The weights of products of the same rows are moved into one block of memory.
     """
     replaced = model.config._attn_implementation == "sdpa" and store.dtype in _DTYPES  # noqa: SLF001  # no public name
-    own = ScoredPass(model, windows, ranges=replaced).eval()
+    own = ScoredPass(model, windows, by_position=replaced).eval()
     rows, slots = torch.export.Dim("rows", min=2, max=COLUMNS), torch.export.Dim("slots", min=3)
     of_layers = [{2: slots}] * (len(store) // 2)
     dimensions = None, {0: rows}, {0: rows}, {1: rows}, of_layers, of_layers
@@ -101,7 +101,7 @@ def compiled_pass(model: Any, windows: tuple[int | None, ...], store: torch.Tens
     keys, values = (list(half.split(1)) for half in torch.zeros_like(store).chunk(2))
     if store.is_cuda and replaced:
         import foredraft.model.device_attention  # noqa: F401  # registers itself; Triton is needed on CUDA devices alone
-    with compiled_attention(own.functional) if replaced else nullcontext():
+    with compiled_attention(own.functional, attend_by_position) if replaced else nullcontext():
         bounds, token_ids, positions = (each.clone() for each in numbers)  # the exporter takes one tensor for one input
         example = bounds[:2], token_ids, positions, sees, keys, values
         program = torch.export.export(own, example, strict=False, dynamic_shapes=dimensions)

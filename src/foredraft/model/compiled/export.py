@@ -4,7 +4,7 @@ The cache goes in as its buffers and is written in place; masks, positions and s
 transformers' forward and attention interface, and torch's exporter. Does not know how it is compiled, or who calls it.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from inspect import signature
@@ -224,10 +224,11 @@ def _buffer_shapes(model: Any) -> list[tuple[int, int]]:
 
 
 @contextmanager
-def compiled_attention(forward: FunctionalForward) -> Iterator[list[int]]:
+def compiled_attention(forward: FunctionalForward, attend: Callable[..., torch.Tensor] = attend) -> Iterator[list[int]]:
     """Have the model of `forward` attend by `attend`, for which the compiler has a kernel, until the block ends.
 
-    For passes that are given ranges. What is yielded lists the layers that attended so.
+    For passes that are given ranges, or what else `attend` takes in their place and the masks'. What is yielded lists
+    the layers that attended so.
     """
     attended_by: list[int] = []
 
