@@ -15,7 +15,7 @@ import numpy as np
 
 import foredraft
 from foredraft.drafters.auto import AutoDrafter
-from foredraft.index.blend import Rates, prior_rates
+from foredraft.index.blend import Rates, prior_rates, rates_of
 from foredraft.index.own_words import empty_words
 
 MOST_SEEN = 300.0
@@ -27,7 +27,9 @@ def flat_rates() -> Rates:
     like = prior_rates(sampled=False)
     weights = np.full_like(like.weights, 0.45)
     weights[:, -1] = 0.0
-    return Rates(np.full_like(like.hits, 0.4), np.full_like(like.seen, 2.0), weights, np.full_like(like.margins, 2.0))
+    return rates_of(
+        np.full_like(like.hits, 0.4), np.full_like(like.seen, 2.0), weights, np.full_like(like.margins, 2.0)
+    )
 
 
 def main() -> None:
@@ -57,10 +59,8 @@ def main() -> None:
     for mode, rates in (("greedy", drafter.rates[False]), ("sampled", drafter.rates[True])):
         keep = np.minimum(1.0, MOST_SEEN / rates.seen)
         margins = rates.margins * np.minimum(1.0, MOST_SEEN / rates.margins[1])
-        fitted = Rates(
-            *(each.astype(np.float32) for each in (rates.hits * keep, rates.seen * keep, rates.weights, margins))
-        )
-        arrays |= {f"{mode}_{name}": array for name, array in fitted._asdict().items()}
+        fitted = {"hits": rates.hits * keep, "seen": rates.seen * keep, "weights": rates.weights, "margins": margins}
+        arrays |= {f"{mode}_{name}": array.astype(np.float32) for name, array in fitted.items()}
     np.savez_compressed(given.out, **arrays)
 
 

@@ -49,6 +49,7 @@ class Rates(NamedTuple):
     seen: FloatArray  # float32[7, 128], candidates among which the target chose
     weights: FloatArray  # float32[128, 8], by the set of sources that know a context, as bits; the last is the bias
     margins: FloatArray  # float32[2, 9, 11], by bins of probability and margin: candidates chosen, and expected
+    odds: FloatArray  # float32[7, 128], log(hits / misses) by source and cell, kept because logarithms take time
 
 
 class Noise(NamedTuple):
@@ -62,7 +63,12 @@ def prior_rates(*, sampled: bool) -> Rates:
     """Return rates fitted on real texts (scripts/fit_rates.py), for sampling or for greedy decoding."""
     mode = "sampled" if sampled else "greedy"
     with resources.files("foredraft.index").joinpath("rates.npz").open("rb") as file, np.load(file) as kept:
-        return Rates(*(kept[f"{mode}_{name}"] for name in Rates._fields))
+        return rates_of(*(kept[f"{mode}_{name}"] for name in ("hits", "seen", "weights", "margins")))
+
+
+def rates_of(hits: FloatArray, seen: FloatArray, weights: FloatArray, margins: FloatArray) -> Rates:
+    """Return rates by their counts and weights."""
+    return Rates(hits, seen, weights, margins, np.log(hits / (seen - hits)))
 
 
 @njit(cache=True, error_model="numpy")
@@ -72,8 +78,7 @@ def chance(rates: Rates, cells: U8, known: int) -> float:
     for source in range(SOURCES):
         cell = cells[source]
         if cell != ABSENT:
-            hits, seen = rates.hits[source, cell], rates.seen[source, cell]
-            total += rates.weights[known, source] * np.log(hits / (seen - hits))
+            total += rates.weights[known, source] * rates.odds[source, cell]
     return float(np.float32(1) / (np.float32(1) + np.exp(-total)))
 
 
@@ -86,13 +91,14 @@ def credit(rates: Rates, cells: U8, known: int, chosen: bool) -> None:
         cell = cells[source]
         if cell == ABSENT:
             continue
+        rates.weights[known, source] += _STEP * error * rates.odds[source, cell]
         hits, seen = rates.hits[source, cell], rates.seen[source, cell]
-        rates.weights[known, source] += _STEP * error * np.log(hits / (seen - hits))
         keep = min(np.float32(1), _MOST_SEEN / (seen + 1))
         seen = (seen + 1) * keep
         hits = (hits + np.float32(chosen)) * keep
-        rates.seen[source, cell] = seen
-        rates.hits[source, cell] = min(max(hits, _LEAST_SHARE * seen), (1 - _LEAST_SHARE) * seen)
+        hits = min(max(hits, _LEAST_SHARE * seen), (1 - _LEAST_SHARE) * seen)
+        rates.seen[source, cell], rates.hits[source, cell] = seen, hits
+        rates.odds[source, cell] = np.log(hits / (seen - hits))
 
 
 @njit(cache=True, error_model="numpy")
