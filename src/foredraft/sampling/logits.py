@@ -23,10 +23,11 @@ _LINE = np.float32(127 - 0.0436775)  # float32's exponent bias, minus the shift 
 
 def words_of(logits: torch.Tensor) -> Words:
     """Return the bits of logits, float[R, V] on the CPU; a view if they are contiguous float32 or bfloat16."""
-    logits = logits.detach().contiguous()
+    if logits.requires_grad or not logits.is_contiguous():  # each call into torch takes some 15 us after a pass
+        logits = logits.detach().contiguous()
     if logits.dtype == torch.bfloat16:
         return logits.view(torch.int16).numpy().view(np.uint16)
-    return logits.float().numpy().view(np.uint32)
+    return (logits if logits.dtype == torch.float32 else logits.float()).numpy().view(np.uint32)
 
 
 @njit(cache=True)
