@@ -8,6 +8,7 @@ the row's position alone, as long as it is at most `DEPTH` after the committed t
 
 import torch
 from torch.library import custom_op
+from torch.nn.functional import scaled_dot_product_attention
 
 DEPTH = 32  # positions after the committed ones that a row may have and be summed as in plain decoding; chosen
 TILE = 32  # near positions are summed by so many, which begin at a multiple of it; chosen
@@ -24,17 +25,14 @@ def attend_by_position(
 ) -> torch.Tensor:
     """Attend from `R` rows to their slots: what runs on CPUs, and what the kernels for devices are tested by.
 
-    Returns float[R, heads * D] in the dtype of `query`; sums are in float32 at least.
+    Returns float[R, heads * D] in the dtype of `query`; sums are in float32.
     """
-    precise = torch.promote_types(query.dtype, torch.float32)
-    groups = query.shape[0] // key.shape[0]
-    attended = query.new_empty(query.shape[1], query.shape[0], query.shape[2])
-    for row, (begin, middle, count) in enumerate(bounds.T.tolist()):
-        slots = torch.cat([torch.arange(begin, middle), near[row, :count]])
-        keys, values = (each[:, slots].to(precise).repeat_interleave(groups, 0) for each in (key, value))
-        scores = query[:, row, None].to(precise) * scaling @ keys.mT
-        attended[row] = (torch.softmax(scores, -1) @ values).to(query.dtype)[:, 0]
-    return attended.flatten(1)
+    attended = []
+    for row, (first, middle, count) in enumerate(bounds.T.tolist()):
+        slots = torch.cat([torch.arange(first, middle), near[row, :count]])
+        rows, keys, values = (each.float() for each in (query[:, row, None], key[:, slots], value[:, slots]))
+        attended.append(scaled_dot_product_attention(rows, keys, values, scale=scaling, enable_gqa=True)[:, 0])
+    return torch.stack(attended).to(query.dtype).flatten(1)
 
 
 @attend_by_position.register_fake
