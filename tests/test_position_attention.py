@@ -58,6 +58,22 @@ def test_a_gpu_attends_as_the_reference_does(heads, key_heads, size, dtype, erro
         torch.testing.assert_close(found.cpu(), attend_by_position(*given, 0.3), atol=error, rtol=error)
 
 
+@pytest.mark.gpu
+def test_on_a_gpu_a_row_has_the_same_bits_alone_and_in_a_tree_of_rows():
+    import foredraft.model.device_attention  # noqa: F401  # registers itself
+
+    tree = random_tree(np.random.default_rng(2), 63)
+    rows = rows_of(lay_out(1, *tree, 400), None)
+    query = torch.randn(64, 9, 64).to("cuda", torch.bfloat16).transpose(0, 1)
+    store = torch.randn(2, 3, 512, 64).to("cuda", torch.bfloat16)
+    near, bounds = (each.to("cuda") for each in near_slots(*rows, None))
+    found = attend_by_position(query, *store, near, bounds, 0.3)
+    for row in range(64):
+        pair = [row, 0]
+        alone = attend_by_position(query[:, pair], *store, near[pair], bounds[:, pair], 0.3)
+        assert torch.equal(alone[0], found[row])
+
+
 @pytest.mark.parametrize("window", [None, 3, 40])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_drafted_row_is_divided_as_in_plain_decoding_and_reads_positions_in_order(layout, window):

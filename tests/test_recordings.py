@@ -78,7 +78,7 @@ def traced(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2", "gemma2", "gemma3_text"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2", "gemma2", "gemma3_text", "falcon"])
 def test_rows_of_a_compiled_pass_score_as_the_model_does(family, traced):
     assert_same_passes(tiny_model(configuration(family)))
 
@@ -260,11 +260,25 @@ def test_passes_whose_rows_round_in_another_way_are_padded_unless_that_is_allowe
     model, ids = small_model(), prompt_of(12)
     target = TorchTarget(model, recordings=RecordedForward(model, same_bits=same_bits))
     cache, used = prefilled(target, ids[:-1]), []
-    for nodes in (0, 12, 4, 0, 12):
+    for nodes in (12, 4, 0, 12, 20):
         rows = random_tree(np.random.default_rng(nodes), nodes)
         target.forward(lay_out(int(ids[-1]), *rows, cache.length), cache)
         used.append(sizes[-1])
-    assert used == ([64, 16, 64, 64, 16] if same_bits else [2, 16, 8, 2, 16])
+    assert used == ([16, 64, 16, 16, 64] if same_bits else [16, 8, 2, 16, 24])
+
+
+def test_keys_and_values_are_those_of_the_recorded_pass_also_at_its_first_use(monkeypatch):
+    def writes_its_own(own, bounds, token_ids, positions, sees, keys, values):
+        outputs = scored(own, bounds, token_ids, positions, sees, keys, values)
+        keys[0][:, :, int(bounds[1])] = 7.0
+        return outputs
+
+    scored = ScoredPass.forward
+    monkeypatch.setattr(ScoredPass, "forward", writes_its_own)
+    ids, target = prompt_of(12), recorded_target(small_model())
+    cache = prefilled(target, ids[:-1])
+    target.forward(lay_out_text(ids[-1:], 11), cache)
+    assert (cache.store[0, :, 11] == 7).all()
 
 
 @each_of(SINGLE)
@@ -404,6 +418,16 @@ def test_recorded_rows_score_as_the_model_does(family):
         if family == UNCOMPILED:
             warnings.filterwarnings("ignore", "This model's forward cannot be compiled", ForedraftWarning)
         assert_same_passes(tiny_model(configuration(family)).to("cuda"))
+
+
+@pytest.mark.gpu
+@each_of([family for family in FAMILIES if family not in SINGLE])
+def test_experts_that_cannot_be_recorded_in_float32_are_told_and_the_text_goes_on(family):
+    model = tiny_model(configuration(family)).to("cuda")
+    target = recorded_target(model)
+    with pytest.warns(ForedraftWarning, match="cannot be recorded on its device"):
+        ours = finished(begun(target, 20))
+    assert ours == finished(begun(TorchTarget(model), 20))
 
 
 @pytest.mark.gpu

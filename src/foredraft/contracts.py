@@ -170,7 +170,7 @@ class Needs:
 class Scores:
     """The target's output for every row of a pass, root first.
 
-    With `best`, greedy decoding copies R ids off the device instead of the logits.
+    With `best`, greedy decoding reads no logits, which stay on the device.
     """
 
     logits: "torch.Tensor"  # float[R, V], unprocessed, on the target's device

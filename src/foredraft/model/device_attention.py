@@ -13,12 +13,14 @@ import triton.language as tl
 
 from foredraft.model.position_attention import TILE, attend_by_position
 
-_SPLIT = {False: 128, True: 64}  # slots of a split, of many key heads or few: 64 rows of a 7B, SmolLM2 take 17, 6 us
-_FEW_HEADS = 4  # key heads, that keep few of a device's processors busy; chosen
-_TILE = 4096  # numbers of keys multiplied at once: 32 slots of heads of 128; 64 slots take 1.3 times as long
+# slots of a split, by whether key heads are few; the other number took 1.4 times as long for 64 rows of a 7B, and 1.2
+# times of SmolLM2, on an H200 without near slots
+_SPLIT = {False: 128, True: 64}
+_FEW_HEADS = 4  # key heads that keep few of a device's processors busy; chosen
+_TILE = 4096  # numbers of keys multiplied at once, 32 slots of heads of 128; 64 took 1.3 times as long there
 _JOINED = 16  # splits that are joined at once; chosen: 2,048 slots
 _LEAST_SIZE = 16  # of a side of a product, a limit of Triton's
-_ROWS = (_LEAST_SIZE, 32, 64)  # of a block, for each head that shares its keys: the least that holds all; chosen
+_ROWS = 64  # of a block; one number, because the device multiplies fewer by other instructions; chosen
 
 
 @triton.jit
@@ -121,12 +123,11 @@ def attend_on_device(
     found = query.new_empty(rows, heads * size)
     sums = query.new_empty((splits, heads, rows, size), dtype=torch.float32)
     weights = query.new_empty((2, splits, heads, rows), dtype=torch.float32)  # the largest score, and the sum
-    block = next((each for each in _ROWS if each >= groups * rows), _ROWS[-1])
     block_size = max(_LEAST_SIZE, triton.next_power_of_2(size))
     strides = *query.stride()[:2], *key.stride()[:2], *value.stride()[:2]
-    _split_kernel[triton.cdiv(groups * rows, block), key_heads, splits](
+    _split_kernel[triton.cdiv(groups * rows, _ROWS), key_heads, splits](
         query, key, value, bounds, sums, weights, scaling, rows, groups, size, splits, *strides,
-        split_slots=split, block_rows=block, block_slots=_TILE // block_size, block_size=block_size,
+        split_slots=split, block_rows=_ROWS, block_slots=_TILE // block_size, block_size=block_size,
     )  # fmt: skip
     _join_kernel[rows, heads](
         query, key, value, near, bounds, sums, weights, found, scaling, rows, heads, groups, size, splits,

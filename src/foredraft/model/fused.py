@@ -7,7 +7,7 @@ it. Knows transformers' attention interface and torch's exporter and compiler. D
 
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import suppress
 from operator import attrgetter
 from typing import Any
 
@@ -91,19 +91,25 @@ def compiled_pass(model: Any, windows: tuple[int | None, ...], store: torch.Tens
 
     The weights of products of the same rows are moved into one block of memory.
     """
-    replaced = model.config._attn_implementation == "sdpa" and store.dtype in _DTYPES  # noqa: SLF001  # no public name
-    own = ScoredPass(model, windows, by_position=replaced).eval()
     rows, slots = torch.export.Dim("rows", min=2, max=COLUMNS), torch.export.Dim("slots", min=3)
     of_layers = [{2: slots}] * (len(store) // 2)
     dimensions = None, {0: rows}, {0: rows}, {1: rows}, of_layers, of_layers
     numbers = torch.zeros(3, _TRACED_ROWS, dtype=torch.int64, device=store.device)
     sees = torch.ones(len(windows), _TRACED_ROWS, COLUMNS, dtype=torch.bool, device=store.device)
     keys, values = (list(half.split(1)) for half in torch.zeros_like(store).chunk(2))
-    if store.is_cuda and replaced:
+    if store.is_cuda:
         import foredraft.model.device_attention  # noqa: F401  # registers itself; Triton is needed on CUDA devices alone
-    with compiled_attention(own.functional, attend_by_position) if replaced else nullcontext():
-        bounds, token_ids, positions = (each.clone() for each in numbers)  # the exporter takes one tensor for one input
-        example = bounds[:2], token_ids, positions, sees, keys, values
+    bounds, token_ids, positions = (each.clone() for each in numbers)  # the exporter takes one tensor for one input
+    example = bounds[:2], token_ids, positions, sees, keys, values
+    program = None
+    if model.config._attn_implementation == "sdpa" and store.dtype in _DTYPES:  # noqa: SLF001  # no public name
+        own = ScoredPass(model, windows, by_position=True).eval()
+        # whether its layers ask transformers which attention to use shows only when they run, and in any way
+        with suppress(Exception), compiled_attention(own.functional, attend_by_position) as attended:
+            traced = torch.export.export(own, example, strict=False, dynamic_shapes=dimensions)
+            program = traced if len(set(attended)) == len(of_layers) else None
+    if program is None:
+        own = ScoredPass(model, windows, by_position=False).eval()
         program = torch.export.export(own, example, strict=False, dynamic_shapes=dimensions)
     merge_products(program, apart=True)
     module = program.module()

@@ -64,8 +64,9 @@ class RecordedForward:
     """Records the passes of a causal language model at their first use, and replays them.
 
     Libraries choose other kernels for other numbers of rows, which may round in another way, and drafts must not change
-    a text. So with `same_bits`, a number of rows is used if its first pass gives the same bits as one of 64 rows does,
-    and otherwise passes are padded to 64 rows; passes of more rows may differ.
+    a text. So with `same_bits`, a number of rows is used if its first pass gives the same bits as one of 64 rows does;
+    once one does not, passes are padded to the next number that did, at most 64. Passes of more rows may differ, and so
+    may those of models whose attention is not replaced (fused.py).
 
     The store grows when a sequence needs more room, which discards the recordings made over the smaller one. A newer
     sequence takes the store over; the previous sequence continues in buffers of its own, without recordings. Not
@@ -84,8 +85,8 @@ class RecordedForward:
         self._store: torch.Tensor | None = None
         self._passes: dict[int, Callable[[Layout, int], Outputs]] = {}  # by number of rows
         self.same_bits = same_bits
-        # whether passes of a number of rows may be used, where that is known
-        self._usable = dict.fromkeys(ROW_COUNTS if not same_bits else [n for n in ROW_COUNTS if n >= _ALIKE], True)
+        self._usable: dict[int, bool] = {}  # whether passes of a number of rows may be used, where that is known
+        self._compared: set[int] = set()  # numbers of rows whose passes were compared with the model's own
         self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
         self._owner: Callable[[], TreeCache | None] = lambda: None  # the sequence that uses the store
@@ -107,25 +108,24 @@ class RecordedForward:
         if self._failed or rows is None or len(layout.held) + layout.rows > COLUMNS:
             return None
         try:
-            store = self._settled(cache, max(rows, _ALIKE))
+            store = self._settled(cache, max(rows, _ALIKE) if self.same_bits else rows)
             if store is None:
                 return None
-            stored, new = cache.length + cache.held, rows not in self._passes
+            stored = cache.length + cache.held
             cache.reserve(layout.rows)
-            if rows not in self._usable:
-                alike, tried = (self._run(count, layout, stored, store)[0].clone() for count in (_ALIKE, rows))
-                self._usable[rows] = torch.equal(alike[: layout.rows], tried[: layout.rows])
-                if not self._usable[rows]:
-                    del self._passes[rows]
-                    rows = _ALIKE
+            if self.same_bits and rows < _ALIKE and rows not in self._usable:
+                rows = self._alike(rows, layout, stored, store)
+            # before the pass, whose keys and values stay
+            expected = None if rows in self._compared else own().clone()
             logits, states, found = self._run(rows, layout, stored, store)
             logits, states = logits[: layout.rows].clone(), states[: layout.rows]  # the next replay overwrites them
             tokens = found.cpu().numpy()[: layout.rows]  # waits for the device, so that the pass is timed in full
-            if new and (error := error_beyond_rounding(logits, own(), self._model)):
+            if expected is not None and (error := error_beyond_rounding(logits, expected, self._model)):
                 raise ForedraftError(f"its scores are not the model's own, relative error {error:.1e}")
+            self._compared.add(rows)
         except Exception as error:  # noqa: BLE001  # recording can raise anything, and the model can run without it
             self._failed, self._store = True, None
-            self._passes.clear()
+            self._forget()
             sentence = f"This model's forward cannot be recorded on its device ({told(error)}); it runs unrecorded."
             warnings.warn(sentence, ForedraftWarning, stacklevel=4)
             return None
@@ -153,7 +153,7 @@ class RecordedForward:
         first = buffers[0]
         needed = max(needed, first.shape[2])  # the cache expects to grow to its own capacity
         if self._store is None or needed > size:
-            self._passes.clear()
+            self._forget()
             self._store = first.new_empty((len(buffers), first.shape[1], slots_for(needed), first.shape[3]))
             if first.is_cuda:  # torch cannot reuse a pool whose recordings were deleted
                 self._pool = torch.cuda.graph_pool_handle()
@@ -161,6 +161,21 @@ class RecordedForward:
         cache.move_into(self._store)
         self._owner = weakref.ref(cache)
         return self._store
+
+    def _forget(self) -> None:
+        for known in (self._passes, self._usable, self._compared):
+            known.clear()
+
+    def _alike(self, rows: int, layout: Layout, stored: int, store: torch.Tensor) -> int:
+        """Return the number of rows to pad a layout to: `rows` if that gives the same bits as 64 rows, or else 64."""
+        found = [self._run(count, layout, stored, store)[0][: layout.rows].clone() for count in (_ALIKE, rows)]
+        self._usable[rows] = torch.equal(*(each.view(torch.uint8) for each in found))  # NaN is not equal to itself
+        if self._usable[rows]:
+            return rows
+        del self._passes[rows]
+        for count in ROW_COUNTS:
+            self._usable.setdefault(count, count >= _ALIKE)
+        return _ALIKE
 
     def _run(self, rows: int, layout: Layout, stored: int, store: torch.Tensor) -> Outputs:
         if rows not in self._passes:

@@ -71,7 +71,8 @@ class Sampler:
         if self._options.do_sample:
             return None if scores.draw is None else scores.draw(self._options.seed, *self._filters)
         if scores.best is not None:
-            return list(scores.best.tolist())
+            found: list[int] = scores.best.tolist()
+            return found
         values, largest = (each.tolist() for each in scores.logits.max(dim=-1))
         return [token if math.isfinite(value) else -1 for value, token in zip(values, largest, strict=True)]
 
