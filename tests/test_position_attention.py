@@ -44,12 +44,15 @@ def test_rows_attend_to_what_their_mask_says(layout, window):
     torch.testing.assert_close(found, expected.transpose(0, 1).flatten(1))
 
 
+@pytest.fixture
+def kernels():
+    import foredraft.model.device_attention  # noqa: F401  # registers the kernels of CUDA devices; needs Triton
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)])
 @pytest.mark.parametrize(("heads", "key_heads", "size"), [(9, 3, 64), (8, 8, 128), (6, 2, 80), (4, 4, 16)])
-def test_a_gpu_attends_as_the_reference_does(heads, key_heads, size, dtype, error):
-    import foredraft.model.device_attention  # noqa: F401  # registers itself
-
+def test_a_gpu_attends_as_the_reference_does(heads, key_heads, size, dtype, error, kernels):
     for layout, window in itertools.product(LAYOUTS, (None, 3, 100)):
         rows, slots = rows_of(layout, window), int(layout.positions[0]) + layout.rows + 9
         query = torch.randn(layout.rows, heads, size).to(dtype).transpose(0, 1)
@@ -59,9 +62,7 @@ def test_a_gpu_attends_as_the_reference_does(heads, key_heads, size, dtype, erro
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_a_row_has_the_same_bits_alone_and_in_a_tree_of_rows():
-    import foredraft.model.device_attention  # noqa: F401  # registers itself
-
+def test_on_a_gpu_a_row_has_the_same_bits_alone_and_in_a_tree_of_rows(kernels):
     tree = random_tree(np.random.default_rng(2), 63)
     rows = rows_of(lay_out(1, *tree, 400), None)
     query = torch.randn(64, 9, 64).to("cuda", torch.bfloat16).transpose(0, 1)

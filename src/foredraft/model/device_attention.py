@@ -16,7 +16,7 @@ from foredraft.model.position_attention import TILE, attend_by_position
 # slots of a split, by whether key heads are few; the other number took 1.4 times as long for 64 rows of a 7B, and 1.2
 # times of SmolLM2, on an H200 without near slots
 _SPLIT = {False: 128, True: 64}
-_FEW_HEADS = 4  # key heads that keep few of a device's processors busy; chosen
+_FEW_HEADS = 4  # key heads at most that are few; SmolLM2 has 3, and 8 took less time with large splits
 _TILE = 4096  # numbers of keys multiplied at once, 32 slots of heads of 128; 64 took 1.3 times as long there
 _JOINED = 16  # splits that are joined at once; chosen: 2,048 slots
 _LEAST_SIZE = 16  # of a side of a product, a limit of Triton's

@@ -8,6 +8,7 @@ it. Knows transformers' attention interface and torch's exporter and compiler. D
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -97,20 +98,20 @@ def compiled_pass(model: Any, windows: tuple[int | None, ...], store: torch.Tens
     numbers = torch.zeros(3, _TRACED_ROWS, dtype=torch.int64, device=store.device)
     sees = torch.ones(len(windows), _TRACED_ROWS, COLUMNS, dtype=torch.bool, device=store.device)
     keys, values = (list(half.split(1)) for half in torch.zeros_like(store).chunk(2))
-    if store.is_cuda:
-        import foredraft.model.device_attention  # noqa: F401  # registers itself; Triton is needed on CUDA devices alone
     bounds, token_ids, positions = (each.clone() for each in numbers)  # the exporter takes one tensor for one input
     example = bounds[:2], token_ids, positions, sees, keys, values
+    export = partial(torch.export.export, args=example, strict=False, dynamic_shapes=dimensions)
     program = None
     if model.config._attn_implementation == "sdpa" and store.dtype in _DTYPES:  # noqa: SLF001  # no public name
+        if store.is_cuda:  # where Triton is
+            import foredraft.model.device_attention  # noqa: F401  # registers itself
         own = ScoredPass(model, windows, by_position=True).eval()
-        # whether its layers ask transformers which attention to use shows only when they run, and in any way
+        # whether all layers ask transformers which attention to use shows when they run; the others may raise anything
         with suppress(Exception), compiled_attention(own.functional, attend_by_position) as attended:
-            traced = torch.export.export(own, example, strict=False, dynamic_shapes=dimensions)
+            traced = export(own)
             program = traced if len(set(attended)) == len(of_layers) else None
     if program is None:
-        own = ScoredPass(model, windows, by_position=False).eval()
-        program = torch.export.export(own, example, strict=False, dynamic_shapes=dimensions)
+        program = export(ScoredPass(model, windows, by_position=False).eval())
     merge_products(program, apart=True)
     module = program.module()
     _join_weights(module)

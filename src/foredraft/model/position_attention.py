@@ -10,8 +10,9 @@ import torch
 from torch.library import custom_op
 from torch.nn.functional import scaled_dot_product_attention
 
-DEPTH = 32  # positions after the committed ones that a row may have and be summed as in plain decoding; chosen
-TILE = 32  # near positions are summed by so many, which begin at a multiple of it; chosen
+# positions after the committed ones up to which a row is summed as in plain decoding: twice the depth of `auto`'s draft
+DEPTH = 32
+TILE = 32  # near positions that are summed together, from a multiple of it on; chosen
 
 
 @custom_op("foredraft::attend_by_position", mutates_args=(), device_types="cpu")

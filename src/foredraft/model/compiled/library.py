@@ -118,9 +118,8 @@ class CompiledLibrary:
             self._weights = _pointers(list(weights.values()))
             named = [_Weight(name.encode(), each) for name, each in zip(weights, self._weights, strict=True)]
             use = function(_USE_WEIGHTS, pointer, pointer, size, ctypes.c_bool, ctypes.c_bool)
-            _check(
-                use(self._handle, (_Weight * len(named))(*named), len(named), False, True)
-            )  # the buffer in use; all weights must be given
+            # not those of the buffer out of use; and all weights must be given
+            _check(use(self._handle, (_Weight * len(named))(*named), len(named), False, True))
 
     def __del__(self) -> None:
         if hasattr(self, "_delete"):
