@@ -1,5 +1,7 @@
 """Sampling on the device: noise, filters and texts equal the host's; and recorded on a GPU."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -7,14 +9,15 @@ import torch
 from foredraft.contracts import Scores
 from foredraft.errors import ForedraftWarning, NumericsError
 from foredraft.model import device_draw
-from foredraft.model.device_draw import SETTINGS, RowDraws, drawn_rows, gumbel_rows
+from foredraft.model.device_draw import SETTINGS, DrawnRows, RowDraws, drawn_rows, gumbel_rows
+from foredraft.model.recordings import recorded
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from foredraft.sampling.chooser import Sampler, drawn
 from foredraft.sampling.noise import gumbel_noise
 from support.filters import UNUSABLE, WITH_FILTERS
 from support.llamas import small_model
-from support.recorded import Watch, begun, caches_of, finished, finished_in_store, recorded_target
+from support.recorded import Watch, begun, caches_of, exact_products, finished, finished_in_store, recorded_target
 
 SEED = 0xFEDCBA9876543210
 NO_FILTERS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -34,7 +37,14 @@ def assert_drawn_as_on_the_host(device, dtype, options, rows=96, vocabulary=1003
         drawn(row, np.uint64(SEED), at + 1, **wanted)
         for row, at in zip(logits.float().numpy(), positions.tolist(), strict=True)
     ]
-    assert RowDraws().draw(logits.to(device), positions, SEED, **wanted) == expected
+    held, draws = logits.to(device), RowDraws()
+    stream, pool = (torch.cuda.Stream(), torch.cuda.graph_pool_handle()) if held.is_cuda else (None, None)
+    after = DrawnRows(positions.to(device), partial(recorded, stream=stream, pool=pool))
+    after.logits = held
+    with exact_products():
+        assert draws.draw(after, rows - 1, SEED, **wanted) == expected[:-1]
+        assert draws.draw(after, rows, SEED + 1, **NO_FILTERS) != expected
+        assert draws.draw(after, rows, SEED, **wanted) == expected
     assert len(set(expected)) > 1 or options.get("top_k") == 1
 
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.kernels
 
 def known(words, *context):
     """{token: probability * 255} after a context of one to three tokens; None if it is not stored."""
-    slot = find(words, context_key(*[-1] * (3 - len(context)), *context))
+    slot = find(words.keys, context_key(*[-1] * (3 - len(context)), *context))
     if slot < 0:
         return None
     kept = words.chances[slot] > 0
@@ -85,7 +85,7 @@ def test_what_is_learned_of_a_draft_is_what_the_slow_twin_learns(seed):
     for context in expected:
         padded = (*[-1] * (3 - len(context)), *context)
         slow = naive.index_blend.find(expected, naive.index_blend.context_key(*padded))
-        slot = find(words, context_key(*padded))
+        slot = find(words.keys, context_key(*padded))
         assert words.tokens[slot][: len(slow)].tolist() == [token for token, _ in slow]
         assert words.chances[slot].tolist() == [parts for _, parts in slow] + [0] * (TOP - len(slow))
 

@@ -1,6 +1,5 @@
 """Passes of fixed shapes at fixed addresses: scores and texts equal the unrecorded model's; and recorded on a GPU."""
 
-import contextlib
 import gc
 import warnings
 
@@ -29,7 +28,7 @@ from foredraft.sampling.logits import top_probabilities
 from support.compilation import METHODS, SAMPLINGS, written
 from support.families import FAMILIES, VOCABULARY, configuration, each_of, prompt_of, random_tree, tiny_model
 from support.llamas import llama, small_model
-from support.recorded import Watch, begun, caches_of, finished, finished_in_store, recorded_target
+from support.recorded import Watch, begun, caches_of, exact_products, finished, finished_in_store, recorded_target
 from support.toys import TOY, TOY_DRAFT
 
 # torch's products of several experts cannot be run on the meta device in float32
@@ -57,8 +56,10 @@ def assert_same_passes(model, sizes=(0, 1, 2, 9, 40)):
         torch.testing.assert_close(scores.hidden, own.hidden, atol=1e-4, rtol=1e-4)
         assert scores.best.tolist() == own.logits.argmax(dim=-1).tolist()
         top, probabilities = top_probabilities(own.logits, 8)
-        assert scores.top[0].tolist() == top.tolist()
         np.testing.assert_allclose(scores.top[1], probabilities, rtol=0.031)
+        # by their scores, as near ties may come in another order
+        ours, theirs = (own.logits.cpu().gather(1, torch.from_numpy(tokens).long()) for tokens in (scores.top[0], top))
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
         for cache in (given, expected):
             cache.commit([0, len(tokens)] if len(tokens) and parents[-1] < 0 else [0])
     ours, theirs = (cache.reserved_buffers(0) for cache in (given, expected))
@@ -397,20 +398,6 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
         load(TOY_DRAFT, device="cuda", compile=True)
 
 
-@contextlib.contextmanager
-def exact_products():
-    """Compute float32 products in float32, and turn every warning of ours, but not of compilers, into an error."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            warnings.simplefilter("error", ForedraftWarning)
-            yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
-
-
 @pytest.mark.gpu
 @each_of(SINGLE)  # torch copies the experts' offsets from the host in float32, which cannot be recorded
 def test_recorded_rows_score_as_the_model_does(family):
@@ -425,8 +412,10 @@ def test_recorded_rows_score_as_the_model_does(family):
 def test_experts_that_cannot_be_recorded_in_float32_are_told_and_the_text_goes_on(family):
     model = tiny_model(configuration(family)).to("cuda")
     target = recorded_target(model)
-    with pytest.warns(ForedraftWarning, match="cannot be recorded on its device"):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", ForedraftWarning)
         ours = finished(begun(target, 20))
+    assert any("cannot be recorded on its device" in str(each.message) for each in told)
     assert ours == finished(begun(TorchTarget(model), 20))
 
 

@@ -1,5 +1,7 @@
 """Targets of recorded passes, and what must not be done while one is recorded."""
 
+import contextlib
+import warnings
 import weakref
 
 import torch
@@ -7,9 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from foredraft.api import Generator
-from foredraft.model.recordings import (
-    RecordedForward,
-)
+from foredraft.errors import ForedraftWarning
+from foredraft.model.recordings import RecordedForward
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from support.families import prompt_of
@@ -48,6 +49,20 @@ def finished_in_store(run, caches):
     """Finish the run that began last; return its text, and the store in which its cache was after its last step."""
     stores = [caches[-1]().store for _ in run.steps()]
     return tuple(run.seq.emitted.tolist()), stores[-1]
+
+
+@contextlib.contextmanager
+def exact_products():
+    """Compute float32 products in float32, and turn every warning of ours, but not of compilers, into an error."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("error", ForedraftWarning)
+            yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 class Watch(TorchDispatchMode):

@@ -12,6 +12,7 @@ import numpy as np
 from numba import njit
 
 from foredraft.graph.tree import I64, U8, FloatArray, IntArray
+from foredraft.index.borrowed import borrowed
 from foredraft.index.own_words import fill_context, int64, learn_rows
 from foredraft.index.recent_text import append
 from foredraft.index.sources import (
@@ -111,10 +112,11 @@ def _correct_for_noise(rates: Rates, room: Candidates, start: int, seed: np.uint
     `room.margin` as 11 * bin of probability + bin of margin.
     """
     stop, unlisted, first, second = room.made[0], np.float32(1), -1, -1
+    tokens, score, margins, counts = room.tokens, room.score, room.margin, rates.margins
     sums = np.empty(stop, np.float32)
     for i in range(start, stop):
-        unlisted -= room.score[i]
-        sums[i] = np.log(room.score[i]) + gumbel_value(seed, position, room.tokens[i])
+        unlisted -= score[i]
+        sums[i] = np.log(score[i]) + gumbel_value(seed, position, tokens[i])
         if first < 0 or sums[i] > sums[first]:
             first, second = i, first
         elif second < 0 or sums[i] > sums[second]:
@@ -123,10 +125,9 @@ def _correct_for_noise(rates: Rates, room: Candidates, start: int, seed: np.uint
     for i in range(start, stop):
         best = second if i == first else first
         margin = sums[i] - (max(sums[best], others) if best >= 0 else others)
-        row, column = bin_of(float(room.score[i]), SHARES), bin_of(float(margin), _MARGINS)
-        room.margin[i] = row * _COLUMNS + column
-        ratio = rates.margins[0, row, column] / rates.margins[1, row, column]
-        room.score[i] = min(room.score[i] * ratio, 1 - _LEAST_SHARE)
+        row, column = bin_of(float(score[i]), SHARES), bin_of(float(margin), _MARGINS)
+        margins[i] = row * _COLUMNS + column
+        score[i] = min(score[i] * counts[0, row, column] / counts[1, row, column], 1 - _LEAST_SHARE)
 
 
 # --- the draft
@@ -140,51 +141,56 @@ def blend(sources: Sources, rates: Rates, room: Candidates, ids: I64, size: tupl
     `size` is most nodes, greatest depth, and vocabulary.
     """
     most, deepest, vocabulary = size
+    # not unpacked: in a function with a comprehension numba 0.68 drops what is written last to an unpacked array
+    tokens, parents, depths, score, cells = room.tokens, room.parents, room.depths, room.score, room.cells
+    expected, margin, made_of = room.expected, room.margin, room.made
     context, queue = np.empty(LONGEST, np.int64), [(np.float32(0), 0) for _ in range(0)]
     best, made, count, depth = int64(-1), 0, 0, int64(0)
     above, cursors = np.float32(1), root_cursors(sources)
     while True:
         if depth < deepest:
-            fill_context(context, room.tokens, room.parents, best, ids)
-            room.made[0] = made
+            fill_context(context, tokens, parents, best, ids)
+            made_of[0] = made
             known = list_all(sources, context, cursors, depth, room)
-            for i in range(made, room.made[0]):
-                room.expected[i] = room.score[i] = chance(rates, room.cells[i], known)
-                room.margin[i] = -1
+            for i in range(made, made_of[0]):
+                expected[i] = score[i] = chance(rates, cells[i], known)
+                margin[i] = -1
             if noise.known:
                 _correct_for_noise(rates, room, made, noise.seed, len(ids) + depth)
-            for i in range(made, min(room.made[0], len(room.tokens) - LISTED)):
-                room.parents[i], room.depths[i], room.known[i] = best, depth + 1, known
-                room.score[i] *= above
-                if 0 <= room.tokens[i] < vocabulary:
-                    heapq.heappush(queue, (-room.score[i], i))
-            made = min(room.made[0], len(room.tokens) - LISTED)
+            stop = min(made_of[0], len(tokens) - LISTED)
+            for i in range(made, stop):
+                parents[i], depths[i], room.known[i] = best, depth + 1, known
+                score[i] *= above
+                if 0 <= tokens[i] < vocabulary:
+                    heapq.heappush(queue, (-score[i], i))
+            made = stop
         if count == most or not queue:
-            room.made[0], room.made[1] = made, count
+            made_of[0], made_of[1] = made, count
             return
         best = heapq.heappop(queue)[1]
         room.drafted[count], room.nodes[best] = best, count
         count += 1
-        depth, above, cursors = room.depths[best], room.score[best], room.cursors[best]
+        depth, above, cursors = depths[best], score[best], room.cursors[best]
 
 
 @njit(cache=True)
 def learn_choices(rates: Rates, room: Candidates, written: I64) -> None:
     """Count the candidates among which the target chose, drafted or not; `written`, int64[k], are its tokens."""
+    tokens, parents, margin, counts = room.tokens, room.parents, room.margin, rates.margins
     reached = np.full(room.made[0], -1, np.int64)  # depth of the candidates on the written path
-    for i in range(room.made[0]):
-        depth = 0 if room.parents[i] < 0 else reached[room.parents[i]]
+    for i in range(len(reached)):
+        depth = 0 if parents[i] < 0 else reached[parents[i]]
         if depth < 0 or depth >= len(written):
             continue
-        chosen = room.tokens[i] == written[depth]
+        chosen = tokens[i] == written[depth]
         if chosen:
             reached[i] = depth + 1
         credit(rates, room.cells[i], int64(room.known[i]), chosen)
-        if room.margin[i] >= 0:
-            row, column = divmod(room.margin[i], _COLUMNS)
-            keep = min(np.float32(1), _MOST_SEEN / (rates.margins[1, row, column] + 1))
-            rates.margins[0, row, column] = (rates.margins[0, row, column] + np.float32(chosen)) * keep
-            rates.margins[1, row, column] = (rates.margins[1, row, column] + room.expected[i]) * keep
+        if margin[i] >= 0:
+            row, column = divmod(margin[i], _COLUMNS)
+            keep = min(np.float32(1), _MOST_SEEN / (counts[1, row, column] + 1))
+            counts[0, row, column] = (counts[0, row, column] + np.float32(chosen)) * keep
+            counts[1, row, column] = (counts[1, row, column] + room.expected[i]) * keep
 
 
 class TopTokens(NamedTuple):
@@ -223,6 +229,7 @@ def advance(
 
     Returns the draft: tokens int32[N], parents int32[N], score float32[N], source uint8[N].
     """
+    sources, rates, room, top = borrowed(sources), borrowed(rates), borrowed(room), borrowed(top)
     if learns:
         learn_choices(rates, room, ids[read:])
         learn_rows(sources.words, top.tokens, top.parents, ids[:read], top.rows, top.best, top.chances)

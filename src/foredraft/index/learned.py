@@ -38,7 +38,7 @@ def empty_learned(slots: int = MOST_SLOTS) -> LearnedArrays:
 @njit(cache=True)
 def learned_row(arrays: LearnedArrays, a: int, b: int) -> int:
     """Return the slot of the context (a, b), or -1 if it was not learned; `a` is NO_TOKEN for `b` alone."""
-    return find(arrays, context_key(NO_TOKEN, a, b))
+    return find(arrays.keys, context_key(NO_TOKEN, a, b))
 
 
 @njit(cache=True)

@@ -62,11 +62,11 @@ def _first_slot(keys: I64, key: int) -> int:
 
 
 @njit(cache=True)
-def find(words: Any, key: int) -> int:
-    """Return the slot of a context in `OwnWords`, or in other arrays with `keys`, or -1."""
-    first = _first_slot(words.keys, key)
+def find(keys: I64, key: int) -> int:
+    """Return the slot of a context by the `keys` of `OwnWords` or of similar arrays, or -1."""
+    first = _first_slot(keys, key)
     for slot in range(first, first + _WAYS):
-        if words.keys[slot] == key:
+        if keys[slot] == key:
             return slot
     return -1
 
@@ -93,11 +93,11 @@ def slot_for(words: Any, key: int) -> int:
 @njit(cache=True)
 def _keep(words: OwnWords, key: int, tokens: IntArray, probabilities: FloatArray) -> None:
     """Store a distribution: tokens int32[K] and probabilities float32[K], descending."""
-    slot = slot_for(words, key)
+    slot, stored, chances = slot_for(words, key), words.tokens, words.chances
     for i in range(TOP):
         kept = i < len(tokens) and probabilities[i] > 0  # false for NaN
-        words.tokens[slot, i] = tokens[i] if kept else 0
-        words.chances[slot, i] = np.uint8(max(np.rint(255 * probabilities[i]), 1)) if kept else 0
+        stored[slot, i] = tokens[i] if kept else 0
+        chances[slot, i] = np.uint8(max(np.rint(255 * probabilities[i]), 1)) if kept else 0
 
 
 @njit(cache=True)

@@ -102,157 +102,173 @@ def bin_of(value: float, bounds: F64) -> int:
     return int(np.searchsorted(bounds, value, side="right"))
 
 
+class Listed(NamedTuple):
+    """What the sources write of the `Candidates`."""
+
+    tokens: IntArray
+    cells: U8
+    cursors: IntArray
+    made: I64
+
+
 @njit(cache=True)
-def _candidate(room: Candidates, start: int, token: int) -> int:
+def _candidate(listed: Listed, start: int, token: int) -> int:
     """Return a token's index among the candidates from `start` on, added if new; -1 if there are too many."""
-    at = room.made[0]
+    tokens, cells, cursors, made = listed
+    at = made[0]
     for i in range(start, at):
-        if room.tokens[i] == token:
+        if tokens[i] == token:
             return i
     if at == start + LISTED:
         return -1
-    room.tokens[at] = token
+    tokens[at] = token
     for column in range(SOURCES):  # not as slices: numba's check of shapes takes seconds to compile
-        room.cells[at, column] = ABSENT
+        cells[at, column] = ABSENT
     for column in range(CURSORS):
-        room.cursors[at, column] = 0
-    room.cursors[at, _PLACE] = room.cursors[at, _PLACE + 2] = -1
-    room.cursors[at, _NODE] = -2
-    room.made[0] += 1
+        cursors[at, column] = 0
+    cursors[at, _PLACE] = cursors[at, _PLACE + 2] = -1
+    cursors[at, _NODE] = -2
+    made[0] += 1
     return int(at)
 
 
 @njit(cache=True)
-def _list_words(sources: Sources, key: int, source: int, room: Candidates, start: int) -> bool:
-    """List the successors of a context by own words or else by the table; return whether either knows it."""
-    known, slot, cell = sources.words, find(sources.words, key), _OF_TEXT
-    if slot < 0 or known.learned[slot] <= sources.began:
-        of_table = find(sources.table, key)
-        if of_table >= 0:
-            known, slot, cell = sources.table, of_table, _OF_TABLE
-        elif slot < 0:
-            return False
-        else:
-            cell = _OF_OTHERS
+def _list_words(words: OwnWords, slot: int, cell: int, source: int, listed: Listed, start: int) -> None:
+    """List the successors in a slot of own words or of a table, in the cells from `cell` on."""
+    tokens, chances, cells = words.tokens, words.chances, listed.cells
     for i in range(TOP):
-        parts = known.chances[slot, i]
+        parts = chances[slot, i]
         if parts == 0:
             break
-        at = _candidate(room, start, known.tokens[slot, i])
+        at = _candidate(listed, start, tokens[slot, i])
         if at >= 0:
-            room.cells[at, source] = cell + min(i, 2) * 9 + bin_of(parts / 255.0, SHARES)
-    return True
+            cells[at, source] = cell + min(i, 2) * 9 + bin_of(parts / 255.0, SHARES)
 
 
 @njit(cache=True)
 def _tally(
-    text: RecentText, place: int, length: int, newest: int, column: int, tally: IntArray, room: Candidates, start: int
+    symbols: IntArray, place: int, length: int, newest: int, column: int, tally: IntArray, listed: Listed, start: int
 ) -> int:
     """Count one occurrence that ends at `place`, 1 for the `newest`; return 1, or 0 if nothing follows it."""
-    if place + 1 >= text.length[0] or text.symbols[place + 1] < 0:
+    if place + 1 >= len(symbols) or symbols[place + 1] < 0:
         return 0
-    at = _candidate(room, start, text.symbols[place + 1])
+    at = _candidate(listed, start, symbols[place + 1])
     if at < 0:
         return 0
     tally[at - start, 0] += 1
     tally[at - start, 1] |= newest
     if length > tally[at - start, 2]:
         tally[at - start, 2] = length
-        room.cursors[at, column], room.cursors[at, column + 1] = place + 1, min(length + 1, LONGEST)
+        listed.cursors[at, column], listed.cursors[at, column + 1] = place + 1, min(length + 1, LONGEST)
     return 1
 
 
 @njit(cache=True)
 def _list_places(
-    text: RecentText, context: I64, cursors: IntArray, visits: int, source: int, room: Candidates, start: int
+    text: RecentText, context: I64, parent: IntArray, visits: int, source: int, listed: Listed, start: int
 ) -> bool:
-    """List what followed the context's last two tokens or more in a text, at the newest places and the parent's."""
-    if context[LONGEST - 2] < 0 or not text.length[0]:
+    """List what followed the context's last two tokens or more in a text, at the newest places and the parent's.
+
+    `parent`, int32[7], are the cursors of the node that the candidates come after.
+    """
+    symbols, column = text.symbols[: text.length[0]], _PLACE + 2 * (source - OWN)
+    if context[LONGEST - 2] < 0 or not len(symbols):
         return False
     tally = np.zeros((LISTED, 3), np.int32)  # of each candidate: occurrences, whether one is the newest, longest match
-    column, total = _PLACE if source == OWN else _PLACE + 2, 0
-    place = newest_place(text, context[LONGEST - 2], context[LONGEST - 1])
+    place, total = newest_place(text, context[LONGEST - 2], context[LONGEST - 1]), 0
     for _ in range(visits):
         if place < 0:
             break
         length = int64(2)  # tokens up to `place` that match the end of the context
-        while length < min(LONGEST, place + 1) and text.symbols[place - length] == context[LONGEST - 1 - length] >= 0:
+        while length < min(LONGEST, place + 1) and symbols[place - length] == context[LONGEST - 1 - length] >= 0:
             length += 1
-        total += _tally(text, place, length, int64(total == 0), column, tally, room, start)
+        total += _tally(symbols, place, length, int64(total == 0), column, tally, listed, start)
         place = int64(text.previous[place])
-    if cursors[column] >= 0:  # may be one of these places, and then counts twice
-        at, length = int64(cursors[column]), int64(cursors[column + 1])
-        total += _tally(text, at, length, int64(0), column, tally, room, start)
-    for at in range(start, room.made[0]):
+    if parent[column] >= 0:  # may be one of these places, and then counts twice
+        at, length = int64(parent[column]), int64(parent[column + 1])
+        total += _tally(symbols, at, length, int64(0), column, tally, listed, start)
+    for at in range(start, listed.made[0]):
         count, newest, length = tally[at - start]
         if count:
             share, long = 0 if 3 * count < total else 1 if count < total else 2, bin_of(float(length), _LENGTHS)
-            room.cells[at, source] = 1 + ((long * 3 + share) * 2 + min(count - 1, 1)) * 2 + newest
+            listed.cells[at, source] = 1 + ((long * 3 + share) * 2 + min(count - 1, 1)) * 2 + newest
     return total > 0
 
 
 @njit(cache=True)
-def _list_rows(rows: Rows, cursors: IntArray, depth: int, room: Candidates, start: int) -> bool:
+def _list_rows(rows: Rows, parent: IntArray, depth: int, listed: Listed, start: int) -> bool:
     """List what follows in the rows that contain the parent's path."""
-    low, high = cursors[_ROWS_LOW], cursors[_ROWS_HIGH]
-    if depth >= rows.tokens.shape[1]:
+    tokens, weights, lengths = rows
+    low, high = parent[_ROWS_LOW], parent[_ROWS_HIGH]
+    if depth >= tokens.shape[1]:
         return False
-    while low < high and rows.tokens[low, depth] < 0:
+    while low < high and tokens[low, depth] < 0:
         low += 1  # ended rows come first
     total = np.float32(0)
     for row in range(low, high):
-        total += rows.weights[row]
+        total += weights[row]
     many = 0 if high - low == 1 else 1 if high - low < 5 else 2
     end = low
     while end < high:
-        begin, token, weight, longest = end, rows.tokens[end, depth], np.float32(0), 0
-        while end < high and rows.tokens[end, depth] == token:
-            weight, longest = weight + rows.weights[end], max(longest, rows.lengths[end])
+        begin, token, weight, longest = end, tokens[end, depth], np.float32(0), 0
+        while end < high and tokens[end, depth] == token:
+            weight, longest = weight + weights[end], max(longest, lengths[end])
             end += 1
-        at = _candidate(room, start, token)
+        at = _candidate(listed, start, token)
         if at >= 0:
-            room.cursors[at, _ROWS_LOW], room.cursors[at, _ROWS_HIGH] = begin, end
+            listed.cursors[at, _ROWS_LOW], listed.cursors[at, _ROWS_HIGH] = begin, end
             length = min(bin_of(float(longest + depth), _LENGTHS), 3)
-            room.cells[at, STORE] = 1 + (bin_of(float(weight / total), SHARES) * 4 + length) * 3 + many
+            listed.cells[at, STORE] = 1 + (bin_of(float(weight / total), SHARES) * 4 + length) * 3 + many
     return bool(high > low)
 
 
 @njit(cache=True)
-def _list_neural(neural: NeuralDraft, parent: int, room: Candidates, start: int) -> bool:
+def _list_neural(neural: NeuralDraft, parent: int, listed: Listed, start: int) -> bool:
     """List the children of a node of the neural draft, -1 for its root."""
-    above, found = float(neural.score[parent]) if parent >= 0 else 1.0, False
-    for node in range(parent + 1, len(neural.tokens)):
-        if neural.parents[node] != parent:
+    tokens, parents, score = neural
+    above, found = float(score[parent]) if parent >= 0 else 1.0, False
+    for node in range(parent + 1, len(tokens)):
+        if parents[node] != parent:
             continue
-        found, at = True, _candidate(room, start, neural.tokens[node])
+        found, at = True, _candidate(listed, start, tokens[node])
         if at >= 0:
-            room.cursors[at, _NODE] = node
-            room.cells[at, NEURAL] = 1 + bin_of(float(neural.score[node]) / max(above, 1e-9), SHARES)
+            listed.cursors[at, _NODE] = node
+            listed.cells[at, NEURAL] = 1 + bin_of(float(score[node]) / max(above, 1e-9), SHARES)
     return found
 
 
 @njit(cache=True)
-def list_all(sources: Sources, context: I64, cursors: IntArray, depth: int, room: Candidates) -> int:
-    """Add the candidates after a context, 64 at most, to `room`; return the sources that know it, as bits."""
-    start, known = room.made[0], 0
+def list_all(sources: Sources, context: I64, parent: IntArray, depth: int, room: Candidates) -> int:
+    """Add the candidates after a context, 64 at most, to `room`; return the sources that know it, as bits.
+
+    `parent`, int32[7], are the cursors of the node that they come after, which is at `depth`.
+    """
+    listed = Listed(room.tokens, room.cells, room.cursors, room.made)
+    start, known, words, table = room.made[0], 0, sources.words, sources.table
     a, b, c = context[LONGEST - 3], context[LONGEST - 2], context[LONGEST - 1]
     # loops, as numba compiles a function again for each constant that it is called with
     for source in range(WORDS_3, WORDS_1 + 1):
-        if context[LONGEST - 3 + source] >= 0:
-            key = context_key(a if source == WORDS_3 else NO_TOKEN, b if source < WORDS_1 else NO_TOKEN, c)
-            known |= _list_words(sources, key, source, room, start) << source
+        if context[LONGEST - 3 + source] < 0:
+            continue
+        key = context_key(a if source == WORDS_3 else NO_TOKEN, b if source < WORDS_1 else NO_TOKEN, c)
+        slot, of_table, cell = find(words.keys, key), -1, int64(_OF_TEXT)
+        if slot < 0 or words.learned[slot] <= sources.began:
+            of_table, cell = find(table.keys, key), int64(_OF_OTHERS)
+        if of_table >= 0:
+            _list_words(table, of_table, int64(_OF_TABLE), source, listed, start)
+        elif slot >= 0:
+            _list_words(words, slot, cell, source, listed, start)
+        known |= (slot >= 0 or of_table >= 0) << source
     visits = _PLACES if depth else _ROOT_PLACES
-    for source in range(OWN, SHARED + 1):
-        text = sources.own if source == OWN else sources.shared
-        known |= _list_places(text, context, cursors, visits, source, room, start) << source
-    known |= _list_rows(sources.rows, cursors, depth, room, start) << STORE
-    if cursors[_NODE] >= -1:
-        known |= _list_neural(sources.neural, cursors[_NODE], room, start) << NEURAL
-    for source in range(SOURCES):
-        if known >> source & 1:
-            for i in range(start, room.made[0]):
-                if room.cells[i, source] == ABSENT:
-                    room.cells[i, source] = UNLISTED
+    known |= _list_places(sources.own, context, parent, visits, int64(OWN), listed, start) << OWN
+    known |= _list_places(sources.shared, context, parent, visits, int64(SHARED), listed, start) << SHARED
+    known |= _list_rows(sources.rows, parent, depth, listed, start) << STORE
+    if parent[_NODE] >= -1:
+        known |= _list_neural(sources.neural, parent[_NODE], listed, start) << NEURAL
+    for i in range(start, room.made[0]):
+        for source in range(SOURCES):
+            if known >> source & 1 and listed.cells[i, source] == ABSENT:
+                listed.cells[i, source] = UNLISTED
     return known
 
 

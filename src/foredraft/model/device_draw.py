@@ -8,6 +8,7 @@ needs. Does not depend on what was drafted.
 import functools
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -16,6 +17,41 @@ from foredraft.errors import ForedraftWarning, told
 SETTINGS = 6  # numbers: the seed's lower and upper 32 bits, temperature, top-k, top-p, min-p
 _WORD = 0xFFFFFFFF
 _MOST_AT_ONCE = 1 << 21  # logits; drawing takes some hundred bytes of device memory for each
+
+
+Record = Callable[[Callable[[], Any]], Callable[[], Any]]
+
+
+class DrawnRows:
+    """The tokens that sampling draws after the rows of passes of one shape.
+
+    `logits` are set to the last pass's, float[R, V]; `positions`, int64[R], are its rows'. Both lie on the device, and
+    once draws are recorded, at the same place. `record` returns a function that repeats the given one.
+    """
+
+    def __init__(self, positions: torch.Tensor, record: Record) -> None:
+        self.logits = positions.new_empty(0, 0)
+        self._positions, self._record = positions, record
+        self._settings = torch.empty(SETTINGS, dtype=torch.float64, device=positions.device)
+        self._copied: tuple[float, ...] = ()
+        self._draws: dict[bool, Callable[[], torch.Tensor]] = {}  # with filters, without
+
+    def tokens(self, settings: tuple[float, ...], *, filters: bool) -> torch.Tensor:
+        """Return the tokens after all rows, int64[R], which the next call may overwrite."""
+        if settings != self._copied:
+            self._settings.copy_(torch.tensor(settings, dtype=torch.float64))
+            self._copied = settings
+        if filters not in self._draws:
+            quickest_draw(*self._given(), filters=filters)  # compiles, which a recording's stream is not for
+            self._draws[filters] = self._record(lambda: quickest_draw(*self._given(), filters=filters))
+        return self._draws[filters]()
+
+    def unfused(self, *, filters: bool) -> torch.Tensor:
+        """Return the same by the settings of the last call, without any compiler's help."""
+        return drawn_rows(*self._given(), filters=filters)
+
+    def _given(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self.logits, self._positions, self._settings
 
 
 class RowDraws:
@@ -28,18 +64,16 @@ class RowDraws:
     @torch.inference_mode()
     def draw(
         self,
-        logits: torch.Tensor, positions: torch.Tensor,
-        seed: int, temperature: float, top_k: int, top_p: float, min_p: float,
+        drawn: DrawnRows, count: int, seed: int, temperature: float, top_k: int, top_p: float, min_p: float,
     ) -> list[int] | None:  # fmt: skip
-        """Return the tokens after rows, as `drawn_rows` does; None, after a warning, if that failed."""
+        """Return the tokens after the first `count` rows, as `drawn_rows` does; None, with a warning, if that fails."""
         if self._failed:
             return None
         settings = float(seed & _WORD), float(seed >> 32), temperature, float(top_k), top_p, min_p
         filters = top_k > 0 or top_p < 1.0 or min_p > 0.0
         try:
-            on_device = positions.to(logits.device), torch.tensor(settings, dtype=torch.float64).to(logits.device)
-            tokens: list[int] = quickest_draw(logits, *on_device, filters=filters).tolist()
-            if filters not in self._compared and tokens != drawn_rows(logits, *on_device, filters=filters).tolist():
+            tokens: list[int] = drawn.tokens(settings, filters=filters).tolist()
+            if filters not in self._compared and tokens != drawn.unfused(filters=filters).tolist():
                 raise RuntimeError("fused into one kernel, drawing gives other tokens")
         except Exception as error:  # noqa: BLE001  # compilers can raise anything, and the host can draw instead
             self._failed = True
@@ -47,7 +81,7 @@ class RowDraws:
             warnings.warn(sentence, ForedraftWarning, stacklevel=2)
             return None
         self._compared.add(filters)
-        return tokens
+        return tokens[:count]
 
 
 def quickest_draw(logits: torch.Tensor, *rows: torch.Tensor, filters: bool) -> torch.Tensor:

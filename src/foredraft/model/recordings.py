@@ -11,7 +11,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ import torch
 from foredraft.contracts import Scores
 from foredraft.errors import ForedraftError, ForedraftWarning, UsageError, told
 from foredraft.graph.layout import Layout
-from foredraft.model.device_draw import RowDraws
+from foredraft.model.device_draw import DrawnRows, Record, RowDraws
 from foredraft.model.fused import COLUMNS, Outputs, Pass, scored_pass
 from foredraft.model.kv_cache import TreeCache
 from foredraft.model.mask import seen_rows
@@ -32,7 +32,7 @@ _ALIKE = 64
 _LEAST_SLOTS = 512
 _WARM_UPS = 2  # runs before a recording, in which libraries load kernels and choose algorithms
 
-Compute = Callable[[], Outputs]
+T = TypeVar("T")
 
 
 class Rows:
@@ -61,6 +61,39 @@ class Rows:
             sees[count:] = sees[0]
 
 
+class RecordedPass:
+    """A pass of R rows over a store, float[2 L, heads, C, head_dim], and what sampling draws after them.
+
+    It is recorded at its first use. `drawn` tells the tokens after the rows of the last pass.
+    """
+
+    def __init__(
+        self, compute: Pass, rows: int, windows: Sequence[int | None], store: torch.Tensor, record: Record
+    ) -> None:
+        self._windows, self._record = windows, record
+        self._sent = Rows(rows, len(windows), pin_memory=store.is_cuda)
+        received = Rows(rows, len(windows), device=store.device)
+        self._received = received.memory
+        keys, values = (list(half.split(1)) for half in store.chunk(2))
+        inputs = received.bounds, received.token_ids, received.positions, received.sees, keys, values
+        self._compute: Callable[[], Outputs] = lambda: compute(*inputs)
+        self._replay: Callable[[], Outputs] | None = None
+        self.drawn = DrawnRows(received.positions, record)
+
+    def __call__(self, layout: Layout, stored: int) -> Outputs:
+        """Score a layout's rows after `stored` slots in use; the next call overwrites the result.
+
+        The previous one must have finished on the device, because the memory that is sent must not change on its way.
+        """
+        self._sent.write(layout, stored, self._windows)
+        self._received.copy_(self._sent.memory, non_blocking=True)
+        if self._replay is None:
+            self._replay = self._record(self._compute)
+        outputs = self._replay()
+        self.drawn.logits = outputs[0]
+        return outputs
+
+
 class RecordedForward:
     """Records the passes of a causal language model at their first use, and replays them.
 
@@ -84,7 +117,7 @@ class RecordedForward:
         self._model, self._windows = model, tuple(dict.fromkeys(inspect(model.config).windows))
         self._pass: Pass | None = None
         self._store: torch.Tensor | None = None
-        self._passes: dict[int, Callable[[Layout, int], Outputs]] = {}  # by number of rows
+        self._passes: dict[int, RecordedPass] = {}  # by number of rows
         self.same_bits = same_bits
         self._usable: dict[int, bool] = {}  # whether passes of a number of rows may be used, where that is known
         self._compared: set[int] = set()  # numbers of rows whose passes were compared with the model's own
@@ -130,7 +163,7 @@ class RecordedForward:
             sentence = f"This model's forward cannot be recorded on its device ({told(error)}); it runs unrecorded."
             warnings.warn(sentence, ForedraftWarning, stacklevel=4)
             return None
-        draw = partial(self._draws.draw, logits, torch.from_numpy(layout.positions))
+        draw = partial(self._draws.draw, self._passes[rows].drawn, layout.rows)
         best, (top, bits) = tokens[:, 0], np.split(tokens[:, 1:], 2, axis=1)
         return Scores(logits, states.clone() if hidden else None, best, (top, bits.view(np.float32)), draw)
 
@@ -180,37 +213,14 @@ class RecordedForward:
 
     def _run(self, rows: int, layout: Layout, stored: int, store: torch.Tensor) -> Outputs:
         if rows not in self._passes:
-            self._passes[rows] = self._new_pass(rows, store)
+            if self._pass is None:
+                self._pass = scored_pass(self._model, self._windows, store)
+            record = partial(recorded, stream=self._stream, pool=self._pool)
+            self._passes[rows] = RecordedPass(self._pass, rows, self._windows, store, record)
         return self._passes[rows](layout, stored)
 
-    def _new_pass(self, rows: int, store: torch.Tensor) -> Callable[[Layout, int], Outputs]:
-        """Return a function that sends a layout's rows, after the slots in use, and scores them in a recorded pass.
 
-        The store holds every layer's slots, keys and then values, float[2 L, heads, C, head_dim]. The next call
-        overwrites the result. The previous one must have finished on the device, because the memory that is sent must
-        not change on its way.
-        """
-        if self._pass is None:
-            self._pass = scored_pass(self._model, self._windows, store)
-        compute, kinds = self._pass, len(self._windows)
-        sent = Rows(rows, kinds, pin_memory=store.is_cuda)
-        received = Rows(rows, kinds, device=store.device)
-        keys, values = (list(half.split(1)) for half in store.chunk(2))
-        inputs = received.bounds, received.token_ids, received.positions, received.sees, keys, values
-        replay: Compute | None = None
-
-        def run(layout: Layout, stored: int) -> Outputs:
-            nonlocal replay
-            sent.write(layout, stored, self._windows)
-            received.memory.copy_(sent.memory, non_blocking=True)
-            if replay is None:
-                replay = recorded(lambda: compute(*inputs), stream=self._stream, pool=self._pool)
-            return replay()
-
-        return run
-
-
-def recorded(compute: Compute, stream: torch.cuda.Stream | None, pool: Any) -> Compute:
+def recorded(compute: Callable[[], T], stream: torch.cuda.Stream | None, pool: Any) -> Callable[[], T]:
     """Record `compute` on a CUDA device, and return a function that replays it; without a stream, return `compute`.
 
     It reads and writes the same memory at every call, and never waits for the device. The stream is used for recording
@@ -232,7 +242,7 @@ def recorded(compute: Compute, stream: torch.cuda.Stream | None, pool: Any) -> C
         finally:
             torch.cuda.set_stream(before)  # torch does not restore it when recording fails
 
-    def replay() -> Outputs:
+    def replay() -> T:
         recording.replay()
         return outputs
 
