@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -55,7 +56,7 @@ def known_peers(model: str, folder: Path, work: Path) -> dict[str, Peer]:
         for name, lookup in ((f"llama.cpp {kind}", 0), (f"llama.cpp {kind} prompt lookup", 10)):
             peers[name] = Peer("llama_cpp", {"folder": str(files), "kind": kind, "lookup": lookup})
     ngram = {"method": "ngram", "num_speculative_tokens": 10, "prompt_lookup_min": 2, "prompt_lookup_max": 5}
-    # no cache of earlier answers, because prompts are repeated in every round
+    # no cache of earlier answers: it cannot be emptied before prompts are repeated
     suffix = {"method": "suffix", "num_speculative_tokens": 10, "suffix_decoding_max_cached_requests": 0}
     for name, speculation in (("vllm", {}), ("vllm ngram", ngram), ("vllm suffix", suffix)):
         peers[name] = Peer("vllm", {**saved, **speculation})
@@ -63,11 +64,14 @@ def known_peers(model: str, folder: Path, work: Path) -> dict[str, Peer]:
         for name, lookup in ((f"openvino {weights}", 0), (f"openvino {weights} prompt lookup", 10)):
             exported = {"folder": str(files / "openvino"), "weights": weights, "lookup": lookup}
             peers[name] = Peer("openvino", {**saved, **exported})
-    for method, options in (("none", {}), ("auto", {"learn": "request"}), ("prompt_lookup", {})):
-        drafting = {"method": method, "options": options}  # as for vllm, nothing is kept of earlier answers
-        peers[f"{OURS} {method}"] = Peer(OURS, {"model": model, **drafting})
+    for name, method, options in (
+        ("none", "none", {}), ("auto", "auto", {}), ("auto learn=request", "auto", {"learn": "request"}),
+        ("prompt_lookup", "prompt_lookup", {}),
+    ):  # fmt: skip
+        drafting = {"method": method, "options": options}
+        peers[f"{OURS} {name}"] = Peer(OURS, {"model": model, **drafting})
         for kind in ("Q8_0", "Q4_0"):  # the files that llama.cpp's quantiser made above
-            peers[f"{OURS} {kind} {method}"] = Peer(OURS, {"model": str(files / f"{kind}.gguf"), **drafting})
+            peers[f"{OURS} {kind} {name}"] = Peer(OURS, {"model": str(files / f"{kind}.gguf"), **drafting})
     return peers
 
 
@@ -181,15 +185,17 @@ def measure(
 ) -> Iterable[dict[str, Any]]:  # fmt: skip
     """Send every prompt to every worker, in random order, in rounds; round 0 warms up with one prompt.
 
-    A worker that fails is removed from `workers`, and the reason is added to `failed`.
+    Before a prompt is sent again, at another temperature or in another round, ours forget what they learned. A worker
+    that fails is removed from `workers`, and the reason is added to `failed`.
     """
     order = random.Random(0)  # noqa: S311  # an order, no secret
-    for number in range(rounds + 1):
-        turns = [(temperature, prompt) for temperature in temperatures for prompt in prompts[: None if number else 1]]
-        for place, (temperature, prompt) in enumerate(order.sample(turns, len(turns))):
-            print(f"round {number} of {rounds}, {place + 1} of {len(turns)}", file=sys.stderr, flush=True)
+    for number, temperature in product(range(rounds + 1), temperatures):
+        turns = order.sample(prompts, len(prompts)) if number else prompts[:1]
+        for place, prompt in enumerate(turns):
+            turn = f"round {number} of {rounds}, temperature {temperature:g}, {place + 1} of {len(turns)}"
+            print(turn, file=sys.stderr, flush=True)
             for name in order.sample(list(workers), len(workers)):
-                asked = {**prompt, "temperature": temperature, "seed": prompt["number"]}
+                asked = {**prompt, "temperature": temperature, "seed": prompt["number"], "forget": place == 0}
                 try:
                     answer = workers[name].ask(asked)
                 except PeerError as error:
@@ -284,7 +290,9 @@ def page(
     about = (
         f"{model['name']} ({model['hash']}) on {machine['processor']}, {machine['cores']} cores, {machine['system']}. "
         "Whole calls including the prompt, one request at a time. Milliseconds per token: median of the rounds, with "
-        "minimum and maximum; tokens per step include the prompt's pass; the interval of the speed-up is over prompts."
+        "minimum and maximum; tokens per step include the prompt's pass; the interval of the speed-up is over prompts. "
+        f"{OURS} auto keeps words from prompt to prompt, and forgets them before a prompt is repeated; with learn=request, "
+        "it keeps nothing, like the other libraries."
     )
     lines = ["# Peers on a CPU", "", about, "", "```", f"python {shlex.join(sys.argv)}", "```", ""]
     for temperature, figures in tables.items():

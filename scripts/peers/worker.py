@@ -1,8 +1,9 @@
 """A worker of `compare_peers.py`: loads one peer, then answers each line of JSON with a line of JSON.
 
 Runs in the peer's environment, so it imports nothing from the driver. A request has `ids`, `max_new_tokens`,
-`temperature` and `seed`; the answer has `seconds`, `tokens`, `steps` (None if the library does not report them) and
-`text`. Output of the libraries goes to stderr. The first line on stdout has `ready` and the versions, or `error`.
+`temperature`, `seed`, and whether to `forget` what earlier ones taught; the answer has `seconds`, `tokens`, `steps`
+(None if the library does not report them) and `text`. Output of the libraries goes to stderr. The first line on stdout
+has `ready` and the versions, or `error`.
 """
 
 import json
@@ -52,6 +53,8 @@ def foredraft(model: str, threads: int, method: str, options: Mapping[str, Any])
         raise RuntimeError(f"the model is not compiled for this machine; run `foredraft compile {model}` first")
 
     def ask(request: Mapping[str, Any]) -> Answer:
+        if request["forget"]:
+            generator.forget()
         start = time.perf_counter()
         written = generator.generate(
             request["ids"], max_new_tokens=request["max_new_tokens"], temperature=request["temperature"],
