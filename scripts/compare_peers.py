@@ -291,8 +291,8 @@ def page(
         f"{model['name']} ({model['hash']}) on {machine['processor']}, {machine['cores']} cores, {machine['system']}. "
         "Whole calls including the prompt, one request at a time. Milliseconds per token: median of the rounds, with "
         "minimum and maximum; tokens per step include the prompt's pass; the interval of the speed-up is over prompts. "
-        f"{OURS} auto keeps words from prompt to prompt, and forgets them before a prompt is repeated; with learn=request, "
-        "it keeps nothing, like the other libraries."
+        f"{OURS} auto keeps words from prompt to prompt, and forgets them before a prompt is repeated; with "
+        "learn=request, it keeps nothing, like the other libraries."
     )
     lines = ["# Peers on a CPU", "", about, "", "```", f"python {shlex.join(sys.argv)}", "```", ""]
     for temperature, figures in tables.items():

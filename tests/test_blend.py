@@ -1,5 +1,7 @@
 """Blending: every source is used, path scores are right, and rates follow the target's choices."""
 
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -286,6 +288,21 @@ def test_known_noise_tells_which_of_several_tokens_will_be_drawn():
         hits[known] = np.mean(guessed[200:])
     assert hits[False] < 0.5
     assert hits[True] > 0.8
+
+
+def test_a_draft_outlives_the_arrays_that_it_was_made_from_and_keeps_none_of_them():
+    ids = np.array([1, 2, 3, 1, 2, 3, 1, 2], np.int64)
+    asked, rates, room = sources(ids), prior_rates(sampled=False), room_to_draft(16)
+    arrays = [*asked.own, *asked.words, *rates, *room]
+    before = [sys.getrefcount(array) for array in arrays]
+    given = asked, rates, room, ids, len(ids), NO_TOP_TOKENS, SIZE, NO_NOISE, False
+    draft = advance(*given)
+    assert [sys.getrefcount(array) for array in arrays] == before
+    kept = [part.tolist() for part in draft]
+    assert len(kept[0]) == SIZE[1]  # the only path, as deep as it may be
+    for array in room:
+        array.fill(7)
+    assert [part.tolist() for part in draft] == kept
 
 
 # --- stored rows

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from foredraft.api import Generator
 from foredraft.contracts import Scores
+from foredraft.engine.batch import write_all
 from foredraft.errors import ForedraftWarning, NumericsError
 from foredraft.model import device_draw
 from foredraft.model.device_draw import SETTINGS, DrawnRows, RowDraws, drawn_rows, gumbel_rows
@@ -15,9 +17,10 @@ from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from foredraft.sampling.chooser import Sampler, drawn
 from foredraft.sampling.noise import gumbel_noise
+from support.families import prompt_of
 from support.filters import UNUSABLE, WITH_FILTERS
 from support.llamas import small_model
-from support.recorded import Watch, begun, caches_of, exact_products, finished, finished_in_store, recorded_target
+from support.recorded import Watch, begun, caches_of, finished, finished_in_store, our_warnings_alone, recorded_target
 
 SEED = 0xFEDCBA9876543210
 NO_FILTERS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -37,14 +40,16 @@ def assert_drawn_as_on_the_host(device, dtype, options, rows=96, vocabulary=1003
         drawn(row, np.uint64(SEED), at + 1, **wanted)
         for row, at in zip(logits.float().numpy(), positions.tolist(), strict=True)
     ]
-    held, draws = logits.to(device), RowDraws()
+    held, at, draws = logits.to(device), positions.to(device), RowDraws()
     stream, pool = (torch.cuda.Stream(), torch.cuda.graph_pool_handle()) if held.is_cuda else (None, None)
-    after = DrawnRows(positions.to(device), partial(recorded, stream=stream, pool=pool))
+    after = DrawnRows(at, partial(recorded, stream=stream, pool=pool))
     after.logits = held
-    with exact_products():
+    with our_warnings_alone():
         assert draws.draw(after, rows - 1, SEED, **wanted) == expected[:-1]
-        assert draws.draw(after, rows, SEED + 1, **NO_FILTERS) != expected
-        assert draws.draw(after, rows, SEED, **wanted) == expected
+        draws.draw(after, rows, SEED + 1, **(wanted | {"temperature": 2.0}))
+        for changed in (held, at):
+            changed.copy_(changed.flip(0))
+        assert draws.draw(after, rows, SEED, **wanted) == expected[::-1]
     assert len(set(expected)) > 1 or options.get("top_k") == 1
 
 
@@ -119,6 +124,15 @@ def test_a_text_is_drawn_without_a_row_of_scores_leaving_the_device(options, mon
     expected = finished(begun(TorchTarget(small_model()), 25, **sampling))
     monkeypatch.setattr("foredraft.sampling.chooser.Sampler._row", None)
     assert finished(begun(recorded_target(small_model()), 25, **sampling)) == expected
+
+
+def test_texts_of_a_batch_are_drawn_from_their_own_rows():
+    sampling, lengths = {"do_sample": True, "temperature": 0.8, "seed": 3}, (20, 25)
+    expected = [finished(begun(TorchTarget(small_model()), length, **sampling)) for length in lengths]
+    generator = Generator(recorded_target(small_model()), None, method="adaptix", options={"table": "none"}, nodes=12)
+    runs = [generator.begin(prompt_of(length), SamplingOptions(**sampling), max_new_tokens=48) for length in lengths]
+    found = write_all(generator.batch(), runs, most=2)
+    assert [tuple(run.seq.emitted.tolist()) for run in found] == expected
 
 
 @pytest.mark.parametrize("other", [{"repetition_penalty": 1.3}])

@@ -56,10 +56,13 @@ def assert_same_passes(model, sizes=(0, 1, 2, 9, 40)):
         torch.testing.assert_close(scores.hidden, own.hidden, atol=1e-4, rtol=1e-4)
         assert scores.best.tolist() == own.logits.argmax(dim=-1).tolist()
         top, probabilities = top_probabilities(own.logits, 8)
+        if own.logits.is_cuda:  # near ties may come in another order
+            found = (own.logits.cpu().gather(1, torch.from_numpy(each).long()) for each in (scores.top[0], top))
+            torch.testing.assert_close(*found, atol=1e-4, rtol=1e-4)
+            assert all(len(set(row)) == len(row) for row in scores.top[0].tolist())
+        else:
+            assert scores.top[0].tolist() == top.tolist()
         np.testing.assert_allclose(scores.top[1], probabilities, rtol=0.031)
-        # by their scores, as near ties may come in another order
-        ours, theirs = (own.logits.cpu().gather(1, torch.from_numpy(tokens).long()) for tokens in (scores.top[0], top))
-        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
         for cache in (given, expected):
             cache.commit([0, len(tokens)] if len(tokens) and parents[-1] < 0 else [0])
     ours, theirs = (cache.reserved_buffers(0) for cache in (given, expected))
@@ -413,6 +416,7 @@ def test_experts_that_cannot_be_recorded_in_float32_are_told_and_the_text_goes_o
     model = tiny_model(configuration(family)).to("cuda")
     target = recorded_target(model)
     with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("ignore")
         warnings.simplefilter("always", ForedraftWarning)
         ours = finished(begun(target, 20))
     assert any("cannot be recorded on its device" in str(each.message) for each in told)

@@ -52,14 +52,21 @@ def finished_in_store(run, caches):
 
 
 @contextlib.contextmanager
+def our_warnings_alone():
+    """Turn every warning of ours into an error, and ignore those of compilers."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", ForedraftWarning)
+        yield
+
+
+@contextlib.contextmanager
 def exact_products():
-    """Compute float32 products in float32, and turn every warning of ours, but not of compilers, into an error."""
+    """Compute float32 products in float32, and heed our own warnings alone."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            warnings.simplefilter("error", ForedraftWarning)
+        with our_warnings_alone():
             yield
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before

@@ -141,9 +141,11 @@ def blend(sources: Sources, rates: Rates, room: Candidates, ids: I64, size: tupl
     `size` is most nodes, greatest depth, and vocabulary.
     """
     most, deepest, vocabulary = size
-    # not unpacked: in a function with a comprehension numba 0.68 drops what is written last to an unpacked array
-    tokens, parents, depths, score, cells = room.tokens, room.parents, room.depths, room.score, room.cells
-    expected, margin, made_of = room.expected, room.margin, room.made
+    # not unpacked, and at most three a line, as Python unpacks four: numba 0.68 drops the last write to an unpacked
+    # array from functions with a comprehension
+    tokens, parents, depths = room.tokens, room.parents, room.depths
+    score, cells, made_of = room.score, room.cells, room.made
+    expected, margin = room.expected, room.margin
     context, queue = np.empty(LONGEST, np.int64), [(np.float32(0), 0) for _ in range(0)]
     best, made, count, depth = int64(-1), 0, 0, int64(0)
     above, cursors = np.float32(1), root_cursors(sources)
@@ -229,6 +231,7 @@ def advance(
 
     Returns the draft: tokens int32[N], parents int32[N], score float32[N], source uint8[N].
     """
+    # what is returned is copied: nothing borrowed may be
     sources, rates, room, top = borrowed(sources), borrowed(rates), borrowed(room), borrowed(top)
     if learns:
         learn_choices(rates, room, ids[read:])

@@ -105,10 +105,10 @@ def bin_of(value: float, bounds: F64) -> int:
 class Listed(NamedTuple):
     """What the sources write of the `Candidates`."""
 
-    tokens: IntArray
-    cells: U8
-    cursors: IntArray
-    made: I64
+    tokens: IntArray  # int32[C]
+    cells: U8  # uint8[C, 7]
+    cursors: IntArray  # int32[C, 7]
+    made: I64  # int64[2]
 
 
 @njit(cache=True)
@@ -246,7 +246,7 @@ def list_all(sources: Sources, context: I64, parent: IntArray, depth: int, room:
     listed = Listed(room.tokens, room.cells, room.cursors, room.made)
     start, known, words, table = room.made[0], 0, sources.words, sources.table
     a, b, c = context[LONGEST - 3], context[LONGEST - 2], context[LONGEST - 1]
-    # loops, as numba compiles a function again for each constant that it is called with
+    # a loop, and constants as int64: numba compiles a function again for each constant that it is called with
     for source in range(WORDS_3, WORDS_1 + 1):
         if context[LONGEST - 3 + source] < 0:
             continue

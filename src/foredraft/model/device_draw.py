@@ -17,8 +17,6 @@ from foredraft.errors import ForedraftWarning, told
 SETTINGS = 6  # numbers: the seed's lower and upper 32 bits, temperature, top-k, top-p, min-p
 _WORD = 0xFFFFFFFF
 _MOST_AT_ONCE = 1 << 21  # logits; drawing takes some hundred bytes of device memory for each
-
-
 Record = Callable[[Callable[[], Any]], Callable[[], Any]]
 
 
@@ -26,7 +24,7 @@ class DrawnRows:
     """The tokens that sampling draws after the rows of passes of one shape.
 
     `logits` are set to the last pass's, float[R, V]; `positions`, int64[R], are its rows'. Both lie on the device, and
-    once draws are recorded, at the same place. `record` returns a function that repeats the given one.
+    once draws are recorded, neither may move. `record` returns a function that repeats the given one.
     """
 
     def __init__(self, positions: torch.Tensor, record: Record) -> None:
@@ -37,28 +35,31 @@ class DrawnRows:
         self._draws: dict[bool, Callable[[], torch.Tensor]] = {}  # with filters, without
 
     def tokens(self, settings: tuple[float, ...], *, filters: bool) -> torch.Tensor:
-        """Return the tokens after all rows, int64[R], which the next call may overwrite."""
+        """Return the tokens after all rows, int64[R], which the next call may overwrite.
+
+        Raises RuntimeError if the first that a fused kernel draws are not those of `drawn_rows`.
+        """
         if settings != self._copied:
             self._settings.copy_(torch.tensor(settings, dtype=torch.float64))
             self._copied = settings
-        if filters not in self._draws:
-            quickest_draw(*self._given(), filters=filters)  # compiles, which a recording's stream is not for
-            self._draws[filters] = self._record(lambda: quickest_draw(*self._given(), filters=filters))
-        return self._draws[filters]()
+        if filters in self._draws:
+            return self._draws[filters]()
+        self._draw(filters=filters)  # compiles, which must not happen on the stream of a recording
+        draw = self._record(lambda: self._draw(filters=filters))
+        tokens: torch.Tensor = draw()
+        if not torch.equal(tokens, drawn_rows(self.logits, self._positions, self._settings, filters=filters)):
+            raise RuntimeError("fused into one kernel, drawing gives other tokens")
+        self._draws[filters] = draw
+        return tokens
 
-    def unfused(self, *, filters: bool) -> torch.Tensor:
-        """Return the same by the settings of the last call, without any compiler's help."""
-        return drawn_rows(*self._given(), filters=filters)
-
-    def _given(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return self.logits, self._positions, self._settings
+    def _draw(self, *, filters: bool) -> torch.Tensor:
+        return quickest_draw(self.logits, self._positions, self._settings, filters=filters)
 
 
 class RowDraws:
-    """Draws tokens after rows, until that fails once; the fused kernel's first result is compared with the unfused."""
+    """Draws tokens after rows, until that fails once."""
 
     def __init__(self) -> None:
-        self._compared: set[bool] = set()  # kernels compared so far: with filters, without
         self._failed = False
 
     @torch.inference_mode()
@@ -70,18 +71,14 @@ class RowDraws:
         if self._failed:
             return None
         settings = float(seed & _WORD), float(seed >> 32), temperature, float(top_k), top_p, min_p
-        filters = top_k > 0 or top_p < 1.0 or min_p > 0.0
         try:
-            tokens: list[int] = drawn.tokens(settings, filters=filters).tolist()
-            if filters not in self._compared and tokens != drawn.unfused(filters=filters).tolist():
-                raise RuntimeError("fused into one kernel, drawing gives other tokens")
+            found: list[int] = drawn.tokens(settings, filters=top_k > 0 or top_p < 1.0 or min_p > 0.0).tolist()
         except Exception as error:  # noqa: BLE001  # compilers can raise anything, and the host can draw instead
             self._failed = True
             sentence = f"Tokens cannot be drawn on this device ({told(error)}); the host draws them."
             warnings.warn(sentence, ForedraftWarning, stacklevel=2)
             return None
-        self._compared.add(filters)
-        return tokens[:count]
+        return found[:count]
 
 
 def quickest_draw(logits: torch.Tensor, *rows: torch.Tensor, filters: bool) -> torch.Tensor:

@@ -62,14 +62,16 @@ class Rows:
 
 
 class RecordedPass:
-    """A pass of R rows over a store, float[2 L, heads, C, head_dim], and what sampling draws after them.
+    """A pass of R rows over a store, recorded at its first use, and what sampling draws after them.
 
-    It is recorded at its first use. `drawn` tells the tokens after the rows of the last pass.
+    The store, float[2 L, heads, C, head_dim], holds every layer's keys, and then every layer's values. `drawn` tells
+    the tokens after the rows of the last pass.
     """
 
     def __init__(
-        self, compute: Pass, rows: int, windows: Sequence[int | None], store: torch.Tensor, record: Record
-    ) -> None:
+        self, compute: Pass, rows: int, windows: Sequence[int | None], store: torch.Tensor, record: Record,
+        record_draws: Record,
+    ) -> None:  # fmt: skip
         self._windows, self._record = windows, record
         self._sent = Rows(rows, len(windows), pin_memory=store.is_cuda)
         received = Rows(rows, len(windows), device=store.device)
@@ -78,7 +80,7 @@ class RecordedPass:
         inputs = received.bounds, received.token_ids, received.positions, received.sees, keys, values
         self._compute: Callable[[], Outputs] = lambda: compute(*inputs)
         self._replay: Callable[[], Outputs] | None = None
-        self.drawn = DrawnRows(received.positions, record)
+        self.drawn = DrawnRows(received.positions, record_draws)
 
     def __call__(self, layout: Layout, stored: int) -> Outputs:
         """Score a layout's rows after `stored` slots in use; the next call overwrites the result.
@@ -122,10 +124,12 @@ class RecordedForward:
         self._usable: dict[int, bool] = {}  # whether passes of a number of rows may be used, where that is known
         self._compared: set[int] = set()  # numbers of rows whose passes were compared with the model's own
         self._stream: torch.cuda.Stream | None = None
+        # of passes and of draws: where recording one fails, torch 2.11 may not record in its pool again
         self._pool: Any = None
+        self._draw_pool: Any = None
         self._owner: Callable[[], TreeCache | None] = lambda: None  # the sequence that uses the store
         self._evicted: weakref.WeakSet[TreeCache] = weakref.WeakSet()
-        self._draws = RowDraws()
+        self._draws, self._number = RowDraws(), 0  # of the last pass
         self._failed = False
 
     @torch.inference_mode()
@@ -163,9 +167,14 @@ class RecordedForward:
             sentence = f"This model's forward cannot be recorded on its device ({told(error)}); it runs unrecorded."
             warnings.warn(sentence, ForedraftWarning, stacklevel=4)
             return None
-        draw = partial(self._draws.draw, self._passes[rows].drawn, layout.rows)
+        self._number += 1
+        draw = partial(self._drawn, self._number, self._passes[rows].drawn, layout.rows)
         best, (top, bits) = tokens[:, 0], np.split(tokens[:, 1:], 2, axis=1)
         return Scores(logits, states.clone() if hidden else None, best, (top, bits.view(np.float32)), draw)
+
+    def _drawn(self, number: int, drawn: DrawnRows, count: int, *law: Any) -> list[int] | None:
+        """Return what `RowDraws.draw` does; None once a later pass has overwritten the logits of this one."""
+        return self._draws.draw(drawn, count, *law) if number == self._number else None
 
     def _settled(self, cache: TreeCache, rows: int) -> torch.Tensor | None:
         """Move a sequence's slots into the store, with room for `rows` more; return it, or None if it was lost."""
@@ -190,7 +199,7 @@ class RecordedForward:
             self._forget()
             self._store = first.new_empty((len(buffers), first.shape[1], slots_for(needed), first.shape[3]))
             if first.is_cuda:  # torch cannot reuse a pool whose recordings were deleted
-                self._pool = torch.cuda.graph_pool_handle()
+                self._pool, self._draw_pool = torch.cuda.graph_pool_handle(), torch.cuda.graph_pool_handle()
                 self._stream = self._stream or torch.cuda.Stream(first.device)
         cache.move_into(self._store)
         self._owner = weakref.ref(cache)
@@ -215,8 +224,8 @@ class RecordedForward:
         if rows not in self._passes:
             if self._pass is None:
                 self._pass = scored_pass(self._model, self._windows, store)
-            record = partial(recorded, stream=self._stream, pool=self._pool)
-            self._passes[rows] = RecordedPass(self._pass, rows, self._windows, store, record)
+            records = (partial(recorded, stream=self._stream, pool=pool) for pool in (self._pool, self._draw_pool))
+            self._passes[rows] = RecordedPass(self._pass, rows, self._windows, store, *records)
         return self._passes[rows](layout, stored)
 
 
