@@ -337,6 +337,21 @@ def test_rests_double_until_something_pays():
     assert not rests.tried(paid=False)
 
 
+def test_tries_that_pay_little_do_not_make_up_for_many_that_did_not():
+    """Every other try pays: worth half of what one costs that does not, or twice as much."""
+    made = {}
+    for gain in (0.5, 2.0):
+        rests, made[gain] = Rests(), 0
+        for step in range(400):
+            if rests.left:
+                rests.passed()
+            else:
+                made[gain] += 1
+                rests.tried(paid=step % 2 == 0, gain=gain)
+    assert made[2.0] == 400
+    assert made[0.5] < 40
+
+
 def test_drawn_drafts_of_a_batch_are_cut_by_the_budget_alone():
     q = np.full((3, 4), 0.25, np.float32)
     drawn = Draft(np.arange(3, dtype=np.int32), chain_parents(3), np.array([0.9, 0.01, 0.001], np.float32), q)

@@ -15,6 +15,7 @@ from foredraft.graph.tree import F64, FloatArray, IntArray, depths, top_nodes
 # --- when to stop, and when to try again
 
 PATIENCE = 4  # tries in a row that must fail before a pause: with fewer, chance stops drafting that pays
+_MOST_SAVED = 16  # tries whose time is remembered as saved; chosen
 _LONGEST_REST = 64  # steps: a failed try takes less than half a step, so it costs less than 1 % of the time
 
 
@@ -23,16 +24,24 @@ class Rests:
     """Pauses of drafting, or of anything else that costs time and may not pay.
 
     After 4 tries in a row that did not pay there is a pause of 1 step; after each further one of 2, 4, ... 64 steps.
-    The first try that pays ends this.
+    The first try that pays ends this, if those that paid saved more time lately than the others took.
     """
 
-    unpaid: int = 0  # tries in a row that did not pay
+    unpaid: int = 0  # tries that did not pay, since one that ended pauses
+    debt: float = 0.0  # the time that tries took, less what they saved, in tries that do not pay
     left: int = 0  # steps left of the pause
 
-    def tried(self, *, paid: bool) -> bool:
-        """Count a try. Return whether to make it: it pays, or it is the first after a pause and renews estimates."""
+    def tried(self, *, paid: bool, gain: float = np.inf) -> bool:
+        """Count a try. Return whether to make it: it pays, or it is the first after a pause and renews estimates.
+
+        `gain` is the time that a try saves which pays, over the time that one takes which does not.
+        """
         made = paid or self.unpaid >= PATIENCE
-        self.unpaid = 0 if paid else min(self.unpaid + 1, PATIENCE + _LONGEST_REST.bit_length() - 1)
+        self.debt = max(self.debt - gain, -_MOST_SAVED) if paid else min(self.debt + 1, PATIENCE)
+        if paid and self.debt <= 0:
+            self.unpaid = 0
+        elif not paid:
+            self.unpaid = min(self.unpaid + 1, PATIENCE + _LONGEST_REST.bit_length() - 1)
         self.left = 1 << (self.unpaid - PATIENCE) if self.unpaid >= PATIENCE else 0
         return made
 

@@ -5,9 +5,10 @@ for the device. A row's token does not depend on the other rows, so the walk dow
 needs. Does not depend on what was drafted.
 """
 
-import functools
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -44,9 +45,11 @@ class DrawnRows:
             self._copied = settings
         if filters in self._draws:
             return self._draws[filters]()
-        self._draw(filters=filters)  # compiles, which must not happen on the stream of a recording
-        draw = self._record(lambda: self._draw(filters=filters))
-        tokens: torch.Tensor = draw()
+        draw: Callable[[], torch.Tensor] = partial(self._draw, filters=filters)
+        draw()  # compiles, which must not happen on the stream of a recording
+        with suppress(RuntimeError):  # of devices that cannot record it, such as a sort; drawing goes on unrecorded
+            draw = self._record(draw)
+        tokens = draw()
         if not torch.equal(tokens, drawn_rows(self.logits, self._positions, self._settings, filters=filters)):
             raise RuntimeError("fused into one kernel, drawing gives other tokens")
         self._draws[filters] = draw
@@ -89,7 +92,7 @@ def quickest_draw(logits: torch.Tensor, *rows: torch.Tensor, filters: bool) -> t
     return drawn
 
 
-@functools.cache
+@cache
 def _fused() -> Callable[..., torch.Tensor]:
     """Return `_drawn` compiled for any number of rows: unfused, the noise passes through memory a hundred times."""
     return torch.compile(_drawn, dynamic=True, fullgraph=True)
