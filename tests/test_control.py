@@ -338,18 +338,23 @@ def test_rests_double_until_something_pays():
 
 
 def test_tries_that_pay_little_do_not_make_up_for_many_that_did_not():
-    """Every other try pays: worth half of what one costs that does not, or twice as much."""
-    made = {}
-    for gain in (0.5, 2.0):
-        rests, made[gain] = Rests(), 0
-        for step in range(400):
+    def tries_of(steps, gain, paying, rests=None):
+        """Return the steps with a try, of which `paying` of four pay: `gain` times what one costs that does not."""
+        rests, tried = Rests() if rests is None else rests, []
+        for step in range(steps):
             if rests.left:
                 rests.passed()
             else:
-                made[gain] += 1
-                rests.tried(paid=step % 2 == 0, gain=gain)
-    assert made[2.0] == 400
-    assert made[0.5] < 40
+                tried.append(step)
+                rests.tried(paid=len(tried) % 4 < paying, gain=gain)
+        return tried
+
+    assert len(tries_of(400, 0.5, 3)) == len(tries_of(400, 2.0, 2)) == 400
+    assert len(tries_of(400, 0.5, 2)) < 40
+    assert len(tries_of(400, 2.0, 1)) < 40
+    tired = Rests()
+    tries_of(1000, 0.0, 0, tired)
+    assert len(tries_of(400, 0.5, 4, tired)) > 80  # small gains end pauses
 
 
 def test_drawn_drafts_of_a_batch_are_cut_by_the_budget_alone():

@@ -40,14 +40,18 @@ def assert_drawn_as_on_the_host(device, dtype, options, rows=96, vocabulary=1003
         drawn(row, np.uint64(SEED), at + 1, **wanted)
         for row, at in zip(logits.float().numpy(), positions.tolist(), strict=True)
     ]
-    held, at, draws = logits.to(device), positions.to(device), RowDraws()
+    held, places, draws = logits.to(device), positions.to(device), RowDraws()
     stream, pool = (torch.cuda.Stream(), torch.cuda.graph_pool_handle()) if held.is_cuda else (None, None)
-    after = DrawnRows(at, partial(recorded, stream=stream, pool=pool))
+    after = DrawnRows(places, partial(recorded, stream=stream, pool=pool))
     after.logits = held
     with our_warnings_alone():
         assert draws.draw(after, rows - 1, SEED, **wanted) == expected[:-1]
-        draws.draw(after, rows, SEED + 1, **(wanted | {"temperature": 2.0}))
-        for changed in (held, at):
+        other = wanted | {"temperature": 2.0}
+        assert draws.draw(after, rows, SEED + 1, **other) == [
+            drawn(row, np.uint64(SEED + 1), at + 1, **other)
+            for row, at in zip(logits.float().numpy(), positions.tolist(), strict=True)
+        ]
+        for changed in (held, places):
             changed.copy_(changed.flip(0))
         assert draws.draw(after, rows, SEED, **wanted) == expected[::-1]
     assert len(set(expected)) > 1 or options.get("top_k") == 1
@@ -162,6 +166,17 @@ def test_a_failure_is_told_once_and_the_host_draws(monkeypatch):
 
     monkeypatch.setattr(device_draw, "drawn_rows", fails)
     assert_told_once("(RuntimeError: no compiler for this device); the host draws them")
+
+
+def test_what_cannot_be_recorded_is_drawn_unrecorded():
+    def refuses(_):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    logits, positions = torch.randn(5, 50, generator=torch.Generator().manual_seed(1)), torch.arange(5)
+    after = DrawnRows(positions, refuses)
+    after.logits = logits
+    expected = drawn_rows(logits, positions, settings_of(), filters=False).tolist()
+    assert [RowDraws().draw(after, 5, SEED, **NO_FILTERS) for _ in range(2)] == [expected] * 2
 
 
 def test_a_fused_draw_that_gives_other_tokens_is_not_used(monkeypatch):

@@ -177,7 +177,7 @@ class Scores:
     hidden: "torch.Tensor | None" = None  # float[R, D], the last hidden state, if requested
     best: IntArray | None = None  # int32[R], the most probable token after every row, -1 where its logit is not finite
     top: tuple[IntArray, FloatArray] | None = None  # `top_tokens` and `top_probabilities` of a verdict, for every row
-    draw: RowDraw | None = None  # samples on the device; None if it cannot, and returns None after the next pass
+    draw: RowDraw | None = None  # samples on the device until the next pass, then returns None; None without a device
 
 
 @dataclass(frozen=True, slots=True)

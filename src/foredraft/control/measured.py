@@ -67,7 +67,8 @@ class BatchControl:
         seconds[0] = passes[0] + costs.plain * lanes
         best = best_number(lanes + accepted, seconds, least, _MARGIN)
         saved = seconds[0] * (1 + accepted[best] / lanes) - seconds[best]
-        if not costs.rests.tried(paid=best > 0, gain=saved / max(costs.drafted - costs.plain, 1e-9) / lanes):
+        gain = saved / (costs.asking * lanes) if costs.asking else np.inf
+        if not costs.rests.tried(paid=best > 0, gain=gain):
             return [EMPTY_DRAFT] * lanes
         best = min(max(best, least), len(together), self._most_rows - base)
         counts = [best]  # of each draft

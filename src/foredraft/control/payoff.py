@@ -15,7 +15,8 @@ from foredraft.graph.tree import F64, FloatArray, IntArray, depths, top_nodes
 # --- when to stop, and when to try again
 
 PATIENCE = 4  # tries in a row that must fail before a pause: with fewer, chance stops drafting that pays
-_MOST_SAVED = 16  # tries whose time is remembered as saved; chosen
+_MOST_SAVED = 16.0  # of `Rests.debt`: what was saved long ago does not excuse more tries than that
+_MOST_OWED = 2.0  # of `Rests.debt`: with more, small gains would take hundreds of steps to end pauses
 _LONGEST_REST = 64  # steps: a failed try takes less than half a step, so it costs less than 1 % of the time
 
 
@@ -23,22 +24,24 @@ _LONGEST_REST = 64  # steps: a failed try takes less than half a step, so it cos
 class Rests:
     """Pauses of drafting, or of anything else that costs time and may not pay.
 
-    After 4 tries in a row that did not pay there is a pause of 1 step; after each further one of 2, 4, ... 64 steps.
-    The first try that pays ends this, if those that paid saved more time lately than the others took.
+    After 4 tries that did not pay there is a pause of 1 step; after each further one of 2, 4, ... 64 steps. A try that
+    pays ends this if the tries that paid saved more time lately than the others took; else the next pause is as long.
     """
 
     unpaid: int = 0  # tries that did not pay, since one that ended pauses
-    debt: float = 0.0  # the time that tries took, less what they saved, in tries that do not pay
+    # time that tries took, less what those that paid saved, in units of a try that does not pay
+    debt: float = 0.0
     left: int = 0  # steps left of the pause
 
     def tried(self, *, paid: bool, gain: float = np.inf) -> bool:
         """Count a try. Return whether to make it: it pays, or it is the first after a pause and renews estimates.
 
-        `gain` is the time that a try saves which pays, over the time that one takes which does not.
+        `gain` is the time that a try saves which pays, over the time that one takes which does not. By default, any try
+        that pays ends pauses.
         """
         made = paid or self.unpaid >= PATIENCE
-        self.debt = max(self.debt - gain, -_MOST_SAVED) if paid else min(self.debt + 1, PATIENCE)
-        if paid and self.debt <= 0:
+        self.debt = max(self.debt - gain, -_MOST_SAVED) if paid else min(self.debt + 1, _MOST_OWED)
+        if paid and self.debt < 0:
             self.unpaid = 0
         elif not paid:
             self.unpaid = min(self.unpaid + 1, PATIENCE + _LONGEST_REST.bit_length() - 1)
@@ -176,6 +179,7 @@ class StepCosts:
     wide_pace: float = 1.0  # the same for 16 rows
     drafted: float = 0.0  # overhead of a drafted step in seconds, without its pass; 0 before the first one
     plain: float = 0.0  # the same for a plain step, without the time to ask for a draft
+    asking: float = 0.0  # seconds of asking for a draft and learning from it; 0 before the first one
     rests: Rests = field(default_factory=Rests)
     evidence: Evidence = field(default_factory=lambda: Evidence(np.zeros(_BINS), np.zeros(_BINS)))
 
@@ -205,6 +209,7 @@ class StepCosts:
         self.pace, self.wide_pace = self.pace + (1 - width) * change, self.wide_pace + width * change
         if drafting is not None:
             self.drafted = _smoothed(self.drafted, other, _FIRST * usual)
+            self.asking = _smoothed(self.asking, drafting, _FIRST * usual)
             other = max(other - drafting, 0.0)
         self.plain = _smoothed(self.plain, other, _FIRST * usual)
 

@@ -19,6 +19,7 @@ SETTINGS = 6  # numbers: the seed's lower and upper 32 bits, temperature, top-k,
 _WORD = 0xFFFFFFFF
 _MOST_AT_ONCE = 1 << 21  # logits; drawing takes some hundred bytes of device memory for each
 Record = Callable[[Callable[[], Any]], Callable[[], Any]]
+"""Returns a function that repeats the given one; RuntimeError if the device cannot record it."""
 
 
 class DrawnRows:
@@ -47,7 +48,7 @@ class DrawnRows:
             return self._draws[filters]()
         draw: Callable[[], torch.Tensor] = partial(self._draw, filters=filters)
         draw()  # compiles, which must not happen on the stream of a recording
-        with suppress(RuntimeError):  # of devices that cannot record it, such as a sort; drawing goes on unrecorded
+        with suppress(RuntimeError):  # what cannot be recorded, for example a sort, is done unrecorded each time
             draw = self._record(draw)
         tokens = draw()
         if not torch.equal(tokens, drawn_rows(self.logits, self._positions, self._settings, filters=filters)):

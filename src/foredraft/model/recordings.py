@@ -124,9 +124,8 @@ class RecordedForward:
         self._usable: dict[int, bool] = {}  # whether passes of a number of rows may be used, where that is known
         self._compared: set[int] = set()  # numbers of rows whose passes were compared with the model's own
         self._stream: torch.cuda.Stream | None = None
-        # of passes and of draws: where recording one fails, torch 2.11 may not record in its pool again
-        self._pool: Any = None
-        self._draw_pool: Any = None
+        self._pool: Any = None  # of the memory of recorded passes
+        self._draw_pool: Any = None  # of draws: once one cannot be recorded, torch may record nothing in its pool again
         self._owner: Callable[[], TreeCache | None] = lambda: None  # the sequence that uses the store
         self._evicted: weakref.WeakSet[TreeCache] = weakref.WeakSet()
         self._draws, self._number = RowDraws(), 0  # of the last pass
@@ -145,6 +144,7 @@ class RecordedForward:
         rows = next((n for n in ROW_COUNTS if n >= layout.rows and self._usable.get(n, True)), None)
         if self._failed or rows is None or len(layout.held) + layout.rows > COLUMNS:
             return None
+        self._number += 1  # also of a pass that fails, as it may have overwritten what the last one left
         try:
             store = self._settled(cache, max(rows, _ALIKE) if self.same_bits else rows)
             if store is None:
@@ -167,7 +167,6 @@ class RecordedForward:
             sentence = f"This model's forward cannot be recorded on its device ({told(error)}); it runs unrecorded."
             warnings.warn(sentence, ForedraftWarning, stacklevel=4)
             return None
-        self._number += 1
         draw = partial(self._drawn, self._number, self._passes[rows].drawn, layout.rows)
         best, (top, bits) = tokens[:, 0], np.split(tokens[:, 1:], 2, axis=1)
         return Scores(logits, states.clone() if hidden else None, best, (top, bits.view(np.float32)), draw)
