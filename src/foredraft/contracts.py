@@ -26,7 +26,7 @@ the accepted path."""
 
 RowDraw = Callable[[int, float, int, float, float], list[int] | None]
 """Samples the token after every row of a pass on the device, given `seed, temperature, top_k, top_p, min_p`; -1 for an
-unusable row, and None if the device cannot sample."""
+unusable row, and None if the device cannot sample, or another pass has run since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ class Scores:
     hidden: "torch.Tensor | None" = None  # float[R, D], the last hidden state, if requested
     best: IntArray | None = None  # int32[R], the most probable token after every row, -1 where its logit is not finite
     top: tuple[IntArray, FloatArray] | None = None  # `top_tokens` and `top_probabilities` of a verdict, for every row
-    draw: RowDraw | None = None  # samples on the device until the next pass, then returns None; None without a device
+    draw: RowDraw | None = None  # for sampling; None where no device can
 
 
 @dataclass(frozen=True, slots=True)

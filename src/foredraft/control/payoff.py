@@ -14,9 +14,10 @@ from foredraft.graph.tree import F64, FloatArray, IntArray, depths, top_nodes
 
 # --- when to stop, and when to try again
 
-PATIENCE = 4  # tries in a row that must fail before a pause: with fewer, chance stops drafting that pays
-_MOST_SAVED = 16.0  # of `Rests.debt`: what was saved long ago does not excuse more tries than that
-_MOST_OWED = 2.0  # of `Rests.debt`: with more, small gains would take hundreds of steps to end pauses
+PATIENCE = 4  # tries that must fail before a pause: with fewer, chance stops drafting that pays
+# bounds of `Rests.debt`, in tries that do not pay; chosen
+_MOST_SAVED = 16.0  # without a bound, what was saved long ago would excuse any number of tries
+_MOST_OWED = 2.0  # with 4, tries that save half of what one costs would end the longest pauses after 8 of them
 _LONGEST_REST = 64  # steps: a failed try takes less than half a step, so it costs less than 1 % of the time
 
 

@@ -127,7 +127,8 @@ def _correct_for_noise(rates: Rates, room: Candidates, start: int, seed: np.uint
         margin = sums[i] - (max(sums[best], others) if best >= 0 else others)
         row, column = bin_of(float(score[i]), SHARES), bin_of(float(margin), _MARGINS)
         margins[i] = row * _COLUMNS + column
-        score[i] = min(score[i] * counts[0, row, column] / counts[1, row, column], 1 - _LEAST_SHARE)
+        ratio = counts[0, row, column] / counts[1, row, column]
+        score[i] = min(score[i] * ratio, 1 - _LEAST_SHARE)
 
 
 # --- the draft

@@ -114,7 +114,8 @@ class Listed(NamedTuple):
 @njit(cache=True)
 def _candidate(listed: Listed, start: int, token: int) -> int:
     """Return a token's index among the candidates from `start` on, added if new; -1 if there are too many."""
-    tokens, cells, cursors, made = listed
+    tokens, made = listed.tokens, listed.made
+    cells, cursors = listed.cells, listed.cursors
     at = made[0]
     for i in range(start, at):
         if tokens[i] == token:
