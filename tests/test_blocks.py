@@ -11,6 +11,7 @@ from foredraft.model.compiled import kernels
 from foredraft.model.compiled.blocks import (
     _NIBBLES,
     _TILE,
+    LEAST,
     STRIP,
     BlockLinear,
     QuantisedRows,
@@ -25,7 +26,7 @@ from foredraft.model.compiled.library import CompiledLibrary
 
 KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 MANY = ("Q4_K", "Q5_K", "Q6_K")  # of which 256 numbers lie together
-DEPTHS, COLUMNS = (96, 544), 192  # both leave blocks over where eight are widened together
+DEPTHS, COLUMNS = (96, 544), 192  # both leave blocks over where eight are tiled together
 MANY_DEPTHS = (256, 1280)
 
 
@@ -45,10 +46,10 @@ def quantised(kind, columns, depth):
     return read_blocks(kind, data), torch.from_numpy(quants.dequantize(data, which))
 
 
-def unpacked_blocks(blocks, *, widened):
+def unpacked_blocks(blocks, *, tiled):
     """Return float32[N, K], the numbers of what `packed_blocks` made."""
     strips, count, size = blocks.shape
-    layout = layout_of(size)
+    layout = layout_of(size, blocks.dtype)
     size = STRIP * layout.numbers * layout.bits // 8
     packed = blocks[..., :size].contiguous().numpy()
     if layout.bits == 8:
@@ -56,8 +57,9 @@ def unpacked_blocks(blocks, *, widened):
     else:
         words = packed.view(np.uint32).reshape(strips, count, 2, -1, 1, _TILE)
         vectors = (words >> (4 * np.arange(_NIBBLES, dtype=np.uint32)[:, None]) & 15).astype(np.float32)
+        vectors += 0 if layout.minima else LEAST
     tiles = np.empty((strips, count, 2, _TILE * layout.numbers), np.float32)
-    tiles[..., _order(layout, widened=widened).ravel()] = vectors.reshape(tiles.shape)
+    tiles[..., _order(layout, tiled=tiled).ravel()] = vectors.reshape(tiles.shape)
     scales = blocks[..., size:].contiguous().numpy().view(np.float16).astype(np.float32).reshape(strips, count, -1, 32)
     numbers = tiles.reshape(strips, count, STRIP, layout.numbers) * scales[:, :, 0, :, None]
     if layout.minima:
@@ -65,12 +67,12 @@ def unpacked_blocks(blocks, *, widened):
     return torch.from_numpy(np.ascontiguousarray(numbers.transpose(0, 2, 1, 3)).reshape(strips * STRIP, -1))
 
 
-@pytest.mark.parametrize("widened", [False, True])
+@pytest.mark.parametrize("tiled", [False, True])
 @pytest.mark.parametrize("kind", KINDS + MANY)
-def test_blocks_hold_what_the_file_is_dequantised_to(kind, widened):
+def test_blocks_hold_what_the_file_is_dequantised_to(kind, tiled):
     matrix, expected = quantised(kind, COLUMNS, MANY_DEPTHS[0] if kind in MANY else DEPTHS[0])
     assert torch.equal(matrix.dequantised(), expected)
-    unpacked = unpacked_blocks(packed_blocks(matrix, widened=widened), widened=widened)
+    unpacked = unpacked_blocks(packed_blocks(matrix, tiled=tiled), tiled=tiled)
     # scales that the file composes of two numbers are rounded to 11 bits, as the others are in the file
     exact = torch.equal(unpacked, expected)
     assert exact if kind in KINDS else torch.allclose(unpacked, expected, atol=2**-11 * expected.abs().max(), rtol=0)
@@ -84,7 +86,7 @@ def test_formats_that_the_kernel_does_not_read_are_left_alone(tmp_path):
     writer.write_tensors_to_file()
     writer.close()
     rows = QuantisedRows(tmp_path / "a.gguf", torch.bfloat16)
-    assert rows.packed(torch.zeros(STRIP, 256, dtype=torch.bfloat16), widened=False) is None
+    assert rows.packed(torch.zeros(STRIP, 256, dtype=torch.bfloat16), tiled=False) is None
 
 
 PRECISE = 1  # which product returns float32
@@ -93,14 +95,14 @@ PRECISE = 1  # which product returns float32
 class Products(nn.Module):
     """Products of the first numbers of each row by weights of two depths; those of the first depth are two."""
 
-    def __init__(self, kind, *, widened):
+    def __init__(self, kind, *, tiled):
         super().__init__()
         depths = MANY_DEPTHS if kind in MANY else DEPTHS
         self.short, self.depth = depths
         self.expected = [quantised(kind, COLUMNS, depth)[1] for depth in (*depths, depths[0])]
         self.layers = nn.ModuleList(
             BlockLinear(
-                packed_blocks(quantised(kind, COLUMNS, depth)[0], widened=widened), None, widened=widened,
+                packed_blocks(quantised(kind, COLUMNS, depth)[0], tiled=tiled), None, tiled=tiled,
                 precise=number == PRECISE,
             )
             for number, depth in enumerate((*depths, depths[0]))
@@ -114,18 +116,19 @@ class Products(nn.Module):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own calls
 @pytest.mark.parametrize("way", ["tiles", "pairs", "integers"])
-@pytest.mark.parametrize("kind", ["Q4_1", "Q5_K", "Q6_K", "Q8_0"])  # of each layout one
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_K", "Q6_K", "Q8_0"])  # of each layout one
 def test_a_row_is_what_the_dequantised_weights_give_alone_and_among_others(kind, way, monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")  # torch's caches do not see our kernels' sources
     if way == "tiles" and not torch.cpu._is_amx_tile_supported():
         pytest.skip("this processor has no AMX")
     if way == "pairs" and not torch.cpu._is_avx512_bf16_supported():
         pytest.skip("this processor has no AVX512-BF16")
-    if kernels.widens_blocks() is None:
+    if kernels.block_kernel() is None:
         pytest.skip("this processor has no AVX2")
     monkeypatch.setattr(kernels, "_has_tiles", lambda: way == "tiles")
+    monkeypatch.setattr(kernels, "pairs_are_quicker", lambda: way == "pairs")
     torch.manual_seed(3)
-    model = Products(kind, widened=way != "integers").eval()
+    model = Products(kind, tiled=way == "tiles").eval()
     rows = torch.randn(1, 256, model.depth).bfloat16()
     path = tmp_path / "blocks.pt2"
     options = {"freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP"}
@@ -143,7 +146,7 @@ def test_a_row_is_what_the_dequantised_weights_give_alone_and_among_others(kind,
     for count in (1, 2, 5, 8, 15, 16, 17, 31, 32, 33, 100, 256):
         results = package.run([rows[:, :count].contiguous()])
         for number, (result, among_all) in enumerate(zip(results, whole, strict=True)):
-            weights = model.expected[number].to(torch.float32 if way == "integers" else torch.bfloat16).double()
+            weights = model.expected[number].to(torch.bfloat16 if way == "tiles" else torch.float32).double()
             product = rows[0, :count, : weights.shape[1]].double() @ weights.T
             expected = product.sigmoid() if number == len(DEPTHS) else product
             assert torch.allclose(result[0].double(), expected, atol=5e-2, rtol=2e-2)

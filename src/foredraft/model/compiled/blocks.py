@@ -21,9 +21,12 @@ DEPTH = 32
 """Numbers of a row that the kernels multiply together; the formats share a scale among so many or half of them."""
 STRIP = 32
 """Columns of a product that the kernel makes together: two tiles."""
+LEAST = -8
+"""Integer of 4 bits where there are no minima; how far the others are above it is what is kept."""
 
 _TILE = 16  # columns of a tile, and numbers of a vector register
 _NIBBLES = 8  # integers of 4 bits in a word of 32
+_DTYPES = {4: torch.uint8, 8: torch.int8}  # of blocks, by the bits of an integer: sizes of two layouts are equal
 
 
 class BlockLayout(NamedTuple):
@@ -40,13 +43,13 @@ class BlockLayout(NamedTuple):
 
 
 _LAYOUTS = {
-    **dict.fromkeys(("Q4_0", "Q4_1", "Q4_K"), BlockLayout(4, 32, minima=True)),
+    "Q4_0": BlockLayout(4, 32, minima=False),
+    **dict.fromkeys(("Q4_1", "Q4_K"), BlockLayout(4, 32, minima=True)),
     **dict.fromkeys(("Q5_0", "Q8_0"), BlockLayout(8, 32, minima=False)),
     **dict.fromkeys(("Q5_1", "Q5_K"), BlockLayout(8, 32, minima=True)),
     "Q6_K": BlockLayout(8, 16, minima=False),
 }
 _ROWS_AT_ONCE = 4096  # of a matrix in memory as float32, 32 MB at 2,048 columns; chosen, a multiple of `STRIP`
-_LEAST_Q4_0 = -8  # what Q4_0's integers are counted from
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ class BlockMatrix:
     """
 
     layout: BlockLayout
-    integers: npt.NDArray[np.int8]  # [N, K]; those of 4 bits are counted from 0, those of 8 from -128
+    integers: npt.NDArray[np.int8]  # [N, K]; from 0 to 15 where they have 4 bits and minima, from -8 to 7 without minima
     scales: npt.NDArray[np.float32]  # [N, K / B]
     minima: npt.NDArray[np.float32]  # [N, K / B]; all 0 where the layout has none
 
@@ -98,9 +101,7 @@ def _scales(kind: str, blocks: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[Any],
         return half(0) * of_scale, -half(2) * of_minimum
     else:
         scales = half(0)
-    if kind in ("Q4_1", "Q5_1"):
-        return scales, half(2)
-    return scales, scales * (_LEAST_Q4_0 if kind == "Q4_0" else 0)
+    return scales, half(2) if kind in ("Q4_1", "Q5_1") else np.zeros_like(scales)
 
 
 class QuantisedRows:
@@ -124,7 +125,7 @@ class QuantisedRows:
                 self._places |= {row: (len(self._tensors), number) for number, row in enumerate(hashes, start)}
             self._tensors.append(tensor)
 
-    def packed(self, weight: torch.Tensor, *, widened: bool) -> torch.Tensor | None:
+    def packed(self, weight: torch.Tensor, *, tiled: bool) -> torch.Tensor | None:
         """Return the blocks of a matrix as `packed_blocks` does; None where the file has not exactly its rows."""
         if weight.dtype != self._dtype or weight.shape[0] % STRIP or weight.shape[1] % DEPTH:
             return None
@@ -138,8 +139,8 @@ class QuantisedRows:
             matrix = read_blocks(tensor.tensor_type.name, tensor.data[[place[1] for place in places if place]])
             if not torch.equal(matrix.dequantised().to(weight.dtype), some):
                 return None
-            packed.append(packed_blocks(matrix, widened=widened))
-        return torch.cat(packed) if len({blocks.shape[1:] for blocks in packed}) == 1 else None
+            packed.append(packed_blocks(matrix, tiled=tiled))
+        return torch.cat(packed) if len({(blocks.dtype, blocks.shape[1:]) for blocks in packed}) == 1 else None
 
 
 def _row_hashes(matrix: torch.Tensor) -> list[int]:
@@ -147,18 +148,20 @@ def _row_hashes(matrix: torch.Tensor) -> list[int]:
     return [hash(row.tobytes()) for row in without_signed_zeros.view(torch.uint8).numpy()]
 
 
-def packed_blocks(matrix: BlockMatrix, *, widened: bool) -> torch.Tensor:
+def packed_blocks(matrix: BlockMatrix, *, tiled: bool) -> torch.Tensor:
     """Lay a matrix of N rows, a multiple of 32, out as the kernel reads it.
 
-    `widened` says whether the kernel widens the integers to bfloat16, or multiplies them as they are. Returns
-    uint8[N / 32, K / numbers, size]: for 32 columns and the numbers that share a scale the integers, first those of 16
-    columns, then float16[32] scales, and where the layout has minima float16[32] of those.
+    `tiled` says whether the kernel multiplies by tiles. Returns uint8 for 4 bits or int8 for 8, [N / 32, K / numbers,
+    size]: for 32 columns and the numbers that share a scale the integers, first those of 16 columns, then float16[32]
+    scales, and where the layout has minima float16[32] of those.
     """
     layout, count = matrix.layout, len(matrix.integers)
     strips, blocks = count // STRIP, matrix.scales.shape[1]
     tiles = matrix.integers.reshape(strips, 2, _TILE, blocks, layout.numbers).transpose(0, 3, 1, 2, 4)
-    vectors = tiles.reshape(strips, blocks, 2, -1)[..., _order(layout, widened=widened)].view(np.uint8)
+    vectors = tiles.reshape(strips, blocks, 2, -1)[..., _order(layout, tiled=tiled)].view(np.uint8)
     if layout.bits == 4:
+        if not layout.minima:
+            vectors = vectors - np.uint8(LEAST % 256)
         words = vectors.reshape(strips, blocks, 2, -1, _NIBBLES, _TILE).astype(np.uint32)
         shifts = 4 * np.arange(_NIBBLES, dtype=np.uint32)[:, None]
         vectors = np.ascontiguousarray(np.bitwise_or.reduce(words << shifts, axis=-2)).view(np.uint8)
@@ -166,22 +169,22 @@ def packed_blocks(matrix: BlockMatrix, *, widened: bool) -> torch.Tensor:
     for each in (matrix.scales, matrix.minima)[: 1 + layout.minima]:
         by_strip = np.ascontiguousarray(each.astype(np.float16).reshape(strips, STRIP, blocks).transpose(0, 2, 1))
         parts.append(by_strip.view(np.uint8))
-    return torch.from_numpy(np.concatenate(parts, axis=-1))
+    return torch.from_numpy(np.concatenate(parts, axis=-1)).view(_DTYPES[layout.bits])
 
 
-def layout_of(size: int) -> BlockLayout:
-    """Return the layout by the last dimension of what `packed_blocks` makes."""
-    return next(layout for layout in _LAYOUTS.values() if layout.size == size)
+def layout_of(size: int, dtype: torch.dtype) -> BlockLayout:
+    """Return the layout by the last dimension and the dtype of what `packed_blocks` makes."""
+    return next(each for each in _LAYOUTS.values() if each.size == size and _DTYPES[each.bits] == dtype)
 
 
-def _order(layout: BlockLayout, *, widened: bool) -> npt.NDArray[np.int64]:
+def _order(layout: BlockLayout, *, tiled: bool) -> npt.NDArray[np.int64]:
     """Return int64[numbers, 16]: for each register of a tile's numbers their places in [16 columns, numbers].
 
-    Kernels multiply pairs of numbers. Those of 8 bits, or widened, lie beside each other in a register; those of 4 bits
-    that stay integers in the halves of a word of 8.
+    Kernels multiply pairs of numbers. Those of 8 bits, or for tiles, lie beside each other in a register; others of 4
+    bits in the halves of a word of 8.
     """
     vector, lane = np.arange(layout.numbers)[:, None], np.arange(_TILE)[None]
-    if widened or layout.bits == 8:
+    if tiled or layout.bits == 8:
         column, number = _TILE // 2 * (vector % 2) + lane // 2, vector // 2 * 2 + lane % 2
     else:
         half = _NIBBLES // 2
@@ -191,34 +194,34 @@ def _order(layout: BlockLayout, *, widened: bool) -> npt.NDArray[np.int64]:
 
 # Only compiled code multiplies: rows bfloat16[..., K] by N columns that `packed_blocks` laid out. Sums are in float32;
 # returned are float32[..., N] where they are asked for as they are, `precise`, else bfloat16[..., N].
-torch.library.define("foredraft::multiply_blocks", "(Tensor rows, Tensor blocks, bool widened, bool precise) -> Tensor")
+torch.library.define("foredraft::multiply_blocks", "(Tensor rows, Tensor blocks, bool tiled, bool precise) -> Tensor")
 torch.library.register_fake(
     "foredraft::multiply_blocks",
-    lambda rows, blocks, _widened, precise: rows.new_empty(
+    lambda rows, blocks, _tiled, precise: rows.new_empty(
         *rows.shape[:-1], blocks.shape[0] * STRIP, dtype=torch.float32 if precise else rows.dtype
     ),
 )
 
 
 class BlockLinear(nn.Module):
-    """A linear map by quantised weights, `widened` or not as `packed_blocks` made them, with a bias, float[N] or None.
+    """A linear map by quantised weights, `tiled` or not as `packed_blocks` made them, with a bias, float[N] or None.
 
     What comes out is in bfloat16, or where it is to be `precise` in float32, as the sums are.
     Its forward can be traced and compiled, not run.
     """
 
-    def __init__(self, blocks: torch.Tensor, bias: torch.Tensor | None, *, widened: bool, precise: bool) -> None:
+    def __init__(self, blocks: torch.Tensor, bias: torch.Tensor | None, *, tiled: bool, precise: bool) -> None:
         super().__init__()
         self.register_buffer("blocks", blocks)
-        self.bias, self._widened, self._precise = bias, widened, precise
+        self.bias, self._tiled, self._precise = bias, tiled, precise
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        product: torch.Tensor = torch.ops.foredraft.multiply_blocks(rows, self.blocks, self._widened, self._precise)
+        product: torch.Tensor = torch.ops.foredraft.multiply_blocks(rows, self.blocks, self._tiled, self._precise)
         return product if self.bias is None else product + self.bias
 
 
 @contextmanager
-def quantised_weights(model: Any, rows: QuantisedRows, *, widened: bool) -> Iterator[int]:
+def quantised_weights(model: Any, rows: QuantisedRows, *, tiled: bool) -> Iterator[int]:
     """Have a model multiply by a file's quantised weights, where it has them, until the block ends.
 
     Its LM head returns float32.
@@ -229,9 +232,9 @@ def quantised_weights(model: Any, rows: QuantisedRows, *, widened: bool) -> Iter
     head = model.get_output_embeddings()
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
-            if type(layer) is nn.Linear and (blocks := rows.packed(layer.weight, widened=widened)) is not None:
+            if type(layer) is nn.Linear and (blocks := rows.packed(layer.weight, tiled=tiled)) is not None:
                 theirs.append((parent, name, layer))
-                blocked = BlockLinear(blocks, layer.bias, widened=widened, precise=layer is head)
+                blocked = BlockLinear(blocks, layer.bias, tiled=tiled, precise=layer is head)
                 setattr(parent, name, blocked)
     try:
         yield len(theirs)

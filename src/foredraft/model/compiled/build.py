@@ -27,7 +27,7 @@ from foredraft.contracts import CostCurve
 from foredraft.errors import ForedraftError, ForedraftWarning, UsageError, told
 from foredraft.model.compiled.blocks import QuantisedRows, quantised_weights
 from foredraft.model.compiled.export import CONTEXT, Subject, compiled_attention, merge_products, precise_logits
-from foredraft.model.compiled.kernels import own_kernels, widens_blocks
+from foredraft.model.compiled.kernels import block_kernel, own_kernels
 from foredraft.model.compiled.library import CompiledLibrary, can_load, weights_apart, weights_beside
 from foredraft.model.compiled.package import (
     ANY,
@@ -233,15 +233,15 @@ def _compile(subject: Subject, package: PackageRecord, recipe: str, path: Path) 
     }  # fmt: skip
     ranges = own and subject.takes_ranges
     token_ids = np.zeros(min(_TRACED_ROWS, package.most_rows), np.int64)
-    file, widened = quantised_file(subject.model), widens_blocks()
+    file, kernel = quantised_file(subject.model), block_kernel()
     with ExitStack() as contexts:
         contexts.enter_context(torch.no_grad())
         if own:
             options |= contexts.enter_context(weights_apart(weights_beside(path)))
             contexts.enter_context(own_kernels())
-            if file is not None and widened is not None and subject.dtype == torch.bfloat16:
+            if file is not None and kernel is not None and subject.dtype == torch.bfloat16:
                 rows = QuantisedRows(file, subject.dtype)
-                contexts.enter_context(quantised_weights(subject.model, rows, widened=widened))
+                contexts.enter_context(quantised_weights(subject.model, rows, tiled=kernel == "tile"))
         contexts.enter_context(precise_logits(subject.model))
         if ranges:
             contexts.enter_context(compiled_attention(subject.forward))

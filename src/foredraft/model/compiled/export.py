@@ -280,7 +280,8 @@ def merge_products(program: torch.export.ExportedProgram, *, apart: bool = False
     groups: dict[tuple[Any, ...], list[Node]] = {}
     for node in graph.nodes:
         if node.target is _BLOCKS:
-            groups.setdefault((node.args[0], node.args[1].meta["val"].shape[1:], *node.args[2:]), []).append(node)
+            blocks = node.args[1].meta["val"]
+            groups.setdefault((node.args[0], blocks.shape[1:], blocks.dtype, *node.args[2:]), []).append(node)
         if node.target is not _LINEAR or not (apart or all(user.target in _TAKEN_APART for user in node.users)):
             continue
         rows, *weights = node.args

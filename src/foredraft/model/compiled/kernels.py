@@ -4,7 +4,7 @@ In each of them a row comes out the same to the last bit, whatever rows stand be
 compiler: attention of a few rows, each over its own range of slots (attention.cpp.jinja); products in float32 and
 bfloat16, by single numbers or pairs (products.cpp.jinja) or tiles (tile_products.cpp.jinja), divided among threads and
 caches once they are compiled (blocking.cpp.jinja); and products with the integers of a GGUF file (blocks.cpp.jinja),
-widened to bfloat16 (widened_blocks.cpp.jinja) or as integers (integer_blocks.cpp.jinja).
+by tiles (tile_blocks.cpp.jinja), by pairs (pair_blocks.cpp.jinja) or as integers (integer_blocks.cpp.jinja).
 docs/explanation/compiled.md says why each is quicker.
 Knows the compiler's interfaces for templates, some of them private. Does not know models, or how a forward is traced.
 """
@@ -23,7 +23,7 @@ import torch
 from torch.library import custom_op
 from torch.nn.functional import linear
 
-from foredraft.model.compiled.blocks import STRIP, layout_of
+from foredraft.model.compiled.blocks import LEAST, STRIP, layout_of
 
 LANES = 16  # the most numbers that a vector register holds; the size of a head must be a multiple of this
 PAIR_TRIALS = 20  # products that are timed of each kind to say whether multiplying by pairs is quicker
@@ -211,14 +211,16 @@ def _lowered_attention(query: Any, key: Any, value: Any, mask: Any, ranges: Any,
     )
 
 
-def widens_blocks() -> bool | None:
-    """Say whether quantised weights are widened to bfloat16 here, or multiplied as integers; None without AVX2."""
-    if _has_tiles() or pairs_are_quicker():
-        return True
-    return False if torch.cpu._is_avx2_supported() else None  # noqa: SLF001  # torch has no public name for it
+def block_kernel() -> str | None:
+    """Return what multiplies by quantised weights here: "tile", "pair" or "integer"; None without AVX2."""
+    if _has_tiles():
+        return "tile"
+    if pairs_are_quicker():
+        return "pair"
+    return "integer" if torch.cpu._is_avx2_supported() else None  # noqa: SLF001  # torch has no public name for it
 
 
-def _lowered_blocks(rows: Any, blocks: Any, widened: bool, precise: bool) -> Any:
+def _lowered_blocks(rows: Any, blocks: Any, tiled: bool, precise: bool) -> Any:
     """Return the kernel's call as torch's compiler represents it; the arguments are those of `multiply_blocks`."""
     from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP, GemmBlocking
     from torch._inductor.cpu_vec_isa import pick_vec_isa
@@ -230,13 +232,12 @@ def _lowered_blocks(rows: Any, blocks: Any, widened: bool, precise: bool) -> Any
     width = strips * STRIP
     flat = ExternKernel.require_contiguous(ExternKernel.realize_input(view(rows, [count, depth])))
     inputs = {"rows": flat, "blocks": ExternKernel.require_contiguous(ExternKernel.realize_input(blocks))}
-    tiles, vector_bits = widened and _has_tiles(), pick_vec_isa().bit_width() or 256
+    vector_bits = pick_vec_isa().bit_width() or 256
     product = None
-    if widened:  # its sums are those of a product with the widened weights
-        sizes = GemmBlocking(*(_TILES if tiles else (8, STRIP, _PAIR)))
-        kernel = _product_kernel(tiles=tiles, ahead=0)
-        product = kernel("multiply_widened", torch.bfloat16, torch.bfloat16, torch.float32, torch.float32, sizes)
-    layout, dtype = layout_of(int(blocks.get_size()[2])), torch.float32 if precise else rows.get_dtype()
+    if tiled:  # its sums are those of a product with the widened weights
+        kernel, dtypes = _product_kernel(tiles=True, ahead=0), [torch.bfloat16] * 2 + [torch.float32] * 2
+        product = kernel("multiply_widened", *dtypes, GemmBlocking(*_TILES))
+    layout, dtype = layout_of(int(blocks.get_size()[2]), blocks.get_dtype()), torch.float32 if precise else rows.get_dtype()
     result = _kernel_call(
         "multiply_blocks",
         "blocks",
@@ -246,10 +247,10 @@ def _lowered_blocks(rows: Any, blocks: Any, widened: bool, precise: bool) -> Any
         bytes=layout.size,
         depth=int(depth),
         strips=int(strips),
-        tiles=tiles,
+        way=block_kernel(),
+        least=0 if layout.minima else LEAST,
         wide=vector_bits == _WIDEST,
         at_once=_BLOCK_ROWS[vector_bits],
-        widened=widened,
         product=product,
         **layout._asdict(),
     )
