@@ -63,12 +63,11 @@ class BatchControl:
         costs, passes = self._costs, self._costs.passes(self._curve)[base:]
         accepted = expected_tokens(together, costs.evidence, len(passes) - 1)
         accepted = np.minimum(accepted, sum(budget.depth for budget in budgets))
-        seconds = passes[: len(accepted)] + costs.drafted * lanes
-        seconds[0] = passes[0] + costs.plain * lanes
+        seconds = passes[: len(accepted)] + costs.drafted * lanes  # what drafting took is spent, also without nodes
         best = best_number(lanes + accepted, seconds, least, _MARGIN)
-        saved = seconds[0] * (1 + accepted[best] / lanes) - seconds[best]
+        saved = (passes[0] + costs.plain * lanes) * (1 + accepted[best] / lanes) - seconds[best]
         gain = saved / (costs.asking * lanes) if costs.asking else np.inf
-        if not costs.rests.tried(paid=best > 0, gain=gain):
+        if not costs.rests.tried(paid=best > 0 and saved > 0, gain=gain) and best == 0:
             return [EMPTY_DRAFT] * lanes
         best = min(max(best, least), len(together), self._most_rows - base)
         counts = [best]  # of each draft
