@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foredraft.bench.tasks import load_tasks, spread
 from foredraft.cli import flags
 from foredraft.cli.job import load_plain, setting
 from foredraft.cli.screen import counting, say, show_json, show_table, working
@@ -41,7 +42,6 @@ def prove(
     """
     from foredraft.bench import prove as proving
     from foredraft.bench.method import chosen_methods
-    from foredraft.bench.tasks import load_tasks, spread
 
     methods = chosen_methods(method or ["prompt_lookup", "adaptix"])
     chosen = spread(load_tasks(task, data, prompts), prompts)
