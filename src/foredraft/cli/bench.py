@@ -87,7 +87,6 @@ class Comparison:
 
 
 @app.command()
-@flags.with_groups
 def run(
     *,
     comparison: Comparison,
@@ -138,7 +137,6 @@ def report(
 
 
 @app.command()
-@flags.with_groups
 def profile(
     *,
     comparison: Comparison,

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from foredraft.cli import flags
-from foredraft.cli.flags import with_groups
 from foredraft.cli.job import load_plain
 from foredraft.cli.layer_skip import layer_skip
 from foredraft.cli.screen import say, working, working_in_phases
@@ -151,7 +150,6 @@ def traces(
 
 
 @app.command()
-@with_groups
 def eesd(
     *,
     head: Head,
@@ -185,7 +183,6 @@ def eesd(
 
 
 @app.command()
-@with_groups
 def cali(
     model: Model,
     data: Data,
@@ -212,7 +209,6 @@ def cali(
 
 
 @app.command()
-@with_groups
 def draft(
     *,
     head: Head,
@@ -231,7 +227,6 @@ def draft(
 
 
 @app.command()
-@with_groups
 def medusa(
     *,
     head: Head,
