@@ -11,9 +11,9 @@ from statistics import median
 from typing import Any
 
 from foredraft.api import Generator, Prompt
+from foredraft.bench.cell import Writing
 from foredraft.bench.method import PEER
 from foredraft.bench.runner import PeerWriter
-from foredraft.engine.statistics import Statistics
 from foredraft.generation import Generation, Stream
 
 ROUNDS = 3  # repetitions of each text (chosen); the median is reported
@@ -83,17 +83,15 @@ def perform(generator: Generator, scene: Scene, show: Callable[[Stream], None] =
     prompt: Prompt = [{"role": "user", "content": scene.prompt}]
     options = {"seed": 0, **scene.options}
     written, plain = write_in_rounds(generator, prompt, options, show)
-    peer = PeerWriter(generator, {}).written(prompt, options).statistics
-    milliseconds = {
-        PEER: _milliseconds([peer]),
-        "none": _milliseconds([each.statistics for each in plain]),
-        generator.method: _milliseconds([each.statistics for each in written]),
-    }
+    peer = PeerWriter(generator, {}).written(prompt, options)
+    texts: dict[str, Sequence[Generation | Writing]] = {PEER: [peer], "none": plain, generator.method: written}
+    milliseconds = {name: median(map(_milliseconds, repetitions)) for name, repetitions in texts.items()}
     return Outcome(scene, milliseconds, generator.method, written[0], written[0].token_ids == plain[0].token_ids)
 
 
-def _milliseconds(runs: Sequence[Statistics]) -> float:
-    return 1e3 * median((each.prefill_seconds + each.decode_seconds) / each.emitted for each in runs)
+def _milliseconds(text: Generation | Writing) -> float:
+    counts = text.statistics
+    return 1e3 * (counts.prefill_seconds + counts.decode_seconds) / counts.emitted
 
 
 def write_in_rounds(

@@ -63,6 +63,7 @@ def replay(drafter: Drafter, texts: Sequence[tuple[TokenIds, TokenIds]], nodes: 
         "drafted": sum(counts.drafted_by_depth),
         "accepted": sum(counts.accepted_by_depth),
         "tokens_per_target_step": sum(tokens) / sum(steps),
+        "drafted_per_step": sum(counts.drafted_by_depth) / sum(steps),
         "tokens_per_target_step_macro": float(np.mean(np.divide(tokens, steps))),
         "reliability": counts.reliability,
         "propose_median_us": float(np.median(micros)),

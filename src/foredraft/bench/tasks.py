@@ -67,14 +67,10 @@ _MT_BENCH = frozenset(("writing", "roleplay", "reasoning", "math", "coding", "ex
 """Categories in Spec-Bench's file that together are its category MT-Bench."""
 
 
-def default_tasks(folder: Path | None) -> tuple[str, ...]:
-    """Return the default tasks."""
-    return (EMBEDDED,) if folder is None else DEFAULT_TASKS
-
-
 def load_tasks(tasks: Sequence[str] | None, folder: Path | None, limit: int) -> list[TaskPrompt]:
     """Return the prompts of several tasks, or of the default ones; raises the errors of `load_task`."""
-    return [prompt for task in tasks or default_tasks(folder) for prompt in load_task(task, folder, limit)]
+    chosen = tasks or ((EMBEDDED,) if folder is None else DEFAULT_TASKS)
+    return [prompt for task in chosen for prompt in load_task(task, folder, limit)]
 
 
 def load_task(task: str, folder: Path | None, limit: int) -> list[TaskPrompt]:

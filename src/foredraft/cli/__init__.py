@@ -62,6 +62,8 @@ def _root(
 
 for verb, member in VERBS.items():
     if isinstance(member, typer.Typer):
+        for command in member.registered_commands:
+            command.callback = None if command.callback is None else with_groups(command.callback)
         app.add_typer(member, name=verb)
     else:
         app.command(verb)(with_groups(member))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foredraft.bench.tasks import EMBEDDED, load_task, load_tasks
 from foredraft.cli import flags
 from foredraft.cli.info import NOT_COMPILED, cost_rows, show_cost
 from foredraft.cli.job import load_plain, setting
@@ -72,7 +73,6 @@ class Comparison:
         from foredraft.bench.cell import prepare_folder
         from foredraft.bench.method import chosen_methods
         from foredraft.bench.runner import Run
-        from foredraft.bench.tasks import load_tasks
 
         chosen, length = chosen_methods(methods), self.max_new_tokens
         settings = [setting(each, self.top_p, max_new_tokens=length, seed=seed) for each in temperatures]
@@ -87,7 +87,6 @@ class Comparison:
 
 
 @app.command()
-@flags.with_groups
 def run(
     *,
     comparison: Comparison,
@@ -138,7 +137,6 @@ def report(
 
 
 @app.command()
-@flags.with_groups
 def profile(
     *,
     comparison: Comparison,
@@ -188,7 +186,6 @@ def serve(
     except ImportError as error:
         missing = f"Measuring a server needs {error.name}, which is not installed; run pip install {error.name}."
         raise UsageError(missing) from error
-    from foredraft.bench.tasks import load_tasks
 
     counts = streams or (1, 4, 8, 16)
     texts = load_tasks(None, data, prompts * len(counts) * rounds)  # different prompts for each load
@@ -230,7 +227,6 @@ def recommend(
     """Recommend a drafting method, with its speed-up on this machine and the reasons; or none."""
     from foredraft.bench.recommendation import recommend as compare
     from foredraft.bench.summary import table
-    from foredraft.bench.tasks import EMBEDDED, load_task
 
     if not minutes > 0:
         raise UsageError(f"minutes is {minutes:g}; it must be above 0.")

@@ -100,14 +100,9 @@ def source_of(module: str) -> str:
 
 
 @cache
-def parsed(module: str) -> ast.Module:
-    """Return a module's parsed source, without importing it."""
-    return ast.parse(source_of(module))
-
-
 def class_body(module: str, kind: str) -> tuple[list[ast.stmt], list[str]]:
     """Return the statements and the bases of class `kind` in a module's source; none without source."""
-    classes = (each for each in parsed(module).body if isinstance(each, ast.ClassDef))
+    classes = (each for each in ast.parse(source_of(module)).body if isinstance(each, ast.ClassDef))
     found = next((each for each in classes if each.name == kind), None)
     return ([], []) if found is None else (found.body, [ast.unparse(base) for base in found.bases])
 

@@ -236,7 +236,7 @@ def explain(
     config, options = job.config(), setting(temperature, max_new_tokens=max_new_tokens, seed=seed)
     generator = job.load(config, options)
     with working("writing"):
-        from foredraft.bench.summary import account_for
+        from foredraft.bench.summary import account_for, reliability_table
         from foredraft.generation import pieces
 
         generation, account = account_for(generator, prompt_for(generator, text), options)
@@ -246,12 +246,6 @@ def explain(
     ink = Ink(color, generator.drafter.source_names)
     ink.print(pieces(generation.steps, generator.tokenizer))
     ink.legend()
-    _print_account(generation, account)
-
-
-def _print_account(generation: "Generation", account: dict[str, Any]) -> None:
-    from foredraft.bench.summary import reliability_table
-
     counts = generation.statistics
     typer.echo(
         f"{counts.emitted} tokens in {counts.steps} steps, {account['plain_steps']} of them without a draft: "

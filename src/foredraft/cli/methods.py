@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from foredraft.cli.flags import JsonOption, class_body, options_in_source, parsed
+from foredraft.cli.flags import JsonOption, class_body, options_in_source, source_of
 from foredraft.cli.screen import show_json, show_table
 from foredraft.errors import UsageError
 from foredraft.options import check_known
@@ -74,7 +74,7 @@ def _method(name: str) -> dict[str, Any]:
             if isinstance(each, ast.Assign | ast.AnnAssign) and each.value is not None:
                 declared[ast.unparse(each.targets[0] if isinstance(each, ast.Assign) else each.target)] = each.value
         summary, options = ast.literal_eval(declared["summary"]), ast.unparse(declared["Options"])
-        return _entry(name, default, summary, ast.get_docstring(parsed(module)), module, options)
+        return _entry(name, default, summary, ast.get_docstring(ast.parse(source_of(module))), module, options)
     try:
         kind = drafter_class(name)
     except UsageError as error:  # a registered method that cannot be imported must not hide the others

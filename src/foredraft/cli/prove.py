@@ -4,11 +4,11 @@ Does not depend on how they are compared; that is in `foredraft.bench.prove`.
 """
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foredraft.bench.tasks import load_tasks, spread
 from foredraft.cli import flags
 from foredraft.cli.job import load_plain, setting
 from foredraft.cli.screen import counting, say, show_json, show_table, working
@@ -16,7 +16,6 @@ from foredraft.model.gguf import SMOLLM2
 
 if TYPE_CHECKING:
     from foredraft.bench.prove import Proof, RuleProof
-    from foredraft.bench.tasks import TaskPrompt
 
     Texts = list[tuple[str, Proof]]
     Rules = list[tuple[str, RuleProof]]
@@ -45,7 +44,7 @@ def prove(
     from foredraft.bench.method import chosen_methods
 
     methods = chosen_methods(method or ["prompt_lookup", "adaptix"])
-    chosen = _prompts(task, data, prompts)
+    chosen = spread(load_tasks(task, data, prompts), prompts)
     settings: list[tuple[str, dict[str, Any]]] = [("greedy", {})]
     if temperature:
         settings.append((f"T={temperature:g}", setting(temperature, top_p)))
@@ -75,16 +74,6 @@ def prove(
     count, tokens, same = (sum(getattr(each, of) for _, each in texts) for of in ("texts", "tokens", "identical"))
     excused = f", {count - same} except for near-ties in {dtype}" if same < count else ""
     say(f"Proved: all {count} texts ({tokens:,} tokens) equal plain decoding's{excused}; every rule holds.", "green")
-
-
-def _prompts(task: list[str] | None, data: Path | None, prompts: int) -> "list[TaskPrompt]":
-    """Return `prompts` prompts in total, spread over the tasks and their categories."""
-    from foredraft.bench.tasks import default_tasks, load_task, spread
-
-    tasks = task or default_tasks(data)
-    counts = [prompts // len(tasks) + (number < prompts % len(tasks)) for number in range(len(tasks))]
-    loaded = [load_task(name, data, max(count, 1)) for name, count in zip(tasks, counts, strict=True)]
-    return [prompt for found, count in zip(loaded, counts, strict=True) for prompt in spread(found, count)]
 
 
 def _show(texts: "Texts", rules: "Rules", dtype: str) -> None:

@@ -10,6 +10,13 @@ from foredraft.cli.screen import show_json, show_table, working
 from foredraft.errors import UsageError
 from foredraft.model.gguf import SMOLLM2
 
+_COLUMNS = {
+    "method": "method", "nodes": "nodes", "records": "records", "tokens_per_target_step": "tokens / target step|.3f",
+    "tokens_per_target_step_macro": "macro|.3f", "drafted_per_step": "drafted / step|.1f",
+    "propose_median_us": "median us|.0f", "propose_p99_us": "p99 us|.0f",
+}  # fmt: skip
+"""Figures of `replay` and their headings."""
+
 
 def replay(
     records: Annotated[Path, typer.Argument(help='JSON lines with "prompt" and "output"')],
@@ -54,14 +61,4 @@ def replay(
     if as_json:
         show_json(rows)
         return
-    shown = []
-    for row in rows:
-        rates = (
-            row["tokens_per_target_step"],
-            row["tokens_per_target_step_macro"],
-            row["drafted"] / max(row["steps"], 1),
-        )
-        times = row["propose_median_us"], row["propose_p99_us"]
-        shown.append((row["method"], row["nodes"], row["records"], *rates, *times))
-    rates_of = ("tokens / target step|.3f", "macro|.3f", "drafted / step|.1f")
-    show_table(("method", "nodes", "records", *rates_of, "median us|.0f", "p99 us|.0f"), shown)
+    show_table(list(_COLUMNS.values()), [[row[name] for name in _COLUMNS] for row in rows])

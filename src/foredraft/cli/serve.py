@@ -46,7 +46,10 @@ def serve(
     memory: flags.MemoryOption = None,
 ) -> None:
     """Serve a model to OpenAI and Anthropic clients: /v1/chat/completions, /v1/messages, and a web page."""
-    keys = _keys(api_key)
+    keys = tuple(api_key or filter(None, os.environ.get(KEYS_VARIABLE, "").split(",")))
+    shortest = min(map(len, keys), default=_LEAST_KEY)
+    if shortest < _LEAST_KEY:
+        raise UsageError(f"An API key has only {shortest} characters; use at least {_LEAST_KEY}.")
     try:
         from foredraft.server.running import Listening
         from foredraft.server.service import Service
@@ -71,11 +74,3 @@ def serve(
     body = f'{{"messages": [{{"role": "user", "content": "What is a hash table?"}}], "model": "{served_name}"}}'
     typer.echo(f"curl {listening.address}/v1/chat/completions{header} -d '{body}'")
     listening.run()
-
-
-def _keys(given: list[str] | None) -> tuple[str, ...]:
-    keys = tuple(given or filter(None, os.environ.get(KEYS_VARIABLE, "").split(",")))
-    for key in keys:
-        if len(key) < _LEAST_KEY:
-            raise UsageError(f"An API key has only {len(key)} characters; use at least {_LEAST_KEY}.")
-    return keys

@@ -88,7 +88,6 @@ class Building:
 
 
 @index.command("build")
-@flags.with_groups
 def build_store(
     inputs: Inputs,
     out: Annotated[Path, typer.Option(help="Folder of the store to make")],
@@ -101,7 +100,6 @@ def build_store(
 
 
 @index.command("add")
-@flags.with_groups
 def add_to_store(store: StoreArgument, inputs: Inputs, *, building: Building) -> None:
     """Add text to a store as new segments, such as yesterday's answers; generators take them up as they are."""
     building.add(inputs, store)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from foredraft.cli import flags
-from foredraft.cli.flags import with_groups
 from foredraft.cli.job import load_plain
 from foredraft.cli.layer_skip import layer_skip
 from foredraft.cli.screen import say, working, working_in_phases
@@ -36,11 +35,6 @@ Model = Annotated[str, typer.Option(help="The model to draft for: smollm2, a GGU
 Data = Annotated[
     list[Path], typer.Option(help="Texts: .jsonl of messages or text (also .gz), .txt, a folder; or a folder of traces")
 ]
-Out = Annotated[Path, typer.Option(help="The folder of the head; a killed training goes on in OUT.run")]
-Vocabulary = Annotated[
-    int,
-    typer.Option(help="Score the N tokens most frequent in the traces only, with the model's own LM head; 0 for all"),
-]
 
 
 def _checked_dtype(name: str) -> str:
@@ -51,9 +45,26 @@ def _checked_dtype(name: str) -> str:
     return name
 
 
-SaveDtype = Annotated[
-    str, typer.Option(help="dtype of the saved head; int8 rounds its matrices by row", callback=_checked_dtype)
-]
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What is trained from which texts, and how it is saved."""
+
+    model: Model
+    data: Data
+    out: Annotated[Path, typer.Option(help="The folder of the head; a killed training goes on in OUT.run")]
+    vocabulary: Annotated[
+        int,
+        typer.Option(
+            help="Score the N tokens most frequent in the traces only, with the model's own LM head; 0 for all"
+        ),
+    ] = 0
+    save_dtype: Annotated[
+        str, typer.Option(help="dtype of the saved head; int8 rounds its matrices by row", callback=_checked_dtype)
+    ] = "bfloat16"
+
+    @property
+    def run(self) -> Path:
+        return self.out.with_name(self.out.name + ".run")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +150,9 @@ def traces(
 
 
 @app.command()
-@with_groups
 def eesd(
-    model: Model,
-    data: Data,
-    out: Out,
+    *,
+    head: Head,
     layers: Annotated[int | None, typer.Option(help="Layers before the exit; a tenth of them, at least 1")] = None,
     loss: Annotated[
         str, typer.Option(help="distribution (of the target) or tokens (the next one, as in the paper)")
@@ -152,32 +161,28 @@ def eesd(
     keep_states: Annotated[
         bool, typer.Option(help="Keep the exit's states on disk: 2 bytes times the width a token")
     ] = True,
-    vocabulary: Vocabulary = 0,
-    save_dtype: SaveDtype = "bfloat16",
-    *,
     training: Training,
 ) -> None:
     """Train an early-exit head, for `--method eesd`; the same command goes on where a killed one was."""
     from foredraft.model.head_files import card_for, weights_of
     from foredraft.training.tasks import ExitTask
 
-    run = _run_of(out)
-    transformer, opened = training.prepared(model, data, run)
+    transformer, opened = training.prepared(head.model, head.data, head.run)
     count = int(transformer.config.num_hidden_layers)
     layers = max(1, round(count / 10)) if layers is None else layers
-    card = card_for(transformer, "eesd", model, layers=layers, dtype=save_dtype)
-    states = run / "states.npy" if keep_states and training.options().epochs > 1 else None
-    ids = _scored(opened, vocabulary, transformer)
+    card = card_for(transformer, "eesd", head.model, layers=layers, dtype=head.save_dtype)
+    states = head.run / "states.npy" if keep_states and training.options().epochs > 1 else None
+    ids = _scored(opened, head.vocabulary, transformer)
     task = ExitTask(transformer, layers, opened, loss=loss, states=states, ids=ids)
     del transformer  # what comes after the exit is not needed any more
-    outcome = training.train(task, opened, card, run, layers=layers, loss=loss, texts=texts, vocabulary=vocabulary)
-    _save(out, card, weights_of(task.module), outcome)
+    identity = {"layers": layers, "loss": loss, "texts": texts, "vocabulary": head.vocabulary}
+    outcome = training.train(task, opened, card, head.run, **identity)
+    _save(head.out, card, weights_of(task.module), outcome)
     if states is not None:
         states.unlink(missing_ok=True)
 
 
 @app.command()
-@with_groups
 def cali(
     model: Model,
     data: Data,
@@ -204,38 +209,28 @@ def cali(
 
 
 @app.command()
-@with_groups
 def draft(
-    model: Model,
-    data: Data,
-    out: Out,
-    layers: Annotated[int, typer.Option(help="Layers of the draft model: the model's first ones, and its last")] = 4,
-    vocabulary: Vocabulary = 0,
-    save_dtype: SaveDtype = "bfloat16",
     *,
+    head: Head,
+    layers: Annotated[int, typer.Option(help="Layers of the draft model: the model's first ones, and its last")] = 4,
     training: Training,
 ) -> None:
     """Train a draft model of the model's own layers, for `--method draft_model`, `draft_tree` and `draft_graph`."""
     from foredraft.model.head_files import card_for, weights_of
     from foredraft.training.tasks import DraftTask
 
-    transformer, opened = training.prepared(model, data, _run_of(out))
-    card = card_for(transformer, "draft", model, layers=layers, dtype=save_dtype)
-    task = DraftTask(transformer, layers, opened, _scored(opened, vocabulary, transformer))
-    outcome = training.train(task, opened, card, _run_of(out), layers=layers, vocabulary=vocabulary)
-    _save(out, card, weights_of(task.module), outcome)
+    transformer, opened = training.prepared(head.model, head.data, head.run)
+    card = card_for(transformer, "draft", head.model, layers=layers, dtype=head.save_dtype)
+    task = DraftTask(transformer, layers, opened, _scored(opened, head.vocabulary, transformer))
+    outcome = training.train(task, opened, card, head.run, layers=layers, vocabulary=head.vocabulary)
+    _save(head.out, card, weights_of(task.module), outcome)
 
 
 @app.command()
-@with_groups
 def medusa(
-    model: Model,
-    data: Data,
-    out: Out,
-    heads: Annotated[int, typer.Option(help="How many heads, each for one more token ahead", min=1, max=16)] = 3,
-    vocabulary: Vocabulary = 0,
-    save_dtype: SaveDtype = "bfloat16",
     *,
+    head: Head,
+    heads: Annotated[int, typer.Option(help="How many heads, each for one more token ahead", min=1, max=16)] = 3,
     training: Training,
 ) -> None:
     """Train Medusa heads, for `--method medusa`, and measure how often each is right."""
@@ -243,18 +238,14 @@ def medusa(
     from foredraft.training.tasks import MedusaTask
     from foredraft.training.traces import chosen_windows
 
-    transformer, opened = training.prepared(model, data, _run_of(out))
-    card = card_for(transformer, "medusa", model, dtype=save_dtype, count=heads)
-    ids = _scored(opened, vocabulary, transformer)
+    transformer, opened = training.prepared(head.model, head.data, head.run)
+    card = card_for(transformer, "medusa", head.model, dtype=head.save_dtype, count=heads)
+    ids = _scored(opened, head.vocabulary, transformer)
     task = MedusaTask(transformer, heads, opened, ids)
-    outcome = training.train(task, opened, card, _run_of(out), heads=heads, vocabulary=vocabulary)
+    outcome = training.train(task, opened, card, head.run, heads=heads, vocabulary=head.vocabulary)
     trained, held = chosen_windows(opened, "all")
     task.module.accuracies.copy_(task.measured((held if len(held) else trained)[:200]))
-    _save(out, card, {**task.module.state_dict(), **({} if ids is None else {IDS: ids.int()})}, outcome)
-
-
-def _run_of(out: Path) -> Path:
-    return out.with_name(out.name + ".run")
+    _save(head.out, card, {**task.module.state_dict(), **({} if ids is None else {IDS: ids.int()})}, outcome)
 
 
 def _save(out: Path, card: "HeadCard", weights: Mapping[str, Any], outcome: "Run") -> None:
