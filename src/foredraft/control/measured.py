@@ -61,7 +61,8 @@ class BatchControl:
         least = max(self._cheap(base), lanes)
         # tokens and seconds of a step that verifies the best 0, 1, ... nodes
         costs, passes = self._costs, self._costs.passes(self._curve)[base:]
-        accepted = expected_tokens(together, costs.evidence, len(passes) - 1)
+        best_first = np.sort(together)[::-1]  # here, as compiled code that sorts takes two seconds to compile
+        accepted = expected_tokens(best_first, costs.evidence, len(passes) - 1)
         accepted = np.minimum(accepted, sum(budget.depth for budget in budgets))
         seconds = passes[: len(accepted)] + costs.drafted * lanes
         seconds[0] = passes[0] + costs.plain * lanes

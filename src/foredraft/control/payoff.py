@@ -130,19 +130,13 @@ def corrections(evidence: Evidence) -> F64:
     return factors
 
 
-def expected_tokens(score: FloatArray, evidence: Evidence, most: int) -> F64:
-    """Return how many of the best 0, 1, ... nodes are expected to be accepted, float64[min(N, most) + 1]."""
-    tokens: F64 = _expected_of(np.sort(score)[::-1], evidence, most)
-    return tokens
-
-
 @njit(cache=True)
-def _expected_of(order: FloatArray, evidence: Evidence, most: int) -> F64:
-    """Do the above for descending scores; sorting them in compiled code takes two seconds to compile."""
+def expected_tokens(score: FloatArray, evidence: Evidence, most: int) -> F64:
+    """Return how many of the first 0, 1, ... nodes are expected to be accepted, float64[min(N, most) + 1]."""
     factors = corrections(evidence)
-    tokens = np.zeros(min(len(order), most) + 1, np.float64)
+    tokens = np.zeros(min(len(score), most) + 1, np.float64)
     for nodes in range(1, len(tokens)):
-        each = order[nodes - 1]
+        each = score[nodes - 1]
         tokens[nodes] = tokens[nodes - 1] + min(factors[bin_of(each)] * each, 1.0)
     return tokens
 
