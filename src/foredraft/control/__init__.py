@@ -14,17 +14,12 @@ from foredraft.control.levels import FixedControl, LevelControl, Rule
 from foredraft.control.measured import MOST_NODES, BatchControl, MeasuredControl
 from foredraft.control.payoff import StepCosts, cut
 from foredraft.errors import UsageError
-from foredraft.options import check_known, options_from, shown
+from foredraft.options import NoOptions, check_known, options_from, shown
 
 __all__ = [
     "CONTROLS", "MOST_NODES", "BatchControl", "ControlChoice", "ControlKind", "FixedControl", "MeasuredControl",
     "StepCosts", "choose_control", "cut",
 ]  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class NoOptions:
-    """No options except `num_speculative_tokens`."""
 
 
 class ControlKind(NamedTuple):

@@ -1,15 +1,10 @@
 """The drafter that drafts nothing: plain decoding, the baseline of every comparison."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Verdict
 from foredraft.drafters import Resources
-
-
-@dataclass(frozen=True, slots=True)
-class NoOptions:
-    """No options."""
+from foredraft.options import NoOptions
 
 
 class NoDrafter:
