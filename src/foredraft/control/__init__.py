@@ -59,11 +59,6 @@ class ControlChoice:
         """Whether `make` calls for the cost curve."""
         return CONTROLS[self.name].needs_cost and self.most_nodes > 0
 
-    @property
-    def is_measured(self) -> bool:
-        """Whether one control can decide for all sequences of a batch together."""
-        return self.name == "measured" and self.most_nodes > 0
-
     def make(self, curve: Callable[[], CostCurve], seed: int, costs: StepCosts | None = None) -> Control:
         """Return a control for one sequence, which draws with `seed`.
 
