@@ -102,7 +102,9 @@ class MeasuredControl:
 
     def __init__(self, curve: CostCurve, most_nodes: int = MOST_NODES, costs: StepCosts | None = None) -> None:
         costs = StepCosts() if costs is None else costs
-        costs.begin_text()
+        # the last text's length caused some of the pace of wide passes, which are not measured during a pause: a text
+        # too long to draft could stop drafting for the next ones
+        costs.wide_pace = (costs.pace + costs.wide_pace) / 2
         self._batch = BatchControl(lambda: curve, most_nodes + 1, most_nodes, costs)
 
     def budget(self, depth: int) -> Budget:

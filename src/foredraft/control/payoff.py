@@ -178,13 +178,6 @@ class StepCosts:
     rests: Rests = field(default_factory=Rests)
     evidence: Evidence = field(default_factory=lambda: Evidence(np.zeros(_BINS), np.zeros(_BINS)))
 
-    def begin_text(self) -> None:
-        """Move the pace of wide passes halfway to that of narrow ones, as the last text's length caused some of it.
-
-        They are not measured during a pause, so a text too long to draft could stop drafting for the next ones.
-        """
-        self.wide_pace = (self.pace + self.wide_pace) / 2
-
     def passes(self, curve: F64) -> F64:
         """Return the current seconds of passes by rows, float64[M], given the measured `curve`, float64[M]."""
         widths = _WIDTHS[np.minimum(np.arange(len(curve)), len(_WIDTHS) - 1)]
