@@ -118,10 +118,7 @@ def bin_of(score: float) -> int:
 @njit(cache=True)
 def corrections(evidence: Evidence) -> F64:
     """Return the factor that corrects the scores of each bin, float64[12]: accepted / promised, smoothed."""
-    accepted = promised = _PRIOR_TOKENS
-    for number in range(_BINS):
-        accepted += evidence.accepted[number]
-        promised += evidence.promised[number]
+    accepted, promised = _PRIOR_TOKENS + evidence.accepted.sum(), _PRIOR_TOKENS + evidence.promised.sum()
     factors, prior = np.empty(_BINS, np.float64), _PRIOR_NODES
     for number in range(_BINS):
         likely = evidence.accepted[number] + prior * accepted / promised
