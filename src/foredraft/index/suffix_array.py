@@ -158,10 +158,7 @@ def is_sorted(text: SuffixArrays) -> bool:
         if not 0 <= place < n or rank[place] >= 0 or text.symbols[place] >= separator:
             return False
         rank[place] = entry
-    separators = 0
-    for symbol in text.symbols:
-        separators += symbol == separator
-    if len(text.suffixes) + separators != n:
+    if len(text.suffixes) + np.count_nonzero(text.symbols == separator) != n:
         return False
     for entry in range(len(text.suffixes) - 1):
         a, b = text.suffixes[entry], text.suffixes[entry + 1]
