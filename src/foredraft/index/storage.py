@@ -271,15 +271,9 @@ class StoreWriter:
 
 @contextlib.contextmanager
 def write_store(
-    path: str | os.PathLike[str],
-    kind: str,
-    *,
-    tokenizer_hash: str,
-    vocabulary: int,
-    metadata: Mapping[str, Any] | None = None,
-    overwrite: bool = False,
-    exclusive: bool = True,
-) -> Iterator[StoreWriter]:
+    path: str | os.PathLike[str], kind: str, *, tokenizer_hash: str, vocabulary: int,
+    metadata: Mapping[str, Any] | None = None, overwrite: bool = False, exclusive: bool = True,
+) -> Iterator[StoreWriter]:  # fmt: skip
     """Yield a writer; the complete file appears when the `with` block ends without an error.
 
     Until then the lock `<path>.lock` is held, unless `exclusive=False` says that the caller holds one, and everything
