@@ -4,7 +4,7 @@ Third parties register a class under the entry-point group `foredraft.drafters`;
 `Options` and `create(options, resources)`. Does not depend on any drafter.
 """
 
-import importlib
+import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
@@ -69,8 +69,7 @@ def own_place(method: str) -> str | None:
 def drafter_class(method: str) -> DrafterClass:
     """Import the class of a method; raises UsageError if it is unknown or cannot be imported."""
     if method in _OWN:
-        module, _, name = _OWN[method].partition(":")
-        return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]  # the map is ours
+        return pkgutil.resolve_name(_OWN[method])  # type: ignore[no-any-return]  # the map is ours
     registered = _registered()
     check_known(method, method_names(), "There is no method", "Methods are")
     try:
