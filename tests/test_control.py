@@ -282,7 +282,8 @@ def test_the_best_nodes_come_first_in_what_is_expected(seed):
     evidence, score = random_evidence(rng, 420), rng.random(rng.integers(1, 40)).astype(np.float32) ** 3
     most = int(rng.integers(1, 50))
     kept = corrections(evidence)
-    likely = [min(kept[bin_of(each)] * each, 1.0) for each in np.sort(score)[::-1]][:most]
+    score = np.sort(score)[::-1]
+    likely = [min(kept[bin_of(each)] * each, 1.0) for each in score][:most]
     np.testing.assert_allclose(expected_tokens(score, evidence, most), [0.0, *np.cumsum(likely)], rtol=1e-6)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from foredraft.cache_folder import cache_folder, cache_path
 from foredraft.contracts import CostCurve, DraftContext, Drafter, Learner, Saver, TokenIds, Verification
-from foredraft.control import BatchControl, StepCosts, choose_control
+from foredraft.control import BatchControl, MeasuredControl, StepCosts, choose_control
 from foredraft.corpus.words import vocabulary_size
 from foredraft.drafters import make_drafter
 from foredraft.drafters.prediction import ChainDrafter, Prediction
@@ -244,7 +244,8 @@ class Generator:
         control = self.amount.make(lambda: self.cost, sampling.seed, self._costs)
         guarded = GuardedDrafter(self.drafter if drafter is None else drafter)
         target = self.drafter.needs.target or self.target
-        return Run(seq, guarded, control, context, target, self.amount.is_measured)
+        # one measured control can decide for all texts of a batch together
+        return Run(seq, guarded, control, context, target, isinstance(control, MeasuredControl))
 
     def batch(self, cache_bytes: int = CACHE_BYTES) -> Batch:
         """Return an empty batch, whose texts share forward passes and a KV cache of at most `cache_bytes`."""

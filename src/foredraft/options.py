@@ -22,6 +22,11 @@ _shorten = reprlib.Repr()
 _shorten.maxstring = _shorten.maxother = _shorten.maxlong = 60
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class NoOptions:
+    """For what has no options."""
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return a hint such as `` Did you mean 'top_p'?`` for a misspelt word, or an empty string."""
     known = list(known)

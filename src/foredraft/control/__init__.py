@@ -14,17 +14,12 @@ from foredraft.control.levels import FixedControl, LevelControl, Rule
 from foredraft.control.measured import MOST_NODES, BatchControl, MeasuredControl
 from foredraft.control.payoff import StepCosts, cut
 from foredraft.errors import UsageError
-from foredraft.options import check_known, options_from, shown
+from foredraft.options import NoOptions, check_known, options_from, shown
 
 __all__ = [
     "CONTROLS", "MOST_NODES", "BatchControl", "ControlChoice", "ControlKind", "FixedControl", "MeasuredControl",
     "StepCosts", "choose_control", "cut",
 ]  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class NoOptions:
-    """No options except `num_speculative_tokens`."""
 
 
 class ControlKind(NamedTuple):
@@ -63,11 +58,6 @@ class ControlChoice:
     def needs_cost(self) -> bool:
         """Whether `make` calls for the cost curve."""
         return CONTROLS[self.name].needs_cost and self.most_nodes > 0
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether one control can decide for all sequences of a batch together."""
-        return self.name == "measured" and self.most_nodes > 0
 
     def make(self, curve: Callable[[], CostCurve], seed: int, costs: StepCosts | None = None) -> Control:
         """Return a control for one sequence, which draws with `seed`.

@@ -92,9 +92,10 @@ class LevelControl:
         levels = min(depth, self._most_nodes)
         if levels <= 0 or not self._rule.begins(levels):
             return NO_BUDGET
-        return Budget(self._most_nodes, depth, self._answer_drafter)
+        return Budget(self._most_nodes, depth, self._answer)
 
     def trim(self, draft: Draft, budget: Budget) -> Draft:
+        self._asked = len(self._chances)
         draft = cut(draft, budget)
         chances = level_chances(draft)
         if draft.q is not None:
@@ -112,10 +113,6 @@ class LevelControl:
         rejected = not ended and bool((verdict.draft.parents == verdict.last_row - 1).any())
         counts = (len(verdict.draft), len(guessed), len(path), rejected, ended)
         self._rule.observe(Outcome(*counts, tuple(chances), self._asked, forward, other, drafting))
-
-    def _answer_drafter(self, chance: float | None) -> bool:
-        self._asked += not self._stopped
-        return self._answer(chance)
 
     def _answer(self, chance: float | None) -> bool:
         if self._stopped:

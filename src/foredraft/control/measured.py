@@ -61,7 +61,8 @@ class BatchControl:
         least = max(self._cheap(base), lanes)
         # tokens and seconds of a step that verifies the best 0, 1, ... nodes
         costs, passes = self._costs, self._costs.passes(self._curve)[base:]
-        accepted = expected_tokens(together, costs.evidence, len(passes) - 1)
+        best_first = np.sort(together)[::-1]  # here, as compiled code that sorts takes two seconds to compile
+        accepted = expected_tokens(best_first, costs.evidence, len(passes) - 1)
         accepted = np.minimum(accepted, sum(budget.depth for budget in budgets))
         seconds = passes[: len(accepted)] + costs.drafted * lanes  # what drafting took is spent, also without nodes
         best = best_number(lanes + accepted, seconds, least, _MARGIN)
@@ -100,7 +101,9 @@ class MeasuredControl:
 
     def __init__(self, curve: CostCurve, most_nodes: int = MOST_NODES, costs: StepCosts | None = None) -> None:
         costs = StepCosts() if costs is None else costs
-        costs.begin_text()
+        # the last text's length caused some of the pace of wide passes, which are not measured during a pause: a text
+        # too long to draft could stop drafting for the next ones
+        costs.wide_pace = (costs.pace + costs.wide_pace) / 2
         self._batch = BatchControl(lambda: curve, most_nodes + 1, most_nodes, costs)
 
     def budget(self, depth: int) -> Budget:

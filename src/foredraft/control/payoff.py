@@ -118,10 +118,7 @@ def bin_of(score: float) -> int:
 @njit(cache=True)
 def corrections(evidence: Evidence) -> F64:
     """Return the factor that corrects the scores of each bin, float64[12]: accepted / promised, smoothed."""
-    accepted = promised = _PRIOR_TOKENS
-    for number in range(_BINS):
-        accepted += evidence.accepted[number]
-        promised += evidence.promised[number]
+    accepted, promised = _PRIOR_TOKENS + evidence.accepted.sum(), _PRIOR_TOKENS + evidence.promised.sum()
     factors, prior = np.empty(_BINS, np.float64), _PRIOR_NODES
     for number in range(_BINS):
         likely = evidence.accepted[number] + prior * accepted / promised
@@ -130,19 +127,13 @@ def corrections(evidence: Evidence) -> F64:
     return factors
 
 
-def expected_tokens(score: FloatArray, evidence: Evidence, most: int) -> F64:
-    """Return how many of the best 0, 1, ... nodes are expected to be accepted, float64[min(N, most) + 1]."""
-    tokens: F64 = _expected_of(np.sort(score)[::-1], evidence, most)
-    return tokens
-
-
 @njit(cache=True)
-def _expected_of(order: FloatArray, evidence: Evidence, most: int) -> F64:
-    """Do the above for descending scores; sorting them in compiled code takes two seconds to compile."""
+def expected_tokens(score: FloatArray, evidence: Evidence, most: int) -> F64:
+    """Return how many of the first 0, 1, ... nodes are expected to be accepted, float64[min(N, most) + 1]."""
     factors = corrections(evidence)
-    tokens = np.zeros(min(len(order), most) + 1, np.float64)
+    tokens = np.zeros(min(len(score), most) + 1, np.float64)
     for nodes in range(1, len(tokens)):
-        each = order[nodes - 1]
+        each = score[nodes - 1]
         tokens[nodes] = tokens[nodes - 1] + min(factors[bin_of(each)] * each, 1.0)
     return tokens
 
@@ -183,13 +174,6 @@ class StepCosts:
     asking: float = 0.0  # seconds of asking for a draft and learning from it; 0 before the first one
     rests: Rests = field(default_factory=Rests)
     evidence: Evidence = field(default_factory=lambda: Evidence(np.zeros(_BINS), np.zeros(_BINS)))
-
-    def begin_text(self) -> None:
-        """Move the pace of wide passes halfway to that of narrow ones, as the last text's length caused some of it.
-
-        They are not measured during a pause, so a text too long to draft could stop drafting for the next ones.
-        """
-        self.wide_pace = (self.pace + self.wide_pace) / 2
 
     def passes(self, curve: F64) -> F64:
         """Return the current seconds of passes by rows, float64[M], given the measured `curve`, float64[M]."""

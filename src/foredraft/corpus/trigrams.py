@@ -45,7 +45,12 @@ def count_trigrams(
     as many distinct tri-grams merged, in memory, at about 60 bytes each. UsageError for an argument out of range, or
     documents without any token; StoreError for too many tri-grams, and as `write_store`.
     """
-    _check_arguments(vocabulary, keep, least)
+    if not 1 <= vocabulary <= MAX_VOCABULARY:
+        raise UsageError(f"A table holds vocabularies of 1 to {MAX_VOCABULARY} tokens; {vocabulary} were given.")
+    if not 1 <= keep <= MAX_KEEP:
+        raise UsageError(f"keep is {keep}; give the number of successors to keep of a bigram, 1 to {MAX_KEEP}.")
+    if least < 1:
+        raise UsageError(f"least is {least}; give how often a bigram must occur to be kept, at least 1.")
     bits = vocabulary.bit_length()
     token_counts = np.zeros(vocabulary + 1, np.int64)
     runs: list[Path] = []
@@ -76,15 +81,6 @@ def count_trigrams(
             "documents": read, "tokens": tokens, "distinct_trigrams": table.distinct,
             "keep": keep, "least": least, "eos_token_id": eos_token_id,
         }  # fmt: skip
-
-
-def _check_arguments(vocabulary: int, keep: int, least: int) -> None:
-    if not 1 <= vocabulary <= MAX_VOCABULARY:
-        raise UsageError(f"A table holds vocabularies of 1 to {MAX_VOCABULARY} tokens; {vocabulary} were given.")
-    if not 1 <= keep <= MAX_KEEP:
-        raise UsageError(f"keep is {keep}; give the number of successors to keep of a bigram, 1 to {MAX_KEEP}.")
-    if least < 1:
-        raise UsageError(f"least is {least}; give how often a bigram must occur to be kept, at least 1.")
 
 
 def _chunks(blocks: Iterable[Symbols], length: int) -> Iterator[npt.NDArray[Any]]:

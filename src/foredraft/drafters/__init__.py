@@ -4,14 +4,14 @@ Third parties register a class under the entry-point group `foredraft.drafters`;
 `Options` and `create(options, resources)`. Does not depend on any drafter.
 """
 
-import importlib
+import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
-from foredraft.contracts import Drafter, Target
+from foredraft.contracts import DraftContext, Drafter, Target, Verdict
 from foredraft.errors import UsageError
 from foredraft.options import check_known, options_from
 
@@ -56,6 +56,19 @@ class DrafterClass(Protocol):
         """Build the drafter; a class method."""
 
 
+class Stateless:
+    """The base of a drafter without state, which is every sequence's drafting itself."""
+
+    def open(self, context: DraftContext) -> Self:  # noqa: ARG002  # the family's signature
+        return self
+
+    def observe(self, verdict: Verdict) -> None:
+        """Learn nothing."""
+
+    def close(self) -> None:
+        """Nothing to drop."""
+
+
 def method_names() -> list[str]:
     """Return the names of all methods: built-in ones first, then registered ones."""
     return [*_OWN, *sorted(set(_registered()) - set(_OWN))]
@@ -69,8 +82,7 @@ def own_place(method: str) -> str | None:
 def drafter_class(method: str) -> DrafterClass:
     """Import the class of a method; raises UsageError if it is unknown or cannot be imported."""
     if method in _OWN:
-        module, _, name = _OWN[method].partition(":")
-        return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]  # the map is ours
+        return pkgutil.resolve_name(_OWN[method])  # type: ignore[no-any-return]  # the map is ours
     registered = _registered()
     check_known(method, method_names(), "There is no method", "Methods are")
     try:

@@ -128,8 +128,17 @@ class AutoDrafter:
         self.rates: Mapping[bool, Rates] = {sampled: prior_rates(sampled=sampled) for sampled in (False, True)}
         self.needs = Needs(top_k=0 if options.learn == "off" else TOP, top_rows=_TOP_ROWS, every_step=options.shares)
         if neural is not None:
-            _check_blendable(neural)
             asked = neural.needs
+            if asked.top_k:
+                raise UsageError(
+                    f"Method {neural.name!r} learns from the target's tokens after its own drafts, and auto mixes them "
+                    "with others; blend in a method that drafts with a model, such as eesd, medusa or layer_skip."
+                )
+            if asked.every_step:
+                raise UsageError(
+                    f"Method {neural.name!r} must see every step, and auto shows it only those in which it drafts; "
+                    "blend in a method that catches up by itself and declares Needs(every_step=False)."
+                )
             self.needs = replace(self.needs, hidden=asked.hidden, target=asked.target, models=asked.models)
             if options.model is None:
                 self.source_names = (*self.source_names[:NEURAL], f"auto, {neural.name}")
@@ -168,19 +177,6 @@ class AutoDrafter:
         folder = self.library.save(path, self.options.memory, self.options.memory_tokens)
         if folder.is_dir() and self.words.clock[0]:
             save_words(folder / _WORDS_FILE, self.words, *self.library.identity)
-
-
-def _check_blendable(neural: Drafter) -> None:
-    if neural.needs.top_k:
-        raise UsageError(
-            f"Method {neural.name!r} learns from the target's tokens after its own drafts, and auto mixes them "
-            "with others; blend in a method that drafts with a model, such as eesd, medusa or layer_skip."
-        )
-    if neural.needs.every_step:
-        raise UsageError(
-            f"Method {neural.name!r} must see every step, and auto shows it only those in which it drafts; blend "
-            "in a method that catches up by itself and declares Needs(every_step=False)."
-        )
 
 
 class _Drafting:

@@ -62,9 +62,7 @@ class EesdDrafter:
     source_names = ("eesd",)
 
     def __init__(self, options: EesdOptions, target: SplitTarget, predictor: AgreementPredictor | None = None) -> None:
-        self._rules, self._calibrated = options.rules(), options.calibrated
-        self._predictor = predictor
-        self.target = target
+        self.options, self.target, self.predictor = options, target, predictor
         # each level costs a pass, so the control must weigh costs
         hidden, models = predictor is not None, (target.first, target.rest)
         self.needs = Needs(hidden=hidden, every_step=False, control="cost_aware", target=target, models=models)
@@ -101,25 +99,21 @@ class EesdDrafter:
         """Begin drafting for one sequence; raises UsageError if its cache does not belong to `target`."""
         if not isinstance(context.cache, SplitCache):
             raise UsageError("Method 'eesd' needs the cache of its own target, and cannot draft for another one here.")
-        imitation = Imitation.of(context.settings, context.seed, context.vocabulary, self.target.first.ids)
-        asked = not imitation.sampling.do_sample if self._calibrated is None else self._calibrated
-        predictor = self._predictor if asked else None
-        return _Drafting(self.target, self._rules, context, imitation, predictor)
+        return _Drafting(self, context)
 
 
 class _Drafting:
     """One sequence's drafting in the first layers, whose rows stay in the cache for the verification."""
 
-    def __init__(
-        self, target: SplitTarget, rules: GrowthRules, context: DraftContext, imitation: Imitation,
-        predictor: AgreementPredictor | None,
-    ) -> None:  # fmt: skip
-        calibrate = self._calibrate if predictor is not None else None
-        self._target, self._predictor = target, predictor
+    def __init__(self, drafter: EesdDrafter, context: DraftContext) -> None:
+        options, self._target = drafter.options, drafter.target
+        imitation = Imitation.of(context.settings, context.seed, context.vocabulary, self._target.first.ids)
         self._samples = imitation.sampling.do_sample
-        self._rollout = RolloutDrafting(
-            ExitModel(target, context.cache), rules, imitation, context.max_nodes, calibrate
-        )
+        asked = not self._samples if options.calibrated is None else options.calibrated
+        self._predictor = drafter.predictor if asked else None
+        calibrate = self._calibrate if self._predictor is not None else None
+        model = ExitModel(self._target, context.cache)
+        self._rollout = RolloutDrafting(model, options.rules(), imitation, context.max_nodes, calibrate)
         self._hidden: torch.Tensor | None = None  # the target's last hidden state at the row that chose the root
         self._length = 0  # length of the sequence at that state
         self._asked = False  # whether a draft was requested in this step

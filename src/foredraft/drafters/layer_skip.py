@@ -58,12 +58,10 @@ class LayerSkipDrafter:
         target = resources.target
         if not isinstance(target, TorchTarget):
             raise UsageError("Method 'layer_skip' drafts with the target's own layers, and no model is loaded here.")
-        return RolloutDrafter((cls.name,), options.rules(), skipping(target, _chosen(options, target)))
-
-
-def _chosen(options: LayerSkipOptions, target: TorchTarget) -> Skipped:
-    if options.skipped is not None:
-        return read_skipped(Path(options.skipped), target.model)
-    if options.attention is None and options.mlp is None:
-        return default_skipped(int(target.model.config.num_hidden_layers))
-    return Skipped(layer_numbers(options.attention, "attention"), layer_numbers(options.mlp, "mlp"))
+        if options.skipped is not None:
+            skipped = read_skipped(Path(options.skipped), target.model)
+        elif options.attention is None and options.mlp is None:
+            skipped = default_skipped(int(target.model.config.num_hidden_layers))
+        else:
+            skipped = Skipped(layer_numbers(options.attention, "attention"), layer_numbers(options.mlp, "mlp"))
+        return RolloutDrafter((cls.name,), options.rules(), skipping(target, skipped))

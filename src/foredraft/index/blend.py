@@ -219,18 +219,9 @@ def advance(
 
     It is one call because passing arrays to compiled code takes 40 microseconds when a pass has evicted the caches.
 
-    Args:
-        sources: list the candidates; `words` and `own` are updated.
-        rates: give their probabilities; updated.
-        room: the last draft, replaced by the next one.
-        ids: int64[n], the sequence.
-        read: length of the sequence at the last draft, which `sources.own` has.
-        top: of the last draft.
-        size: see `blend`; with 0 nodes nothing is drafted.
-        noise: of the target's draws.
-        learns: whether to learn.
-
-    Returns the draft: tokens int32[N], parents int32[N], score float32[N], source uint8[N].
+    `room` and `top` are those of the last draft, when the sequence `ids`, int64[n], had `read` tokens. With `learns`,
+    rates, own words and own text are updated; `size` is that of `blend`, with 0 nodes to draft nothing. Returns tokens
+    int32[N], parents int32[N], score float32[N], source uint8[N].
     """
     # what is returned is copied: nothing borrowed may be
     sources, rates, room, top = borrowed(sources), borrowed(rates), borrowed(room), borrowed(top)

@@ -241,13 +241,9 @@ def write_segment(
 
 @contextlib.contextmanager
 def write_datastore(
-    folder: str | os.PathLike[str],
-    *,
-    tokenizer_hash: str | None = None,
-    vocabulary: int | None = None,
-    create: bool = False,
-    overwrite: bool = False,
-) -> Iterator["DatastoreWriter"]:
+    folder: str | os.PathLike[str], *, tokenizer_hash: str | None = None, vocabulary: int | None = None,
+    create: bool = False, overwrite: bool = False,
+) -> Iterator["DatastoreWriter"]:  # fmt: skip
     """Yield a writer that holds the store's lock; the files of a new store that was not committed are removed.
 
     Tokenizer hash and vocabulary are the store's if None. With `create` an empty store is begun, and with `overwrite`

@@ -152,26 +152,20 @@ def is_sorted(text: SuffixArrays) -> bool:
     the same one and the rest of the first be sorted before the rest of the second.
     """
     n, separator = len(text.symbols), len(text.first) - 1
-    rank = np.full(n, -1, np.int64)
+    rank = np.full(n, n, np.int64)  # in `suffixes`, by place; n for separators, which are above every token
     for entry in range(len(text.suffixes)):
         place = text.suffixes[entry]
-        if not 0 <= place < n or rank[place] >= 0 or text.symbols[place] >= separator:
+        if not 0 <= place < n or rank[place] < n or text.symbols[place] >= separator:
             return False
         rank[place] = entry
-    separators = 0
-    for symbol in text.symbols:
-        separators += symbol == separator
-    if len(text.suffixes) + separators != n:
+    if len(text.suffixes) + np.count_nonzero(text.symbols == separator) != n:
         return False
     for entry in range(len(text.suffixes) - 1):
         a, b = text.suffixes[entry], text.suffixes[entry + 1]
         x, y = text.symbols[a], text.symbols[b]
-        if x > y:
+        # the last symbol is a separator, so both have a next place
+        if x > y or (x == y and rank[a + 1] > rank[b + 1]):
             return False
-        if x == y:  # the last symbol is a separator, so both have a next place
-            after_a, after_b = rank[a + 1], rank[b + 1]
-            if after_a < 0 <= after_b or (after_a >= 0 and after_b >= 0 and after_a > after_b):
-                return False
     return True
 
 
