@@ -20,11 +20,6 @@ _KINDS = {
 }  # fmt: skip
 
 
-def anthropic_error(failure: RequestError) -> dict[str, Any]:
-    """Return a failure in Anthropic's format."""
-    return {"type": "error", "error": {"type": _KINDS.get(failure.status, "api_error"), "message": failure.message}}
-
-
 class _Message(bodies.Turn):
     role: Literal["user", "assistant"]
     content: bodies.Content
@@ -70,8 +65,10 @@ class MessagesRequest(CountRequest, bodies.GenerationRequest):
         yield {"type": "message_delta", "delta": _stop_reason(answers), "usage": _usage(answers)}
         yield {"type": "message_stop"}
 
-    def failed(self, failure: RequestError) -> dict[str, Any]:
-        return anthropic_error(failure)
+    @staticmethod
+    def failed(failure: RequestError) -> dict[str, Any]:
+        kind = _KINDS.get(failure.status, "api_error")
+        return {"type": "error", "error": {"type": kind, "message": failure.message}}
 
     def _message(self, answers: Answers, content: list[dict[str, str]]) -> dict[str, Any]:
         head = {"id": f"msg_{self._id}", "type": "message", "role": "assistant", "model": self.model}

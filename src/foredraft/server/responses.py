@@ -84,7 +84,8 @@ class ResponsesRequest(GenerationRequest):
         yield numbered("response.output_item.done", output_index=0, item=finished["output"][0])
         yield numbered(f"response.{finished['status']}", response=finished)
 
-    def failed(self, failure: RequestError) -> dict[str, Any]:
+    @staticmethod
+    def failed(failure: RequestError) -> dict[str, Any]:
         return {"type": "error", "code": failure.code, "message": failure.message, "param": failure.param}
 
     def whole(self, answers: Answers) -> dict[str, Any]:
