@@ -12,14 +12,14 @@ import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, log_softmax
 
-from foredraft.errors import StoreError, UsageError
+from foredraft.errors import StoreError
 from foredraft.model import heads
 from foredraft.model.candidates import NOISY_TOKENS
 from foredraft.model.heads import RankedHead, places_of
 from foredraft.model.layers import Passage, model_parts, scored_states, shorter
+from foredraft.options import check_known
 from foredraft.training.traces import Numbers, Traces
 
-LOSSES = ("distribution", "tokens")
 _LOSS_DECAY = 0.8  # of each further Medusa head; Medusa, section 2.2.1
 _TEMPERATURE = 0.7  # of the windows that an agreement predictor treats as sampled; chosen, as the traces' default
 
@@ -86,8 +86,7 @@ class ExitTask(Task):
         self, model: Any, layers: int, traces: Traces, *, loss: str, states: Path | None,
         ids: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
-        if loss not in LOSSES:
-            raise UsageError(f"loss is {loss!r}; it may be {' or '.join(LOSSES)}.")
+        check_known(loss, ("distribution", "tokens"), "There is no loss", "Losses are")
         parts = model_parts(model)
         parts.check_exit(layers)
         self._loss = loss
