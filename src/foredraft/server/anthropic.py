@@ -6,7 +6,7 @@ Does not depend on how answers are generated.
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from foredraft.server import bodies
 from foredraft.server.answers import Answers
@@ -40,10 +40,10 @@ class CountRequest(bodies.Body):
 class MessagesRequest(CountRequest, bodies.GenerationRequest):
     """`/v1/messages`, text only."""
 
-    max_tokens: bodies.Count
+    max_tokens: PositiveInt
     stop_sequences: bodies.Stops = Field(default_factory=list)
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: bodies.TopK | None = None
+    top_k: NonNegativeInt | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
 
     def text_request(self) -> bodies.TextRequest:

@@ -20,8 +20,6 @@ Many = Annotated[list[Item], Field(fail_fast=True)]
 Some = Annotated[list[Item], Field(fail_fast=True, min_length=1)]
 
 Share = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=1)]
-TopK = Annotated[int, Field(ge=0)]
 Stops = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
 
 Shape = str | dict[str, Any]  # what a text must match: a regular expression, or a JSON schema

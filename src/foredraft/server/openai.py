@@ -10,12 +10,12 @@ import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
 from foredraft.drafters.prediction import PREDICTION
 from foredraft.server import bodies
 from foredraft.server.answers import TOOL_CALL, Answers, Delta, Piece
-from foredraft.server.bodies import Body, Count, Many, TextRequest, text_of
+from foredraft.server.bodies import Body, Many, TextRequest, text_of
 from foredraft.server.metrics import drafting_of
 from foredraft.server.processors import TokenLogprobs
 
@@ -86,7 +86,7 @@ class _Request(bodies.GenerationRequest):
     presence_penalty: _Penalty = 0.0
     logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = None
     user: str | None = None
-    top_k: bodies.TopK | None = None
+    top_k: NonNegativeInt | None = None
     min_p: bodies.Share | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
     ignore_eos: bool = False
@@ -145,8 +145,8 @@ class ChatRequest(_Request):
     """`/v1/chat/completions`."""
 
     messages: bodies.Some[bodies.Message]
-    max_tokens: Count | None = None
-    max_completion_tokens: Count | None = None
+    max_tokens: PositiveInt | None = None
+    max_completion_tokens: PositiveInt | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: list[_Tool] | None = None
@@ -215,7 +215,7 @@ class CompletionRequest(_Request):
     """`/v1/completions`."""
 
     prompt: str | Many[str] | Many[int] | Many[Many[int]]
-    max_tokens: Count = 16
+    max_tokens: PositiveInt = 16
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: Literal[False] = False
     suffix: None = None
