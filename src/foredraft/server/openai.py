@@ -22,6 +22,7 @@ from foredraft.server.processors import TokenLogprobs
 _CALL = re.compile(TOOL_CALL + r"\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
 _Part = tuple[dict[str, Any], list[Piece]]  # of a streamed choice: its format, and the pieces of text in it
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
+_JsonText = Annotated[str, BeforeValidator(lambda given: given if isinstance(given, str) else json.dumps(given))]
 _OneStopOrMore = Annotated[bodies.Stops, BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
 
 
@@ -272,7 +273,7 @@ def _token(text: str, logprob: float) -> dict[str, Any]:
 
 class _Call(BaseModel):
     name: str
-    arguments: Any = {}
+    arguments: _JsonText = "{}"
 
 
 def _calls_in(text: str) -> list[dict[str, Any]]:
@@ -281,9 +282,6 @@ def _calls_in(text: str) -> list[dict[str, Any]]:
         calls = [_Call.model_validate_json(body) for body in _CALL.findall(text)]
     except ValidationError:
         return []
-    found = []
-    for call in calls:
-        given = call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments)
-        function = {"name": call.name, "arguments": given}
-        found.append({"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function})
-    return found
+    return [
+        {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": call.model_dump()} for call in calls
+    ]
