@@ -6,7 +6,7 @@ Reads rows with `messages` or `text`, with a tokenizer. Does not depend on model
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from itertools import chain, zip_longest
+from itertools import chain, takewhile, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,7 +53,7 @@ def read_sources(path: Path, tokenizer: Any, report: ReadReport) -> Iterator[Sou
             continue
         seen.add(key)
         if is_chat:
-            asked = chat[: next((i for i, each in enumerate(chat) if each["role"] == "assistant"), len(chat))]
+            asked = list(takewhile(lambda each: each["role"] != "assistant", chat))
             prompt, text = _templated(tokenizer, asked, ask=True), _templated(tokenizer, chat, ask=False)
         else:
             text = tokenizer(piece.text, truncation=True, max_length=_LONGEST_OPEN).input_ids
