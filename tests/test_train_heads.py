@@ -350,7 +350,7 @@ def test_trace_options_out_of_range_are_refused(options, message):
         ({"micro_batch": 0}, "micro_batch is 0"),
         ({"floor": 2}, "floor is 2"),
         ({"rate": math.inf}, "rate is inf"),
-        ({"precision": "float8"}, "precision is 'float8'"),
+        ({"precision": "float8"}, "no precision 'float8'"),
     ],
 )
 def test_loop_options_out_of_range_are_refused(options, message):
@@ -477,8 +477,8 @@ def test_medusa_heads_learn(model, traces, tmp_path):
     [
         (["--layers", "4"], "layers is 4; this model has 4, so it must be 1 to 3"),
         (["--layers", "0"], "layers is 0"),
-        (["--loss", "l2"], "loss is 'l2'; it may be distribution or tokens"),
-        (["--texts", "some"], "texts is 'some'; it may be all, written, open"),
+        (["--loss", "l2"], "no loss 'l2'. Losses are: distribution, tokens"),
+        (["--texts", "some"], "no kind of texts 'some'. Kinds are: all, written, open"),
         (["--max-minutes", "0"], "--max-minutes is 0"),
         (["--save-dtype", "int4"], "There is no --save-dtype 'int4'. Did you mean 'int8'?"),
         (["--set", "rates=1"], "Did you mean 'rate'"),

@@ -8,9 +8,8 @@ from foredraft.contracts import StepRecord
 from foredraft.engine.run import Run
 from foredraft.engine.state import FinishReason
 from foredraft.engine.statistics import Statistics
+from foredraft.options import shown
 from foredraft.text import TextStream, decode
-
-_SHOWN = 60  # characters of a text in its repr
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +37,8 @@ class Generation:
     statistics: Statistics
 
     def __repr__(self) -> str:
-        text = self.text if len(self.text) <= _SHOWN else f"{self.text[:_SHOWN]}..."
         counts = f"{self.statistics.emitted} tokens in {self.statistics.steps} steps"
-        return f"Generation({text!r}, {counts}, finish_reason={self.finish_reason!r}, seed={self.seed})"
+        return f"Generation({shown(self.text)}, {counts}, finish_reason={self.finish_reason!r}, seed={self.seed})"
 
 
 def generation(run: Run, tokenizer: Any) -> Generation:

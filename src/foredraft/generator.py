@@ -51,14 +51,9 @@ class Generator:
     """
 
     def __init__(
-        self,
-        target: TorchTarget,
-        tokenizer: Any,
-        *,
-        progress: Progress | None = None,
-        compilation: Compilation | None = None,
-        **drafting: Any,
-    ) -> None:
+        self, target: TorchTarget, tokenizer: Any, *, progress: Progress | None = None,
+        compilation: Compilation | None = None, **drafting: Any,
+    ) -> None:  # fmt: skip
         self.target, self.tokenizer = target, tokenizer
         self._progress, self._compilation = progress, compilation
         self._curve: CostCurve | None = None
@@ -88,15 +83,10 @@ class Generator:
         self.attach(method, drafter, nodes, control, control_options, verification)
 
     def attach(
-        self,
-        method: str,
-        drafter: Drafter,
-        nodes: int | None = None,
-        control: str | None = None,
-        control_options: Mapping[str, Any] | None = None,
-        verification: Verification = "matched",
+        self, method: str, drafter: Drafter, nodes: int | None = None, control: str | None = None,
+        control_options: Mapping[str, Any] | None = None, verification: Verification = "matched",
         costs: StepCosts | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Use an existing drafter under the name `method`; `costs` is what the measured control learned earlier."""
         if nodes is None and control is None:
             control = drafter.needs.control

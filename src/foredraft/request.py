@@ -14,7 +14,7 @@ import torch
 
 from foredraft.contracts import TokenIds
 from foredraft.errors import UsageError
-from foredraft.options import check_known, options_from, shown, whole_number
+from foredraft.options import check_known, check_range, options_from, shown, whole_number
 from foredraft.sampling import LogitsProcessor, SamplingOptions
 
 _UNSUPPORTED: Mapping[str, str] = {
@@ -87,8 +87,7 @@ class GenerationOptions:
         return options_from(cls, taken, "generate")
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise UsageError(f"max_new_tokens is {self.max_new_tokens}; it must be a whole number, at least 1.")
+        check_range(self, "max_new_tokens", least=1)
         if self.temperature == 0 and self.do_sample:
             raise UsageError(
                 "temperature is 0 with do_sample; use do_sample=False for greedy decoding, or a temperature above 0."

@@ -31,10 +31,8 @@ class TextStream:
         return text
 
     def finish(self) -> str:
-        """Return the text held back, with replacement characters for incomplete bytes."""
-        text = self._unread()
-        self._shown_from = self._read = len(self._ids)
-        return text
+        """Return the text held back, with replacement characters for incomplete bytes; to be called last."""
+        return self._unread()
 
     def _unread(self) -> str:
         before = decode(self._tokenizer, self._ids[self._shown_from : self._read])

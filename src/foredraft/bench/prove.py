@@ -28,7 +28,7 @@ from foredraft.sampling import SamplingOptions
 from foredraft.sampling.filters import filter_row, penalize
 from foredraft.sampling.noise import gumbel_noise
 from foredraft.testing.enumeration import PROMPT, World, distance, drawn_tree
-from foredraft.testing.recording import decoding
+from foredraft.testing.recording import begun, written
 
 NEAR_TIE_STEPS = 8.0  # machine epsilons, times the largest absolute logit, that count as rounding (chosen)
 ROUNDING = 1e-9  # maximum difference of a correct rule's distribution in float64 (chosen)
@@ -184,8 +184,8 @@ def _p_value(rule: Verification, world: World) -> float:
     drafter.needs = Needs(target=world)
     for seed in range(_TEXTS):
         sampling, control = replace(world.sampling, seed=seed), FixedControl(_NODES)
-        *_, seq = decoding(drafter, PROMPT, sampling, rule, _LENGTH, control)
-        counts[tuple(seq.emitted.tolist())] += 1
+        text = written(begun(drafter, PROMPT, sampling, rule, _LENGTH, control)).emitted
+        counts[tuple(text.tolist())] += 1
     exact = world.continued({(): 1.0}, _LENGTH)
     if counts.keys() - exact.keys():
         return 0.0  # a text that has probability 0 under the target

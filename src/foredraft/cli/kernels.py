@@ -50,7 +50,7 @@ def compile_kernels(dtype: str) -> None:
     from foredraft.drafters import Resources, make_drafter
     from foredraft.sampling import SamplingOptions
     from foredraft.testing import ToyTarget
-    from foredraft.testing.recording import begun
+    from foredraft.testing.recording import begun, written
 
     class Target(ToyTarget):
         def forward(self, *given: Any, **options: Any) -> Scores:
@@ -62,8 +62,7 @@ def compile_kernels(dtype: str) -> None:
     for sampling in (SamplingOptions(), SamplingOptions(do_sample=True)):
         run = begun(drafter, np.arange(1, 9) % 4, sampling, new_tokens=_TOKENS)
         run.target, run.control = target, MeasuredControl(CostCurve((1, 8), (1.0, 1.0)))
-        for _ in run.steps():
-            pass
+        written(run)
 
 
 if __name__ == "__main__":

@@ -16,13 +16,7 @@ from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import (
-    EosTokenCriteria,
-    GenerationMixin,
-    LogitsProcessorList,
-    MaxLengthCriteria,
-    StoppingCriteriaList,
-)
+from transformers import EosTokenCriteria, GenerationMixin, LogitsProcessorList, MaxLengthCriteria, StoppingCriteriaList
 from transformers.generation import logits_process
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerateDecoderOnlyOutput

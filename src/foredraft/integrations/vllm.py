@@ -84,10 +84,7 @@ class Proposer:
         self, sampled_token_ids: Sequence[Sequence[int]], num_tokens_no_spec: Any, token_ids_cpu: Any,
         slot_mappings: Any = None,  # noqa: ARG002  # vLLM's signature
     ) -> list[list[int]]:  # fmt: skip
-        """Return a chain for each row of the batch, empty if nothing is drafted; never raises.
-
-        Of the arguments, which are those of `RequestDrafter.propose`, `slot_mappings` is not used.
-        """
+        """Return a chain for each row of the batch, as `RequestDrafter.propose` does, but never raise."""
         try:
             return self._requests.propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
         except Exception as error:  # noqa: BLE001  # the server continues without drafts

@@ -20,9 +20,8 @@ Piece = tuple[str, str | None]  # a text, and the name of the source that drafte
 
 @dataclass
 class Delta:
-    """An increment of an answer: steps, their text, log-probabilities if requested, and OpenAI's finish reason."""
+    """An increment of an answer: its text, log-probabilities if requested, and OpenAI's finish reason."""
 
-    records: list[StepRecord] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
     tokens: list[TokenLogprobs] = field(default_factory=list)
     finish: str | None = None
@@ -86,7 +85,6 @@ class Choice(Delta):
         if self._failure is not None:
             raise self._failure
         new, self._new = self._new, Delta()
-        self.records += new.records
         self.pieces += new.pieces
         self.tokens += new.tokens
         self.finish = new.finish or self.finish
@@ -103,7 +101,6 @@ class Choice(Delta):
     def _add(self, event: Event) -> None:
         if event.failure is not None:
             raise event.failure
-        self._new.records += event.records
         pieces: list[Piece] = []
         for record in event.records:
             for token, source in zip(record.emitted, record.sources, strict=True):
@@ -128,7 +125,7 @@ class Answers:
 
     @property
     def records(self) -> list[StepRecord]:
-        return [record for choice in self.choices for record in choice.records]
+        return [record for choice in self.choices for record in choice.job.run.records]
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
         """Yield the increments of the choices, some of them empty, until all have ended.

@@ -6,7 +6,7 @@ Does not depend on how answers are generated.
 from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from foredraft.server import bodies
 from foredraft.server.answers import Answers
@@ -18,11 +18,6 @@ _KINDS = {
     400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 413: "request_too_large",
     429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error",
 }  # fmt: skip
-
-
-def anthropic_error(failure: RequestError) -> dict[str, Any]:
-    """Return a failure in Anthropic's format."""
-    return {"type": "error", "error": {"type": _KINDS.get(failure.status, "api_error"), "message": failure.message}}
 
 
 class _Message(bodies.Turn):
@@ -45,10 +40,10 @@ class CountRequest(bodies.Body):
 class MessagesRequest(CountRequest, bodies.GenerationRequest):
     """`/v1/messages`, text only."""
 
-    max_tokens: bodies.Count
+    max_tokens: PositiveInt
     stop_sequences: bodies.Stops = Field(default_factory=list)
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: bodies.TopK | None = None
+    top_k: NonNegativeInt | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
 
     def text_request(self) -> bodies.TextRequest:
@@ -70,8 +65,10 @@ class MessagesRequest(CountRequest, bodies.GenerationRequest):
         yield {"type": "message_delta", "delta": _stop_reason(answers), "usage": _usage(answers)}
         yield {"type": "message_stop"}
 
-    def failed(self, failure: RequestError) -> dict[str, Any]:
-        return anthropic_error(failure)
+    @staticmethod
+    def failed(failure: RequestError) -> dict[str, Any]:
+        kind = _KINDS.get(failure.status, "api_error")
+        return {"type": "error", "error": {"type": kind, "message": failure.message}}
 
     def _message(self, answers: Answers, content: list[dict[str, str]]) -> dict[str, Any]:
         head = {"id": f"msg_{self._id}", "type": "message", "role": "assistant", "model": self.model}

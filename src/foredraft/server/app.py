@@ -19,9 +19,9 @@ from starlette.types import Receive, Scope, Send
 from foredraft.errors import ForedraftError
 from foredraft.server import bodies
 from foredraft.server.answers import Answers
-from foredraft.server.anthropic import CountRequest, MessagesRequest, anthropic_error
+from foredraft.server.anthropic import CountRequest, MessagesRequest
 from foredraft.server.openai import ChatRequest, CompletionRequest
-from foredraft.server.replies import RequestError, error_shape, failure_of, sent
+from foredraft.server.replies import RequestError, failure_of, sent
 from foredraft.server.responses import ResponsesRequest
 from foredraft.server.service import Service
 from foredraft.text import decode
@@ -219,6 +219,6 @@ def _key(request: Request) -> str:
 def _failed(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         error = RequestError(error.status_code, f"{request.method} {request.url.path}: {error.detail}.")
-    failure = failure_of(error)
-    body = anthropic_error(failure) if request.url.path.startswith("/v1/messages") else error_shape(failure)
+    failure, is_anthropics = failure_of(error), request.url.path.startswith("/v1/messages")
+    body = MessagesRequest.failed(failure) if is_anthropics else bodies.GenerationRequest.failed(failure)
     return JSONResponse(body, failure.status, headers=failure.headers)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from foredraft.sampling import SEED_LIMIT
-from foredraft.server.replies import RequestError, error_shape
+from foredraft.server.replies import RequestError
 
 Item = TypeVar("Item")
 Many = Annotated[list[Item], Field(fail_fast=True)]
@@ -20,8 +20,6 @@ Many = Annotated[list[Item], Field(fail_fast=True)]
 Some = Annotated[list[Item], Field(fail_fast=True, min_length=1)]
 
 Share = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=1)]
-TopK = Annotated[int, Field(ge=0)]
 Stops = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
 
 Shape = str | dict[str, Any]  # what a text must match: a regular expression, or a JSON schema
@@ -143,8 +141,10 @@ class GenerationRequest(Body):
 
     last_line: ClassVar[bytes] = b""
 
-    def failed(self, failure: RequestError) -> dict[str, Any]:
-        return error_shape(failure)
+    @staticmethod
+    def failed(failure: RequestError) -> dict[str, Any]:
+        told = {"message": failure.message, "type": failure.kind, "param": failure.param, "code": failure.code}
+        return {"error": told}
 
     def options(self, most: int | None, **filters: Any) -> dict[str, Any]:
         """Return generation arguments, with None for missing ones; `most` is `max_new_tokens`.

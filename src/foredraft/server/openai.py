@@ -10,18 +10,19 @@ import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
 from foredraft.drafters.prediction import PREDICTION
 from foredraft.server import bodies
 from foredraft.server.answers import TOOL_CALL, Answers, Delta, Piece
-from foredraft.server.bodies import Body, Count, Many, TextRequest, text_of
+from foredraft.server.bodies import Body, Many, TextRequest, text_of
 from foredraft.server.metrics import drafting_of
 from foredraft.server.processors import TokenLogprobs
 
 _CALL = re.compile(TOOL_CALL + r"\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
 _Part = tuple[dict[str, Any], list[Piece]]  # of a streamed choice: its format, and the pieces of text in it
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
+_JsonText = Annotated[str, BeforeValidator(lambda given: given if isinstance(given, str) else json.dumps(given))]
 _OneStopOrMore = Annotated[bodies.Stops, BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
 
 
@@ -86,7 +87,7 @@ class _Request(bodies.GenerationRequest):
     presence_penalty: _Penalty = 0.0
     logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = None
     user: str | None = None
-    top_k: bodies.TopK | None = None
+    top_k: NonNegativeInt | None = None
     min_p: bodies.Share | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
     ignore_eos: bool = False
@@ -145,8 +146,8 @@ class ChatRequest(_Request):
     """`/v1/chat/completions`."""
 
     messages: bodies.Some[bodies.Message]
-    max_tokens: Count | None = None
-    max_completion_tokens: Count | None = None
+    max_tokens: PositiveInt | None = None
+    max_completion_tokens: PositiveInt | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: list[_Tool] | None = None
@@ -215,7 +216,7 @@ class CompletionRequest(_Request):
     """`/v1/completions`."""
 
     prompt: str | Many[str] | Many[int] | Many[Many[int]]
-    max_tokens: Count = 16
+    max_tokens: PositiveInt = 16
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: Literal[False] = False
     suffix: None = None
@@ -272,7 +273,7 @@ def _token(text: str, logprob: float) -> dict[str, Any]:
 
 class _Call(BaseModel):
     name: str
-    arguments: Any = {}
+    arguments: _JsonText = "{}"
 
 
 def _calls_in(text: str) -> list[dict[str, Any]]:
@@ -281,9 +282,6 @@ def _calls_in(text: str) -> list[dict[str, Any]]:
         calls = [_Call.model_validate_json(body) for body in _CALL.findall(text)]
     except ValidationError:
         return []
-    found = []
-    for call in calls:
-        given = call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments)
-        function = {"name": call.name, "arguments": given}
-        found.append({"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function})
-    return found
+    return [
+        {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": call.model_dump()} for call in calls
+    ]

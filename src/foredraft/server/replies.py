@@ -72,11 +72,6 @@ def _of_body(error: ValidationError) -> RequestError:
     return RequestError(400, f"{place}: {message}." if place else f"{message}.", param=place)
 
 
-def error_shape(failure: RequestError) -> dict[str, Any]:
-    """Return a failure in OpenAI's format."""
-    return {"error": {"message": failure.message, "type": failure.kind, "param": failure.param, "code": failure.code}}
-
-
 def sent(event: Mapping[str, Any]) -> bytes:
     """Return an event as it is sent, under the name of its type where the protocol has types."""
     name = f"event: {event['type']}\n" if "type" in event else ""

@@ -7,10 +7,10 @@ import itertools
 from collections.abc import AsyncIterator
 from typing import Any, Literal, Self
 
-from pydantic import model_validator
+from pydantic import PositiveInt, model_validator
 
 from foredraft.server.answers import Answers
-from foredraft.server.bodies import Body, Content, Count, GenerationRequest, Shape, Some, TextRequest, Turn
+from foredraft.server.bodies import Body, Content, GenerationRequest, Shape, Some, TextRequest, Turn
 from foredraft.server.metrics import drafting_of
 from foredraft.server.openai import JsonSchema, usage_of
 from foredraft.server.replies import RequestError
@@ -50,7 +50,7 @@ class ResponsesRequest(GenerationRequest):
 
     input: str | Some[ResponsesItem]
     instructions: str | None = None
-    max_output_tokens: Count | None = None
+    max_output_tokens: PositiveInt | None = None
     text: _Text = _Text()
     store: Literal[False] | None = None
     user: str | None = None
@@ -84,7 +84,8 @@ class ResponsesRequest(GenerationRequest):
         yield numbered("response.output_item.done", output_index=0, item=finished["output"][0])
         yield numbered(f"response.{finished['status']}", response=finished)
 
-    def failed(self, failure: RequestError) -> dict[str, Any]:
+    @staticmethod
+    def failed(failure: RequestError) -> dict[str, Any]:
         return {"type": "error", "code": failure.code, "message": failure.message, "param": failure.param}
 
     def whole(self, answers: Answers) -> dict[str, Any]:

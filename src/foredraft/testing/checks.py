@@ -18,7 +18,7 @@ from foredraft.graph.tree import depths
 from foredraft.sampling import Probabilities, SamplingOptions
 from foredraft.sampling.filters import distribution
 from foredraft.sampling.rejection import as_drawn
-from foredraft.testing.recording import NEW_TOKENS, Recorder, Step, begun, decoding
+from foredraft.testing.recording import NEW_TOKENS, Recorder, Step, begun, written
 from foredraft.testing.toy import VOCABULARY, ToyTarget
 
 MakeDrafter = Callable[[], Drafter]  # returns a new drafter for a target of `VOCABULARY` ids
@@ -126,7 +126,8 @@ def sequences_do_not_influence_each_other(make: MakeDrafter) -> None:
     after, drafter = _figures(_steps(drafter)), make()
     _require(after == alone, "Sequences do not influence each other; one drafts differently after another one.")
     interleaved = Recorder(drafter)
-    for _ in zip(decoding(interleaved, _PROMPT), decoding(Recorder(drafter), _OTHER_PROMPT), strict=False):
+    both = begun(interleaved, _PROMPT), begun(Recorder(drafter), _OTHER_PROMPT)
+    for _ in zip(*(run.steps() for run in both), strict=False):
         pass
     found = _figures(interleaved.steps)
     _require(found == alone[: len(found)], "Sequences do not influence each other, but two open ones do.")
@@ -233,8 +234,7 @@ def _steps(
 ) -> list[Step]:
     """Decode greedily; return the steps in which the drafter was called."""
     recorder = Recorder(drafter, every_step=every_step)
-    for _ in decoding(recorder, prompt, control=control):
-        pass
+    written(begun(recorder, prompt, control=control))
     return recorder.steps
 
 
@@ -247,13 +247,12 @@ def _equals_plain(
     drafter: Drafter, prompt: TokenIds, options: SamplingOptions, verification: Verification = "matched"
 ) -> bool:
     """Return whether the text with `drafter` is the text that its target writes without drafts."""
-    *_, seq = decoding(drafter, prompt, options, verification)
+    text = written(begun(drafter, prompt, options, verification)).emitted
     if drafter.needs.target is None and not options.do_sample:
-        return np.array_equal(seq.emitted, ToyTarget().greedy(prompt, NEW_TOKENS))  # without any of the engine
+        return np.array_equal(text, ToyTarget().greedy(prompt, NEW_TOKENS))  # without any of the engine
     silent: Any = NoDrafter()
     silent.needs = drafter.needs
-    *_, plain = decoding(silent, prompt, options)
-    return np.array_equal(seq.emitted, plain.emitted)
+    return np.array_equal(text, written(begun(silent, prompt, options)).emitted)
 
 
 def _departure(drafter: Drafter) -> float:
@@ -269,7 +268,7 @@ def _departure(drafter: Drafter) -> float:
     positions: list[tuple[float, ...]] = []
     for seed in range(_TEXTS):
         options = SamplingOptions(do_sample=True, temperature=1.5, top_p=0.95, seed=seed)
-        *_, seq = decoding(recorder, _PROMPT, options, "rejection", _SHORT)
+        seq = written(begun(recorder, _PROMPT, options, "rejection", _SHORT))
         if seed == _FIRST_TEXTS and not positions:
             return 0.0
         rows = target.forward(lay_out_text(seq.view().ids.copy(), 0), target.new_cache()).logits.numpy()

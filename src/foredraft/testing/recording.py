@@ -3,7 +3,6 @@
 Depends on the engine, not on what the record should contain or on any particular drafter.
 """
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
 
@@ -76,11 +75,8 @@ def begun(
     return Run(seq, drafter, control, DraftContext(target.vocabulary, options.seed, settings=settings), target)
 
 
-def decoding(
-    drafter: Drafter, prompt: TokenIds, options: SamplingOptions = _GREEDY, verification: Verification = "matched",
-    new_tokens: int = NEW_TOKENS, control: FixedControl | None = None,
-) -> Iterator[SequenceState]:  # fmt: skip
-    """Decode after `prompt`, int64[n]; yield the sequence after each step."""
-    run = begun(drafter, prompt, options, verification, new_tokens, control)
+def written(run: Run) -> SequenceState:
+    """Return the sequence of a run, decoded to its end."""
     for _ in run.steps():
-        yield run.seq
+        pass
+    return run.seq

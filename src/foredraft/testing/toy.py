@@ -79,8 +79,7 @@ class ToyTarget:
         """Return the `count` most probable tokens after `prefix`, one by one, without using the engine."""
         ids: list[int] = prefix.tolist()
         for _ in range(count):
-            cache = self.new_cache()
-            scores = self.forward(lay_out_text(np.array(ids, np.int64), 0), cache)
+            scores = self.forward(lay_out_text(np.array(ids, np.int64), 0), self.new_cache())
             ids.append(int(scores.logits[-1].argmax()))
         return ids[len(prefix) :]
 

@@ -18,7 +18,7 @@ import torch
 
 from foredraft.atomic_file import replacing, store_file
 from foredraft.errors import NumericsError, StoreError, UsageError
-from foredraft.options import check_range
+from foredraft.options import check_known, check_range
 from foredraft.training.tasks import Task
 from foredraft.training.traces import Numbers, Tell, Traces, chosen_windows
 
@@ -45,8 +45,7 @@ class LoopOptions:
         check_range(self, "micro_batch", "accumulation", least=1)
         check_range(self, "epochs", "rate", above=0)
         check_range(self, "warmup", "floor", least=0, most=1)
-        if self.precision not in ("bfloat16", "float32"):
-            raise UsageError(f"precision is {self.precision!r}; it may be bfloat16 or float32.")
+        check_known(self.precision, ("bfloat16", "float32"), "There is no precision", "Precisions are")
 
     def rate_at(self, done: float) -> float:
         """Return the learning rate after the share `done` of the run."""

@@ -6,7 +6,7 @@ Reads rows with `messages` or `text`, with a tokenizer. Does not depend on model
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from itertools import zip_longest
+from itertools import chain, takewhile, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,7 +53,7 @@ def read_sources(path: Path, tokenizer: Any, report: ReadReport) -> Iterator[Sou
             continue
         seen.add(key)
         if is_chat:
-            asked = chat[: next((i for i, each in enumerate(chat) if each["role"] == "assistant"), len(chat))]
+            asked = list(takewhile(lambda each: each["role"] != "assistant", chat))
             prompt, text = _templated(tokenizer, asked, ask=True), _templated(tokenizer, chat, ask=False)
         else:
             text = tokenizer(piece.text, truncation=True, max_length=_LONGEST_OPEN).input_ids
@@ -64,9 +64,8 @@ def read_sources(path: Path, tokenizer: Any, report: ReadReport) -> Iterator[Sou
 
 
 def in_turns(readers: Iterable[Iterator[Source]]) -> Iterator[Source]:
-    """Yield one source of each reader in turn until all are exhausted."""
-    for turn in zip_longest(*readers):
-        yield from (source for source in turn if source is not None)
+    """Return the sources of all readers, one of each in turn."""
+    return filter(None, chain.from_iterable(zip_longest(*readers)))
 
 
 def is_held_out(key: str, one_in: int) -> bool:

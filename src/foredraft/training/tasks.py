@@ -12,14 +12,14 @@ import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, log_softmax
 
-from foredraft.errors import StoreError, UsageError
+from foredraft.errors import StoreError
 from foredraft.model import heads
 from foredraft.model.candidates import NOISY_TOKENS
 from foredraft.model.heads import RankedHead, places_of
 from foredraft.model.layers import Passage, model_parts, scored_states, shorter
+from foredraft.options import check_known
 from foredraft.training.traces import Numbers, Traces
 
-LOSSES = ("distribution", "tokens")
 _LOSS_DECAY = 0.8  # of each further Medusa head; Medusa, section 2.2.1
 _TEMPERATURE = 0.7  # of the windows that an agreement predictor treats as sampled; chosen, as the traces' default
 
@@ -52,12 +52,13 @@ class Task:
         return torch.stack(losses).sum()
 
     def agreement(self, windows: Numbers) -> float:
-        """Return the share of correct predictions on these windows, 0 to 1."""
-        right = 0
-        for number in windows.tolist():
-            chosen = self._tokens(self.logits(np.array([number]))[0].argmax(dim=-1))
-            right += int((chosen.cpu().numpy() == self._traces.top_ids[number, :, 0]).sum())
-        return right / (len(windows) * self._traces.window)
+        """Return the share of these windows' positions at which the (first) output's best token is the target's."""
+        shares = []
+        for window in windows[:, None]:
+            scores = self._scores(window)[0][0]
+            theirs, _ = self._traces.labels(window, scores.device, slice(self._traces.window - len(scores), None))
+            shares.append((self._tokens(scores.argmax(dim=-1)) == theirs[:, 0]).float().mean())
+        return float(torch.stack(shares).mean())
 
     def _tokens(self, places: torch.Tensor) -> torch.Tensor:
         """Return the tokens, int64, of indices into the logits."""
@@ -86,8 +87,7 @@ class ExitTask(Task):
         self, model: Any, layers: int, traces: Traces, *, loss: str, states: Path | None,
         ids: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
-        if loss not in LOSSES:
-            raise UsageError(f"loss is {loss!r}; it may be {' or '.join(LOSSES)}.")
+        check_known(loss, ("distribution", "tokens"), "There is no loss", "Losses are")
         parts = model_parts(model)
         parts.check_exit(layers)
         self._loss = loss
@@ -166,10 +166,6 @@ class MedusaTask(Task):
         self._lm_head = model.get_output_embeddings() if ids is None else RankedHead(model, ids)
         super().__init__(model, traces, heads.MedusaHeads(self._lm_head.weight.shape[1], count), self._lm_head)
         self.module.to(self._device)
-
-    def agreement(self, windows: Numbers) -> float:
-        """Return how often the first head's best token is the target's."""
-        return float(self.measured(windows)[0, 0])
 
     @torch.no_grad()
     def measured(self, windows: Numbers) -> torch.Tensor:

@@ -22,7 +22,7 @@ import torch
 
 from foredraft.atomic_file import store_file, unwritable
 from foredraft.errors import NumericsError, StoreError, UsageError
-from foredraft.options import check_range
+from foredraft.options import check_known, check_range
 from foredraft.training.sources import Source, is_held_out
 
 Numbers = npt.NDArray[np.int64]  # window numbers, int64
@@ -63,12 +63,11 @@ class TraceOptions:
 
     def __post_init__(self) -> None:
         check_range(self, "answer_tokens", "window", "top_k", least=1)
+        check_range(self, "hold_out_one_in", least=2)
         check_range(self, "temperature", above=0)
         check_range(self, "greedy_share", least=0, most=1)
         if self.written_tokens < 0 or self.open_tokens < 0 or self.written_tokens + self.open_tokens == 0:
             raise UsageError("Give written_tokens or open_tokens, or both; neither may be negative.")
-        if self.hold_out_one_in < 2:
-            raise UsageError(f"hold_out_one_in is {self.hold_out_one_in}; below 2 nothing is left to train on.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +124,7 @@ def chosen_windows(traces: Traces, texts: str) -> tuple[Numbers, Numbers]:
 
     UsageError for another kind of texts, or if there is no such window.
     """
-    known = ("all", "written", "open")
-    if texts not in known:
-        raise UsageError(f"texts is {texts!r}; it may be {', '.join(known)}.")
+    check_known(texts, ("all", "written", "open"), "There is no kind of texts", "Kinds are")
     chosen = np.flatnonzero(traces.learned(texts))
     if not len(chosen):
         raise UsageError(f"The traces hold no window of {texts} texts to learn from.")
