@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol
 
-from foredraft.contracts import DraftContext, Drafter, Target, Verdict
+from foredraft.contracts import Drafter, Target
 from foredraft.errors import UsageError
 from foredraft.options import check_known, options_from
 
@@ -54,19 +54,6 @@ class DrafterClass(Protocol):
 
     def create(self, options: Any, resources: Resources) -> Drafter:
         """Build the drafter; a class method."""
-
-
-class Stateless:
-    """The base of a drafter without state, which is every sequence's drafting itself."""
-
-    def open(self, context: DraftContext) -> Self:  # noqa: ARG002  # the family's signature
-        return self
-
-    def observe(self, verdict: Verdict) -> None:
-        """Learn nothing."""
-
-    def close(self) -> None:
-        """Nothing to drop."""
 
 
 def method_names() -> list[str]:

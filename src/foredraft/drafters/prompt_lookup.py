@@ -12,8 +12,8 @@ from typing import ClassVar
 import numpy as np
 from numba import njit
 
-from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, Needs, SequenceView
-from foredraft.drafters import Resources, Stateless
+from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Verdict
+from foredraft.drafters import Resources
 from foredraft.errors import UsageError
 from foredraft.graph.tree import I64, chain_parents
 from foredraft.options import check_range
@@ -66,8 +66,8 @@ def earlier_match(ids: I64, shortest: int, longest: int) -> int:
     return -1
 
 
-class PromptLookupDrafter(Stateless):
-    """Drafts chains from the sequence itself."""
+class PromptLookupDrafter:
+    """Drafts chains from the sequence itself. It has no state, so it is every sequence's drafting itself."""
 
     name: ClassVar[str] = "prompt_lookup"
     summary: ClassVar[str] = "Chains copied from an earlier occurrence of the last tokens; no table, no model."
@@ -82,6 +82,9 @@ class PromptLookupDrafter(Stateless):
     def create(cls, options: PromptLookupOptions, resources: Resources) -> "PromptLookupDrafter":  # noqa: ARG003  # the family's signature
         return cls(options)
 
+    def open(self, context: DraftContext) -> "PromptLookupDrafter":  # noqa: ARG002  # the family's signature
+        return self
+
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
         length = min(budget.nodes, budget.depth, self.options.prompt_lookup_num_tokens)
         start = earlier_match(view.ids, self.options.prompt_lookup_min, self.options.longest) if length > 0 else -1
@@ -89,3 +92,9 @@ class PromptLookupDrafter(Stateless):
             return EMPTY_DRAFT
         tokens = view.ids[start : start + length].astype(np.int32)
         return Draft(tokens, chain_parents(len(tokens)))
+
+    def observe(self, verdict: Verdict) -> None:
+        """Learn nothing."""
+
+    def close(self) -> None:
+        """Nothing to drop."""
