@@ -172,7 +172,7 @@ def serve(
     prompts: flags.PromptsOption = 8,
     max_new_tokens: flags.TokensOption = 128,
     temperature: flags.TemperatureOption = 0.0,
-    rounds: Annotated[int, typer.Option(help="Measurements of each", min=1)] = 3,
+    rounds: Annotated[int, typer.Option(help="Measurements of each", min=1)] = 2,  # the embedded prompts allow 2
     plain_only: Annotated[
         bool, typer.Option("--plain-only", help="For servers that cannot switch drafting off")
     ] = False,

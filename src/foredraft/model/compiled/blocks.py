@@ -60,7 +60,7 @@ class BlockMatrix:
     """
 
     layout: BlockLayout
-    integers: npt.NDArray[np.int8]  # [N, K]; from 0 to 15 where they have 4 bits and minima, from -8 to 7 without minima
+    integers: npt.NDArray[np.int8]  # [N, K]; those of 4 bits from 0 where they have minima, else from `LEAST`
     scales: npt.NDArray[np.float32]  # [N, K / B]
     minima: npt.NDArray[np.float32]  # [N, K / B]; all 0 where the layout has none
 

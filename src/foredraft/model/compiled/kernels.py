@@ -237,7 +237,8 @@ def _lowered_blocks(rows: Any, blocks: Any, tiled: bool, precise: bool) -> Any:
     if tiled:  # its sums are those of a product with the widened weights
         kernel, dtypes = _product_kernel(tiles=True, ahead=0), [torch.bfloat16] * 2 + [torch.float32] * 2
         product = kernel("multiply_widened", *dtypes, GemmBlocking(*_TILES))
-    layout, dtype = layout_of(int(blocks.get_size()[2]), blocks.get_dtype()), torch.float32 if precise else rows.get_dtype()
+    layout = layout_of(int(blocks.get_size()[2]), blocks.get_dtype())
+    dtype = torch.float32 if precise else rows.get_dtype()
     result = _kernel_call(
         "multiply_blocks",
         "blocks",
