@@ -121,8 +121,7 @@ class RecordedForward:
         self._store: torch.Tensor | None = None
         self._passes: dict[int, RecordedPass] = {}  # by number of rows
         self.same_bits = same_bits
-        self._usable: dict[int, bool] = {}  # whether passes of a number of rows may be used, where that is known
-        self._compared: set[int] = set()  # numbers of rows whose passes were compared with the model's own
+        self._usable: dict[int, bool] = {}  # whether passes of a number of rows may be used, where that was tried
         self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None  # of the memory of recorded passes
         self._draw_pool: Any = None  # of draws: once one cannot be recorded, torch may record nothing in its pool again
@@ -154,13 +153,13 @@ class RecordedForward:
             if self.same_bits and rows < _ALIKE and rows not in self._usable:
                 rows = self._alike(rows, layout, stored, store)
             # before the pass, whose keys and values stay
-            expected = None if rows in self._compared else own().clone()
+            expected = None if rows in self._usable else own().clone()
             logits, states, found = self._run(rows, layout, stored, store)
             logits, states = logits[: layout.rows].clone(), states[: layout.rows]  # the next replay overwrites them
             tokens = found.cpu().numpy()[: layout.rows]  # waits for the device, so that the pass is timed in full
             if expected is not None and (error := error_beyond_rounding(logits, expected, self._model)):
                 raise ForedraftError(f"its scores are not the model's own, relative error {error:.1e}")
-            self._compared.add(rows)
+            self._usable[rows] = True
         except Exception as error:  # noqa: BLE001  # recording can raise anything, and the model can run without it
             self._failed, self._store = True, None
             self._forget()
@@ -205,18 +204,16 @@ class RecordedForward:
         return self._store
 
     def _forget(self) -> None:
-        for known in (self._passes, self._usable, self._compared):
-            known.clear()
+        self._passes.clear()
+        self._usable.clear()
 
     def _alike(self, rows: int, layout: Layout, stored: int, store: torch.Tensor) -> int:
         """Return the number of rows to pad a layout to: `rows` if that gives the same bits as 64 rows, or else 64."""
         found = [self._run(count, layout, stored, store)[0][: layout.rows].clone() for count in (_ALIKE, rows)]
-        self._usable[rows] = torch.equal(*(each.view(torch.uint8) for each in found))  # NaN is not equal to itself
-        if self._usable[rows]:
+        if torch.equal(*(each.view(torch.uint8) for each in found)):  # NaN is not equal to itself
             return rows
         del self._passes[rows]
-        for count in ROW_COUNTS:
-            self._usable.setdefault(count, count >= _ALIKE)
+        self._usable = {count: False for count in ROW_COUNTS if count < _ALIKE} | self._usable
         return _ALIKE
 
     def _run(self, rows: int, layout: Layout, stored: int, store: torch.Tensor) -> Outputs:
