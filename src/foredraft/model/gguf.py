@@ -13,6 +13,7 @@ from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import filelock
 from safetensors import SafetensorError
@@ -145,14 +146,10 @@ def _parsed_once() -> Iterator[None]:
     import gguf  # an optional package
 
     with _SWAPPED:
-        theirs, names = gguf.GGUFReader, gguf.get_tensor_name_map
-        parsed = cache(theirs)
-        gguf.GGUFReader = lambda path, _mode="r": parsed(str(path))  # type: ignore[assignment,misc]  # a function in the place of a class
-        gguf.get_tensor_name_map = cache(names)
-        try:
+        parsed, names = cache(gguf.GGUFReader), cache(gguf.get_tensor_name_map)
+        reader = patch.object(gguf, "GGUFReader", lambda path, _mode="r": parsed(str(path)))
+        with reader, patch.object(gguf, "get_tensor_name_map", names):
             yield
-        finally:
-            gguf.GGUFReader, gguf.get_tensor_name_map = theirs, names  # type: ignore[misc]  # a type of another package is assigned
 
 
 @contextmanager
