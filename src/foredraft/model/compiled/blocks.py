@@ -224,20 +224,16 @@ class BlockLinear(nn.Module):
 def quantised_weights(model: Any, rows: QuantisedRows, *, tiled: bool) -> Iterator[int]:
     """Have a model multiply by a file's quantised weights, where it has them, until the block ends.
 
-    Its LM head returns float32.
-
-    What is yielded is how many linear maps do.
+    Its LM head returns float32. What is yielded is how many linear maps do.
     """
-    theirs: list[tuple[nn.Module, str, nn.Module]] = []
+    theirs: dict[str, nn.Linear] = {}
     head = model.get_output_embeddings()
-    for parent in list(model.modules()):
-        for name, layer in list(parent.named_children()):
-            if type(layer) is nn.Linear and (blocks := rows.packed(layer.weight, tiled=tiled)) is not None:
-                theirs.append((parent, name, layer))
-                blocked = BlockLinear(blocks, layer.bias, tiled=tiled, precise=layer is head)
-                setattr(parent, name, blocked)
+    for name, layer in list(model.named_modules()):
+        if type(layer) is nn.Linear and (blocks := rows.packed(layer.weight, tiled=tiled)) is not None:
+            theirs[name] = layer
+            model.set_submodule(name, BlockLinear(blocks, layer.bias, tiled=tiled, precise=layer is head))
     try:
         yield len(theirs)
     finally:
-        for parent, name, layer in theirs:
-            setattr(parent, name, layer)
+        for name, layer in theirs.items():
+            model.set_submodule(name, layer)
