@@ -67,19 +67,13 @@ _LEAST_SHARED = 16 * 1024
 """Numbers of each thread from which on elementwise work is divided among threads. torch's 512 has two threads meet
 twelve times a layer for a draft of four rows, which takes longer than the numbers do."""
 
-
 _OWN = "our kernels"  # and our rewritings
 RECIPES = (_OWN, "torch's kernels")  # ways to compile, as a record names them; the first that succeeds is taken
 Progress = Callable[[float, str], None]
 
 
 def compile_forward(
-    model: Any,
-    cache: Path,
-    passage: Passage | None = None,
-    *,
-    again: bool = False,
-    progress: Progress | None = None,
+    model: Any, cache: Path, passage: Passage | None = None, *, again: bool = False, progress: Progress | None = None
 ) -> tuple[Path, CompiledRecord]:
     """Compile what is missing of a model's packages, or all `again`, and time them all anew.
 
