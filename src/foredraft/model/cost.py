@@ -65,8 +65,7 @@ def measure_cost(
     cache = target.new_cache()
     target.prefill(np.arange(context, dtype=np.int64) % target.vocabulary, cache)
     _timed_pass(target, cache, 1, context)  # the first pass may set things up or record the pass
-    slow = _timed_pass(target, cache, rows[-1], context) > _SLOW * seconds
-    if slow:
+    if _timed_pass(target, cache, rows[-1], context) > _SLOW * seconds:
         rows = tuple(count for count in rows if count in _FEW_ROWS) or rows[:1]
     rounds: list[list[float]] = []
     for _ in range(_MOST_TRIES):

@@ -24,10 +24,7 @@ from foredraft.sampling.noise import perturbed_argmax
 def drawn(
     row: FloatArray, seed: np.uint64, position: int, temperature: float, top_k: int, top_p: float, min_p: float
 ) -> int:  # fmt: skip
-    """Return the token at a position, given the row float32[V] before it; -1 for an unusable row.
-
-    The filters are those of `filter_row`.
-    """
+    """Return the token at a position after a row, float32[V], filtered as by `filter_row`; -1 for an unusable row."""
     if temperature == 0.0:  # without noise
         return most_probable(row)
     weights = filter_row(row, temperature, top_k, top_p, min_p)
