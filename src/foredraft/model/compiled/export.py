@@ -48,10 +48,9 @@ class FunctionalForward(nn.Module):
         self.model, self.passage = model, passage
         self._scores_some = "logits_to_keep" in signature(model.forward).parameters
         support = inspect(model.config)
-        self.windows = support.windows  # of the layers
-        self.spans = tuple(dict.fromkeys(support.windows))  # the different ones
-        self._span_of = [self.spans.index(window) for window in support.windows]
-        self._type_of = dict(zip(support.layer_types, self._span_of, strict=True))
+        self.windows = tuple(dict.fromkeys(support.windows))  # the different ones
+        self.window_of = [self.windows.index(window) for window in support.windows]  # the number of each layer's
+        self._types = dict(zip(support.layer_types, self.window_of, strict=True))
         self.ranges: list[torch.Tensor] = []  # of the current pass, by layer; empty if all rows have the first slots
 
     def forward(
@@ -72,12 +71,12 @@ class FunctionalForward(nn.Module):
         where states leave the model, those, float[1, R, D].
         """
         layers: list[Any] = []  # transformers' list type takes no subclass
-        self.ranges = [] if ranges is None else [ranges[span] for span in self._span_of]
-        for layer, span in enumerate(self._span_of):
-            visible = masks[span].shape[-1] if ranges is None else keys[layer].shape[2]
+        self.ranges = [] if ranges is None else [ranges[window] for window in self.window_of]
+        for layer, window in enumerate(self.window_of):
+            visible = masks[window].shape[-1] if ranges is None else keys[layer].shape[2]
             torch._check(visible <= keys[layer].shape[2])  # noqa: SLF001  # the documented way to tell the exporter
-            layers.append(_BufferLayer(keys[layer], values[layer], slots[span], visible))
-        mask = masks[0] if len(self._type_of) == 1 else {kind: masks[span] for kind, span in self._type_of.items()}
+            layers.append(_BufferLayer(keys[layer], values[layer], slots[window], visible))
+        mask = masks[0] if len(self._types) == 1 else {kind: masks[window] for kind, window in self._types.items()}
         entering = self.passage is not None and self.passage.enters
         if self.passage is not None and entering:
             self.passage.states = rows
@@ -133,7 +132,6 @@ class Subject:
             self._embed = model.get_input_embeddings()
             passage.states = self._embed(torch.zeros(_SHAPED, dtype=torch.int64)).detach()
         self.dtype = model.dtype
-        self._windows, self._spans = self.forward.windows, self.forward.spans
         self.shapes = tuple(_buffer_shapes(model))
 
     @cached_property
@@ -157,9 +155,10 @@ class Subject:
             rows = torch.export.Dim("rows", min=least_rows, max=most_rows)
             scored = torch.export.Dim("scored", min=2, max=most_rows)
         # the exporter wants room behind the slots in use; where there is none, the code runs as well
-        visible = [torch.export.Dim(f"visible{number}", min=2, max=2**20 - 1) for number in range(len(self._spans))]
-        capacity = [torch.export.Dim(f"capacity{number}", min=3, max=2**20) for number in range(len(self._spans))]
-        buffers = [{2: capacity[self._spans.index(window)]} for window in self._windows]
+        windows = range(len(self.forward.windows))
+        visible = [torch.export.Dim(f"visible{window}", min=2, max=2**20 - 1) for window in windows]
+        capacity = [torch.export.Dim(f"capacity{window}", min=3, max=2**20) for window in windows]
+        buffers = [{2: capacity[window]} for window in self.forward.window_of]
         masks, slots = [{2: rows, 3: dim} for dim in visible], [{0: rows} for _ in visible]
         of_rows = [{1: rows} for _ in visible] if ranges else None
         return ({1: rows}, {1: rows}, {0: scored}, masks, slots, of_rows, buffers, list(buffers))
@@ -167,10 +166,9 @@ class Subject:
     def buffers(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Return the keys and the values of every layer, with room for the most rows behind some context."""
         # windows differ in what is allocated, lest the exporter take them for one
-        capacity = {window: CONTEXT + MOST_ROWS + 56 + 8 * number for number, window in enumerate(self._spans)}
         keys = [
-            torch.zeros(1, heads, capacity[window], size, dtype=self.dtype)
-            for (heads, size), window in zip(self.shapes, self._windows, strict=True)
+            torch.zeros(1, heads, CONTEXT + MOST_ROWS + 56 + 8 * window, size, dtype=self.dtype)
+            for (heads, size), window in zip(self.shapes, self.forward.window_of, strict=True)
         ]
         return keys, [torch.zeros_like(each) for each in keys]
 
@@ -181,7 +179,7 @@ class Subject:
 
         Where hidden states enter, they are what the embeddings give for the tokens.
         """
-        layout, spans = lay_out_text(token_ids, at), [Span(None, stored=at)] * len(self._spans)
+        layout, spans = lay_out_text(token_ids, at), [Span(None, stored=at)] * len(self.forward.windows)
         ids, *others = row_arguments(layout, spans, self.dtype, ranges=ranges, scored=scored)
         with torch.no_grad():
             return (ids if self._embed is None else self._embed(ids), *others)
