@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import itertools
 import json
 import os
 import re
@@ -128,14 +129,16 @@ def test_a_first_load_compiles_beside_itself_and_later_ones_do_not(tmp_path, mon
         with kernels.compiled_beside("float32", lambda _share, what: told.append(what)):
             (tmp_path / "a.nbi").touch()
     assert told == ["compiling (once)"]
-    assert [process.poll() for process in processes] == [-signal.SIGTERM, 0]
-    assert started == [["-m", "foredraft.cli.kernels", name] for name in ("bfloat16", "float32")]
+    assert [process.poll() for process in processes] == [-signal.SIGTERM] * 2 + [0] * 2
+    parts = itertools.product(("bfloat16", "float32"), ("drafting", "steps"))
+    assert started == [["-m", "foredraft.cli.kernels", part, name] for name, part in parts]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_what_is_compiled_beside_a_first_load_runs(dtype):
-    kernels.compile_kernels(dtype)
+    kernels.compile_drafting()
+    kernels.compile_steps(dtype)
 
 
 def test_a_shell_can_complete_verbs():

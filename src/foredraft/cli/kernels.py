@@ -1,7 +1,7 @@
-"""Compiles the numba kernels of a first text in a process of its own, while the model is loaded.
+"""Compiles the numba kernels of a first text in processes of their own, while the model is loaded.
 
-`python -m foredraft.cli.kernels DTYPE` is that process; it shares numba's cache on disk. This only saves time: what was
-not compiled is compiled when it is needed.
+`python -m foredraft.cli.kernels PART DTYPE` is one of them; they share numba's cache on disk. This only saves time:
+what was not compiled is compiled when it is needed.
 """
 
 import os
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+PARTS = ("drafting", "steps")  # compiled beside each other; drafting takes 11 s and steps 9 on 2 cores
 _TOKENS = 24  # of an artificial text: steps with accepted, rejected and no drafts (chosen)
 
 
@@ -26,19 +27,42 @@ def compiled_beside(dtype: str, tell: Callable[[float, str], None]) -> Iterator[
     if folder is None or any(Path(folder).rglob("*.nbi")):
         yield
         return
-    command = [sys.executable, "-m", "foredraft.cli.kernels", "bfloat16" if dtype in {"auto", *KINDS} else dtype]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603  # our own
+    scores = "bfloat16" if dtype in {"auto", *KINDS} else dtype
+    commands = [[sys.executable, "-m", "foredraft.cli.kernels", part, scores] for part in PARTS]
+    nothing = subprocess.DEVNULL
+    processes = [subprocess.Popen(each, stdout=nothing, stderr=nothing) for each in commands]  # noqa: S603  # our own
     try:
         yield
         tell(0.0, "compiling (once)")
-        process.wait()
+        for process in processes:
+            process.wait()
     finally:
-        process.terminate()  # does nothing to one that has ended
-        process.wait()
+        for process in processes:
+            process.terminate()  # does nothing to one that has ended
+            process.wait()
 
 
-def compile_kernels(dtype: str) -> None:
-    """Decode a greedy and a sampled text of an artificial model with `auto`; `dtype` is of its logits."""
+def compile_drafting() -> None:
+    """Draft as `auto` does for greedy and for sampled texts, without a model."""
+    import numpy as np
+
+    from foredraft.contracts import Budget, DraftContext, SequenceView, Verdict
+    from foredraft.drafters import Resources, make_drafter
+
+    drafter, ids = make_drafter("auto", {"table": "none"}, Resources(4)), np.arange(_TOKENS) % 4
+    ids.flags.writeable = False  # as a text's are
+    for sampled in (False, True):
+        drafting = drafter.open(DraftContext(4, settings={"do_sample": sampled}))
+        draft = drafting.propose(SequenceView(ids[:-1], 1), Budget(8, 8))
+        rows = np.arange(len(draft) + 1, dtype=np.int32)
+        tokens = np.zeros((len(rows), drafter.needs.top_k), np.int32)
+        drafting.observe(Verdict((int(ids[-1]),), (), draft, len(ids) - 2, rows, tokens, tokens.astype(np.float32)))
+        drafting.propose(SequenceView(ids, 1), Budget(8, 8))
+        drafting.close()
+
+
+def compile_steps(dtype: str) -> None:
+    """Decode a greedy and a sampled text, drafted by `prompt_lookup`; `dtype` is of the artificial model's logits."""
     from dataclasses import replace
     from typing import Any
 
@@ -48,6 +72,7 @@ def compile_kernels(dtype: str) -> None:
     from foredraft.contracts import CostCurve, Scores
     from foredraft.control import MeasuredControl
     from foredraft.drafters import Resources, make_drafter
+    from foredraft.index.own_words import TOP
     from foredraft.sampling import SamplingOptions
     from foredraft.testing import ToyTarget
     from foredraft.testing.recording import begun, written
@@ -58,7 +83,8 @@ def compile_kernels(dtype: str) -> None:
             return replace(scores, logits=scores.logits.to(getattr(torch, dtype, torch.float32)))
 
     target = Target()
-    drafter = make_drafter("auto", {"table": "none"}, Resources(target.vocabulary))
+    drafter = make_drafter("prompt_lookup", {}, Resources(target.vocabulary))
+    drafter.needs = replace(drafter.needs, top_k=TOP, top_rows=_TOKENS)  # as auto's
     for sampling in (SamplingOptions(), SamplingOptions(do_sample=True)):
         run = begun(drafter, np.arange(1, 9) % 4, sampling, new_tokens=_TOKENS)
         run.target, run.control = target, MeasuredControl(CostCurve((1, 8), (1.0, 1.0)))
@@ -66,4 +92,7 @@ def compile_kernels(dtype: str) -> None:
 
 
 if __name__ == "__main__":
-    compile_kernels(sys.argv[1])
+    if sys.argv[1] == PARTS[0]:
+        compile_drafting()
+    else:
+        compile_steps(sys.argv[2])
