@@ -11,6 +11,7 @@ from foredraft.cli.stores import words_of
 from foredraft.corpus.documents import join_messages
 from foredraft.corpus.words import Words, template_render, words_of_file
 from foredraft.errors import UsageError
+from foredraft.model import loading
 from foredraft.model.loading import load_tokenizer
 from support.toys import TOY
 
@@ -49,10 +50,13 @@ def test_a_models_words_are_those_of_its_folder(demo):
     assert max(ids) < of_model.vocabulary == of_file.vocabulary == len(demo)
 
 
-def test_exactly_one_source_of_words_is_asked_for(tmp_path):
-    for model, file in ((None, None), (TOY, tmp_path)):
-        with pytest.raises(UsageError, match="either --model or --tokenizer"):
-            words_of(model, file)
+def test_words_have_one_source_by_default_the_default_model(tmp_path, demo, monkeypatch):
+    with pytest.raises(UsageError, match="--model or --tokenizer, not both"):
+        words_of(TOY, tmp_path)
+    asked = []
+    monkeypatch.setattr(loading, "load_tokenizer", lambda name: asked.append(name) or demo)
+    assert words_of(None, None).vocabulary == len(demo)
+    assert asked == ["smollm2"]
 
 
 TEMPLATES = {

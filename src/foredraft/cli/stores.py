@@ -15,6 +15,7 @@ import typer
 from foredraft.cli import flags
 from foredraft.cli.screen import say, show_facts, show_json, show_table, working_in_phases
 from foredraft.errors import UsageError
+from foredraft.model.gguf import SMOLLM2
 
 if TYPE_CHECKING:  # reading, tokenising and sorting are imported when a verb runs, so that help stays quick
     from foredraft.corpus.documents import ReadReport
@@ -25,7 +26,7 @@ table = typer.Typer(no_args_is_help=True, help="Build, describe and check tri-gr
 
 Inputs = Annotated[list[Path], typer.Argument(help="Files or folders: .txt .md .py .jsonl (also .gz), .parquet")]
 ModelOption = Annotated[
-    str | None, typer.Option(help="Model whose tokenizer to use: smollm2, a GGUF file, a hub id, or a folder")
+    str | None, typer.Option(help="Model whose tokenizer to use: a GGUF file, hub id, or folder [default: smollm2]")
 ]
 TokenizerOption = Annotated[Path | None, typer.Option(help="tokenizer.json, or a folder that has one")]
 StrictOption = Annotated[bool, typer.Option("--strict", help="Stop at the first line that cannot be used")]
@@ -250,14 +251,18 @@ def _print_skipped(read: "ReadReport") -> None:
 
 
 def words_of(model: str | None, file: Path | None) -> "Words":
-    """Return how text becomes ids by a model's name or a tokenizer's file or folder; UsageError for none or both."""
+    """Return how text becomes ids, by a model's name or a tokenizer's file or folder; UsageError for both.
+
+    For neither, the default model's.
+    """
     from foredraft.corpus.words import Words, words_of_file
     from foredraft.model.loading import load_tokenizer
 
-    if file is not None and model is None:
+    if file is not None:
+        if model is not None:
+            raise UsageError("Give --model or --tokenizer, not both: each says how text is turned into ids.")
         return words_of_file(file)
-    if model is None or file is not None:
-        raise UsageError("Give either --model or --tokenizer, so that the text can be turned into ids.")
+    model = model or SMOLLM2
     tokenizer: Any = load_tokenizer(model)
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise UsageError(
