@@ -377,8 +377,8 @@ def test_build_refuses_a_model_without_a_tokenizer_of_the_library(corpus, monkey
 
 def test_build_refuses_what_it_cannot_use(corpus, tmp_path):
     arguments = ("build", corpus / "a.jsonl", "--out", corpus / "out")
-    with pytest.raises(UsageError, match="either --model or --tokenizer"):
-        run(*arguments)
+    with pytest.raises(UsageError, match="--model or --tokenizer, not both"):
+        run(*arguments, "--model", TOY, "--tokenizer", corpus)
     with pytest.raises(UsageError, match=r"tokenizer\.json does not exist"):
         run(*arguments, "--tokenizer", Path(tmp_path) / "missing" / "tokenizer.json")
     with pytest.raises(UsageError, match=r"not a tokenizer\.json"):
