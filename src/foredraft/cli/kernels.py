@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 PARTS = ("drafting", "steps")  # compiled beside each other; drafting takes 11 s and steps 9 on 2 cores
 _TOKENS = 24  # of an artificial text: steps with accepted, rejected and no drafts (chosen)
@@ -64,7 +65,6 @@ def compile_drafting() -> None:
 def compile_steps(dtype: str) -> None:
     """Decode a greedy and a sampled text, drafted by `prompt_lookup`; `dtype` is of the artificial model's logits."""
     from dataclasses import replace
-    from typing import Any
 
     import numpy as np
     import torch
@@ -91,8 +91,27 @@ def compile_steps(dtype: str) -> None:
         written(run)
 
 
+def _compile(part: str, dtype: str) -> None:
+    """Compile one of the `PARTS`; numba chooses the names of its files in a way that allows one process at a time."""
+    from unittest.mock import patch
+
+    from filelock import FileLock
+    from numba.core.caching import IndexDataCacheFile
+
+    folder = Path(os.environ["NUMBA_CACHE_DIR"])
+    folder.mkdir(parents=True, exist_ok=True)
+    theirs, lock = IndexDataCacheFile.save, FileLock(folder / "kernels.lock")
+
+    def save(*given: Any) -> None:
+        with lock:
+            theirs(*given)  # type: ignore[no-untyped-call]  # numba leaves it without annotations
+
+    with patch.object(IndexDataCacheFile, "save", save):
+        if part == PARTS[0]:
+            compile_drafting()
+        else:
+            compile_steps(dtype)
+
+
 if __name__ == "__main__":
-    if sys.argv[1] == PARTS[0]:
-        compile_drafting()
-    else:
-        compile_steps(sys.argv[2])
+    _compile(*sys.argv[1:])

@@ -26,7 +26,7 @@ def prove(
     model: flags.ModelOption = SMOLLM2,
     task: flags.TaskOption = None,
     method: flags.MethodsOption = None,
-    prompts: Annotated[int, flags.in_text(help="Prompts in all, spread over the tasks")] = 30,
+    prompts: Annotated[int, flags.in_text(help="Prompts in all, spread over those of all tasks")] = 30,
     max_new_tokens: flags.TokensOption = 128,
     temperature: Annotated[float, flags.in_text(help="Temperature of the sampled half; 0 skips it")] = 0.7,
     top_p: Annotated[float, flags.in_text(help="top_p of the sampled half")] = 1.0,
