@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from foredraft.sampling.logits import largest_of_row, rough_sum, top_on_device, top_probabilities
+from foredraft.sampling.logits import largest_of_row, rough_sum, top_from_bits, top_on_device, top_probabilities
 
 pytestmark = pytest.mark.kernels
 
 
 def copied_from_device(logits, k):
-    tokens, bits = top_on_device(logits, min(k, logits.shape[1])).numpy()
-    return tokens, bits.view(np.float32)
+    return top_from_bits(top_on_device(logits, min(k, logits.shape[1])))
 
 
 def some_logits(rows, vocabulary, dtype=torch.float32):

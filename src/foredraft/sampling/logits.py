@@ -48,8 +48,7 @@ def top_probabilities(logits: torch.Tensor, k: int, rows: IntArray | None = None
     k = min(k, logits.shape[-1])
     if logits.device.type != "cpu":
         chosen = logits if rows is None else logits[torch.from_numpy(rows).to(logits.device)]
-        tokens, bits = top_on_device(chosen, k).cpu().numpy()
-        return tokens, bits.view(np.float32)
+        return top_from_bits(top_on_device(chosen, k))
     wanted = np.arange(len(logits), dtype=np.int32) if rows is None else rows
     found = np.empty((len(wanted), k), np.int32), np.empty((len(wanted), k), np.float32)
     top_of_rows(words_of(logits), wanted, *found)
@@ -71,6 +70,12 @@ def top_on_device(logits: torch.Tensor, k: int) -> torch.Tensor:
     largest, places = rows.topk(k, dim=-1)
     probabilities = (largest.float() - logits.float().logsumexp(dim=-1, keepdim=True)).exp()
     return torch.stack([tokens.gather(1, places).to(torch.int32), probabilities.view(torch.int32)])
+
+
+def top_from_bits(bits: torch.Tensor) -> tuple[IntArray, FloatArray]:
+    """Copy to the host what `top_on_device` returns."""
+    tokens, probabilities = bits.cpu().numpy()
+    return tokens, probabilities.view(np.float32)
 
 
 @njit(cache=True)
