@@ -28,8 +28,8 @@ def compiled_beside(dtype: str, tell: Callable[[float, str], None]) -> Iterator[
     if folder is None or any(Path(folder).rglob("*.nbi")):
         yield
         return
-    scores = "bfloat16" if dtype in {"auto", *KINDS} else dtype
-    commands = [[sys.executable, "-m", "foredraft.cli.kernels", part, scores] for part in PARTS]
+    dtype = "bfloat16" if dtype in {"auto", *KINDS} else dtype
+    commands = [[sys.executable, "-m", "foredraft.cli.kernels", part, dtype] for part in PARTS]
     nothing = subprocess.DEVNULL
     processes = [subprocess.Popen(each, stdout=nothing, stderr=nothing) for each in commands]  # noqa: S603  # our own
     try:

@@ -129,7 +129,7 @@ def corrections(evidence: Evidence) -> F64:
 
 @njit(cache=True)
 def expected_tokens(score: FloatArray, evidence: Evidence, most: int) -> F64:
-    """Return how many of the first 0, 1, ... nodes are expected to be accepted, float64[min(N, most) + 1]."""
+    """Return how many of the first 0, 1, ... of N nodes are expected to be accepted, float64[min(N, most) + 1]."""
     factors = corrections(evidence)
     tokens = np.zeros(min(len(score), most) + 1, np.float64)
     for nodes in range(1, len(tokens)):

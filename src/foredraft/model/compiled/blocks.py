@@ -22,7 +22,7 @@ DEPTH = 32
 STRIP = 32
 """Columns of a product that the kernel makes together: two tiles."""
 LEAST = -8
-"""Integer of 4 bits where there are no minima; how far the others are above it is what is kept."""
+"""Integer of 4 bits where there are no minima, as in GGUF's Q4_0; how far the others are above it is what is kept."""
 
 _TILE = 16  # columns of a tile, and numbers of a vector register
 _NIBBLES = 8  # integers of 4 bits in a word of 32
