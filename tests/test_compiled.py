@@ -20,6 +20,7 @@ from foredraft.cache_folder import CACHE_VARIABLE
 from foredraft.contracts import CostCurve
 from foredraft.errors import ForedraftError, ForedraftWarning, StoreError, UsageError
 from foredraft.graph.layout import lay_out, lay_out_text
+from foredraft.model import machine
 from foredraft.model.compiled.background import Compilation
 from foredraft.model.compiled.build import compile_forward
 from foredraft.model.compiled.export import FunctionalForward, Subject, compiled_attention, row_arguments
@@ -391,9 +392,8 @@ def test_what_cannot_be_compiled_is_refused(model, sentence, tmp_path):
 
 
 def test_a_model_too_large_for_the_containers_memory_is_refused(tmp_path, monkeypatch):
-    limit = tmp_path / "memory.max"
-    monkeypatch.setattr(compiling_module, "_CONTAINER_LIMIT", limit)
-    limit.write_text("1000\n")
+    monkeypatch.setattr(machine, "_GROUP", tmp_path)
+    (tmp_path / "memory.max").write_text("1000\n")
     with pytest.raises(UsageError, match=r"needs 0\.0 GiB of memory, and there are 0\.0 GiB"):
         compile_forward(small_model(), tmp_path)
 

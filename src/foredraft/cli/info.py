@@ -136,13 +136,13 @@ def compile_model(
         from foredraft.model.loading import load_model, load_tokenizer
         from foredraft.model.target import TorchTarget
 
-        if threads is not None:
-            torch.set_num_threads(threads)
         drafting = parse_method(method or BASE)
         parse_options(drafting.method, drafting.options)  # refused before the weights are loaded
         # who starts a compilation in the background compiles numba's kernels too
         with nullcontext() if background else compiled_beside(dtype, tell):
             target = TorchTarget(load_model(model, dtype, "cpu"))
+        if threads is not None:
+            torch.set_num_threads(threads)
         tokenizer = None if method is None else load_tokenizer(model)
         generator = Generator(target, tokenizer, **drafting.drafting, progress=tell)
         made = generator.compile(again=again)

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 
 from foredraft.errors import UnsupportedModelError, UsageError
 from foredraft.model.gguf import SMOLLM2, SUFFIX, gguf_folder, no_progress_bar, smollm2_file
+from foredraft.model.machine import limit_threads
 from foredraft.model.rounded import KINDS, rounded_folder
 from foredraft.options import check_known
 
@@ -83,6 +84,7 @@ def load_model(
     from transformers import AutoModelForCausalLM
 
     location = located(model)
+    limit_threads()
     rounded = dtype if isinstance(dtype, str) and dtype in KINDS else None
     chosen_dtype = _dtype("auto" if rounded else dtype)
     given = _chosen(options, LoadingOptions.__annotations__)

@@ -28,7 +28,7 @@ from foredraft.errors import ForedraftError, ForedraftWarning, UsageError, told
 from foredraft.model.compiled.blocks import QuantisedRows, quantised_weights
 from foredraft.model.compiled.export import CONTEXT, Subject, compiled_attention, merge_products, precise_logits
 from foredraft.model.compiled.kernels import block_kernel, own_kernels
-from foredraft.model.compiled.library import CompiledLibrary, can_load, weights_apart, weights_beside
+from foredraft.model.compiled.library import CompiledLibrary, can_load, return_memory, weights_apart, weights_beside
 from foredraft.model.compiled.package import (
     ANY,
     EAGER,
@@ -47,11 +47,11 @@ from foredraft.model.compiled.package import (
 )
 from foredraft.model.gguf import quantised_file
 from foredraft.model.layers import Passage
+from foredraft.model.machine import usable_memory
 from foredraft.model.rounding import dtype_name
 from foredraft.model.support import inspect
 
-_MEMORY_FOR = 3  # peak memory over the size of the weights: 4.6 GB for 1.8 GB, of which 0.5 are python's
-_CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")  # of Linux control groups, version 2: bytes, or "max"
+_MEMORY_FOR = 2.5  # peak memory over the size of the weights: 5.8 GB for 2.4 GB, of which 0.5 are python's
 
 _TRACED_ROWS, _TRACED_SCORED = 4, 3  # different, lest the exporter take them for one number
 _TIMED_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, MOST_ROWS)
@@ -145,7 +145,7 @@ def _check(model: Any) -> None:
         raise UsageError(f"The model is on {model.device}; foredraft compiles for the CPU. Load it with --device cpu.")
     if dtype_name(model) not in _DTYPES or getattr(model, "is_quantized", False):
         raise UsageError(f"The model's dtype is {dtype_name(model)}; foredraft compiles {', '.join(_DTYPES)}.")
-    if _MEMORY_FOR * size > (memory := _memory()):
+    if _MEMORY_FOR * size > (memory := usable_memory()):
         raise UsageError(
             f"Compiling a model of {size / 2**30:.1f} GiB needs {_MEMORY_FOR * size / 2**30:.1f} GiB of memory, and "
             f"there are {memory / 2**30:.1f} GiB. Compile on a larger machine of the same processor and copy the cache "
@@ -155,13 +155,6 @@ def _check(model: Any) -> None:
         raise UsageError(
             f"The model's window of {support.window} tokens is too short to compile for: {CONTEXT + MOST_ROWS}."
         )
-
-
-def _memory() -> int:
-    """Return the bytes of memory of this machine, or of the container that limits it further."""
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = _CONTAINER_LIMIT.read_text().strip() if _CONTAINER_LIMIT.is_file() else "max"
-    return min(machine, int(limit)) if limit.isdigit() else machine
 
 
 @contextmanager
@@ -195,6 +188,7 @@ def _compiled(subject: Subject, package: PackageRecord, folder: Path) -> Package
             try:
                 _compile(subject, package, recipe, beside)
                 gc.collect()  # the compiler's graphs refer to each other, and hold weights
+                return_memory()
                 break
             except OSError:  # no room: another recipe finds none either
                 raise

@@ -62,6 +62,9 @@ def weights_apart(path: Path) -> Iterator[dict[str, Any]]:
             if each.untyped_storage().nbytes() != each.nbytes:  # of a part of a file, all of it would be written
                 weights[name] = each.clone()
         torch.save(weights, path)
+        del weights
+        graph.constants |= torch.load(path, mmap=True, weights_only=True)  # the copies in memory can go
+        return_memory()
         return theirs(graph, *args, **options)
 
     with patch.object(AotCodeCompiler, "compile", compile_apart):
@@ -77,6 +80,13 @@ def release_threads() -> None:
     pause = getattr(ctypes.CDLL(None), "omp_pause_resource_all", None)  # OpenMP 5.0; older ones lack it
     if pause is not None:
         pause(_SOFTLY)
+
+
+def return_memory() -> None:
+    """Give the system back what was freed; glibc keeps blocks of up to 32 MB, of which weights are made."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
+    if trim is not None:
+        trim(0)
 
 
 class _Weight(ctypes.Structure):

@@ -1,0 +1,34 @@
+"""What a process may use of this machine: its memory and processors, unless a container limits them further.
+
+Knows the files of Linux control groups, version 2. Does not know what is done with either.
+"""
+
+import os
+from pathlib import Path
+
+import torch
+
+_GROUP = Path("/sys/fs/cgroup")  # where a container finds the limits that it was given
+
+
+def usable_memory() -> int:
+    """Return the bytes of memory of this machine, or of the container that limits it further."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = _limit("memory.max")[0]
+    return min(machine, int(limit)) if limit.isdigit() else machine
+
+
+def limit_threads() -> None:
+    """Let torch use no more threads than the processors that the container may use, unless OMP_NUM_THREADS is set.
+
+    torch counts the physical cores of the machine. Threads without a processor of their own wait for each other.
+    """
+    quota, *period = _limit("cpu.max")  # microseconds of processor time in each period, or "max"
+    if quota.isdigit() and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(min(torch.get_num_threads(), max(int(quota) // int(period[0]), 1)))
+
+
+def _limit(name: str) -> list[str]:
+    """Return the words of a file of limits, "max" where there is none."""
+    file = _GROUP / name
+    return file.read_text(encoding="ascii").split() if file.is_file() else ["max"]

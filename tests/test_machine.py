@@ -1,0 +1,35 @@
+"""What a container allows: how many threads torch uses there."""
+
+import pytest
+import torch
+
+from foredraft.model import machine
+
+
+@pytest.fixture
+def limit(tmp_path, monkeypatch):
+    """The file that limits a container's processors; torch has four threads before, and those it had afterwards."""
+    monkeypatch.setattr(machine, "_GROUP", tmp_path)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield tmp_path / "cpu.max"
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("text", "threads"),
+    [("max 100000\n", 4), ("800000 100000\n", 4), ("250000 100000\n", 2), ("50000 100000\n", 1), (None, 4)],
+)
+def test_torch_has_as_many_threads_as_the_container_has_processors(limit, text, threads):
+    if text is not None:
+        limit.write_text(text)
+    machine.limit_threads()
+    assert torch.get_num_threads() == threads
+
+
+def test_threads_that_were_asked_for_are_kept(limit, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    limit.write_text("100000 100000\n")
+    machine.limit_threads()
+    assert torch.get_num_threads() == 4
