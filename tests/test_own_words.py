@@ -11,6 +11,7 @@ from foredraft.index.own_words import (
     TOP,
     context_key,
     empty_words,
+    enlarged,
     find,
     learn_rows,
     load_words,
@@ -55,6 +56,24 @@ def test_unusable_probabilities_and_all_beyond_the_first_eight_are_not_kept():
     assert list(known(words, 5)) == list(range(TOP))
     learn(words, [6], [], [], {0: {1: 0.5, 2: float("nan"), 3: 0.0, 4: 1e-9}})
     assert known(words, 6) == {1: 128, 4: 1}
+
+
+def test_words_get_more_room_once_half_of_it_is_in_use_and_lose_nothing():
+    words = empty_words(64)
+    contexts = np.random.default_rng(0).permutation(40).tolist()
+    for i in contexts:
+        assert enlarged(words) is words or np.count_nonzero(words.keys) > 32
+        learn(words, [i], [], [], {0: {i + 1: 0.6, i + 2: 0.2}})
+    more = enlarged(words)
+    assert len(more.keys) == 128
+    assert more.clock[0] == words.clock[0] == 40
+    kept = [i for i in contexts if known(words, i) is not None]
+    assert len(kept) > 32
+    assert all(known(more, i) == known(words, i) for i in contexts)
+    assert all(
+        more.learned[find(more.keys, key)] == words.learned[find(words.keys, key)]
+        for key in (context_key(-1, -1, i) for i in kept)
+    )
 
 
 @settings(deadline=None, max_examples=50)

@@ -33,7 +33,16 @@ from foredraft.drafters import Resources, make_drafter, parse_options
 from foredraft.errors import ForedraftWarning, UsageError, is_interrupt, told
 from foredraft.index.blend import NO_TOP_TOKENS, Noise, Rates, TopTokens, advance, prior_rates
 from foredraft.index.library import NOTHING_TO_SAVE, Library, open_library
-from foredraft.index.own_words import NO_WORDS, TOP, OwnWords, empty_words, load_words, save_words, words_of_table
+from foredraft.index.own_words import (
+    NO_WORDS,
+    TOP,
+    OwnWords,
+    empty_words,
+    enlarged,
+    load_words,
+    save_words,
+    words_of_table,
+)
 from foredraft.index.recent_text import NO_TEXT, empty_text, with_room
 from foredraft.index.retrieval import StoredRows
 from foredraft.index.sources import NEURAL, NO_NEURAL_DRAFT, NO_ROWS, NeuralDraft, Rows, Sources, room_to_draft
@@ -43,6 +52,7 @@ from foredraft.options import check_range, shown
 T = TypeVar("T")
 
 _WORDS_FILE = "own-words"  # in the memory folder
+_ENLARGED_EVERY = 512  # tokens of a text after which own words may get more room: they add a tenth of it at most
 _TOP_ROWS = 1 << 10  # rows whose top tokens are learned: all rows of a pass
 
 
@@ -159,6 +169,7 @@ class AutoDrafter:
         return cls(options, table, library, words, neural)
 
     def open(self, context: DraftContext) -> "_Drafting":
+        self.words = enlarged(self.words)
         return _Drafting(self, context)
 
     def forget(self) -> None:
@@ -185,11 +196,12 @@ class _Drafting:
     def __init__(self, drafter: AutoDrafter, context: DraftContext) -> None:
         self._drafter, self._options, self._vocabulary = drafter, drafter.options, context.vocabulary
         sampled = bool(context.settings.get("do_sample", False))
-        self._words, self._rates = drafter.words, drafter.rates[sampled]
+        self._alone: OwnWords | None = None  # this text's own words, if it does not use the drafter's
+        self._rates = drafter.rates[sampled]
         if self._options.learn in ("request", "off"):
-            self._words = NO_WORDS if self._options.learn == "off" else empty_words()
+            self._alone = NO_WORDS if self._options.learn == "off" else empty_words()
             self._rates = Rates(*(each.copy() for each in self._rates))
-        self._began = int(self._words.clock[0])
+        self._began, self._enlarged = int(self._words.clock[0]), 0  # the latter is the length of the text then
         self._learns = self._options.learn != "off"
         self._own = empty_text() if self._learns else NO_TEXT
         self._stored = StoredRows(drafter.library.segments())
@@ -205,6 +217,17 @@ class _Drafting:
         self._ids: TokenIds = np.empty(0, np.int64)
         self._read = 0  # length of the text at the last draft
         self._top = NO_TOP_TOKENS
+
+    @property
+    def _words(self) -> OwnWords:
+        return self._drafter.words if self._alone is None else self._alone
+
+    def _enlarge_words(self) -> None:
+        self._enlarged = len(self._ids)
+        if self._alone is None:
+            self._drafter.words = enlarged(self._drafter.words)
+        else:
+            self._alone = enlarged(self._alone)
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
         self._ids = view.ids
@@ -235,6 +258,8 @@ class _Drafting:
         drafter, ids = self._drafter, self._ids
         if self._learns:
             self._own = with_room(self._own, len(ids) - self._read)
+            if len(ids) >= self._enlarged + _ENLARGED_EVERY:
+                self._enlarge_words()
         shared = drafter.library.shared if self._options.shares else NO_TEXT
         sources = Sources(self._words, self._began, drafter.table, self._own, shared, rows, proposed)
         nodes = min(budget.nodes, len(self._room.drafted))

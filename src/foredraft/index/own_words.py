@@ -17,7 +17,8 @@ from foredraft.index.storage import check_fit, open_store, write_store
 from foredraft.index.trigram import FULL_PROBABILITY, TableArrays
 
 TOP = 8  # tokens stored per distribution, as in Token Recycling
-MOST_SLOTS = 1 << 20  # contexts stored at most, at 52 bytes each; then those learned longest ago are replaced; chosen
+# contexts stored, at 52 bytes each: room at first, and at most, when those learned longest ago are replaced; chosen
+_FIRST_SLOTS, MOST_SLOTS = 1 << 16, 1 << 20
 _WAYS = 8  # slots of a context: one cache line of keys
 _BITS = 21  # bits of a token in a key
 _KIND = "own-words"
@@ -28,7 +29,7 @@ NO_TOKEN: Any = int64(-1)
 
 
 class OwnWords(NamedTuple):
-    """The cache, as arrays for compiled functions. S slots, a power of two, at least 8."""
+    """The cache, as arrays for compiled functions. S slots, a power of two, at least 8; `enlarged` makes more."""
 
     keys: I64  # int64[S], see `context_key`; 0 where the slot is free
     learned: IntArray  # int32[S], last update of the context, by `clock`
@@ -37,8 +38,8 @@ class OwnWords(NamedTuple):
     clock: I64  # int64[1], updates so far
 
 
-def empty_words(slots: int = MOST_SLOTS) -> OwnWords:
-    """Return an empty cache of `slots` contexts; unused slots take no memory."""
+def empty_words(slots: int = _FIRST_SLOTS) -> OwnWords:
+    """Return an empty cache of `slots` contexts."""
     return OwnWords(
         np.zeros(slots, np.int64), np.zeros(slots, np.int32), np.zeros((slots, TOP), np.int32),
         np.zeros((slots, TOP), np.uint8), np.zeros(1, np.int64),
@@ -88,6 +89,32 @@ def slot_for(words: Any, key: int) -> int:
     words.clock[0] += 1
     words.keys[taken], words.learned[taken] = key, words.clock[0]
     return taken
+
+
+def enlarged(words: OwnWords) -> OwnWords:
+    """Return `words` if at most half of the slots are in use, or there are the most; else a copy in twice as many.
+
+    Memory of an empty cache that is as large as it may become would be cleared at first use, 4 KiB a context.
+    """
+    slots = len(words.keys)
+    if slots >= MOST_SLOTS or 2 * np.count_nonzero(words.keys) <= slots:
+        return words
+    larger = empty_words(2 * slots)
+    _move_words(larger, words)
+    return larger
+
+
+@njit(cache=True)
+def _move_words(larger: OwnWords, words: OwnWords) -> None:
+    """Copy everything to twice as many slots, among which those of 8 contexts that shared a line share two."""
+    larger.clock[0] = words.clock[0]
+    for slot in range(len(words.keys)):
+        if words.keys[slot] != 0:
+            to = _first_slot(larger.keys, words.keys[slot])
+            while larger.keys[to] != 0:
+                to += 1
+            larger.keys[to], larger.learned[to] = words.keys[slot], words.learned[slot]
+            larger.tokens[to], larger.chances[to] = words.tokens[slot], words.chances[slot]
 
 
 @njit(cache=True)
@@ -187,7 +214,6 @@ def load_words(path: Path, tokenizer_hash: str) -> OwnWords:
     """Read a file of `save_words`; raises StoreError if it is damaged or belongs to another tokenizer."""
     store = open_store(path, _KIND)
     check_fit(path, (store.tokenizer_hash, 0), tokenizer_hash, None, "Use another memory for this model.")
-    words = empty_words()
     try:
         keys = store.arrays["keys"].astype(np.int64)
         tokens = store.arrays["tokens"].reshape(-1, TOP).astype(np.int32)
@@ -196,6 +222,7 @@ def load_words(path: Path, tokenizer_hash: str) -> OwnWords:
             raise ValueError("its arrays do not fit each other")
     except (KeyError, ValueError) as error:
         raise StoreError(f"{path} is damaged ({error}). Delete it to start afresh.") from error
+    words = empty_words(max(_FIRST_SLOTS, min(1 << (2 * len(keys)).bit_length(), MOST_SLOTS)))
     _take_words(words, keys, tokens, chances)
     return words
 
