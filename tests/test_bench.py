@@ -1,9 +1,11 @@
 """The benchmark: what it measures is paired, lasts, resumes, and is refused where it would mislead."""
 
+import asyncio
 import dataclasses
 import json
 import random
 import re
+import socket
 import sys
 from pathlib import Path
 
@@ -16,13 +18,13 @@ from foredraft.bench.method import cold_and_warm, parse_method
 from foredraft.bench.recommendation import advise
 from foredraft.bench.report import checked_cells, write_report
 from foredraft.bench.runner import MethodWriter, Run, stalled_seconds, write_interleaved
-from foredraft.bench.serve import shared_out
+from foredraft.bench.serve import PLAIN, loads, shared_out
 from foredraft.bench.summary import ALL, Ratio, mean_speed_up, speed_up, summarize_cells
 from foredraft.bench.tasks import TaskPrompt, load_task
 from foredraft.cli import main
 from foredraft.contracts import CostCurve, StepRecord
 from foredraft.drafters.prompt_lookup import PromptLookupDrafter
-from foredraft.errors import UsageError
+from foredraft.errors import ForedraftError, UsageError
 from foredraft.model.target import TorchTarget
 from support.llamas import llama
 from support.toys import TOY, TOY_DRAFT
@@ -537,3 +539,11 @@ def test_every_stream_of_every_load_has_as_many_prompts_and_none_is_asked_twice(
     assert len(set(asked)) == len(asked)
     with pytest.raises(UsageError, match=r"2 rounds of 1 \+ 16 streams need 34 prompts, and there are 33"):
         shared_out(range(33), (1, 16), rounds=2)
+
+
+def test_a_server_that_does_not_answer_is_told_in_a_sentence():
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        with pytest.raises(ForedraftError, match=f"The server at {address} does not answer"):
+            asyncio.run(loads(address, [{}] * 4, [1], 1, [PLAIN]))

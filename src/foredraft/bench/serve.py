@@ -8,8 +8,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from statistics import median
@@ -113,12 +113,22 @@ async def _answer(client: httpx.AsyncClient, body: Body) -> Reply:
                 if text := choice["delta"].get("content"):
                     first = first or time.perf_counter() - start
                     texts.append(text)
-    return Reply("".join(texts), first, time.perf_counter() - start, usage)
+    # a server that does not count sends a token at a time
+    counts = {"completion_tokens": len(texts), "prompt_tokens": 0, **usage}
+    return Reply("".join(texts), first, time.perf_counter() - start, counts)
 
 
-def _client(address: str) -> httpx.AsyncClient:
+@asynccontextmanager
+async def _client(address: str) -> AsyncIterator[httpx.AsyncClient]:
+    """Connect to a server until the block ends; ForedraftError if it cannot be reached, or ends a connection."""
     limits = httpx.Limits(max_connections=None)
-    return httpx.AsyncClient(base_url=address, timeout=None, limits=limits)  # noqa: S113  # requests wait in the server's queue
+    try:
+        async with httpx.AsyncClient(base_url=address, timeout=None, limits=limits) as client:  # noqa: S113  # requests wait in the server's queue
+            yield client
+    except httpx.TransportError as error:
+        raise ForedraftError(
+            f"The server at {address} does not answer ({error}). Start it, or correct --url."
+        ) from error
 
 
 async def loads(
@@ -165,7 +175,7 @@ async def _load(client: httpx.AsyncClient, bodies: Sequence[Body], streams: int,
 
     start = time.perf_counter()
     replies = await asyncio.gather(*map(answer, bodies))
-    written = sum(int(reply.usage.get("completion_tokens", 0)) for reply in replies)
+    written = sum(int(reply.usage["completion_tokens"]) for reply in replies)
     speed = written / (time.perf_counter() - start)
     return Load(streams, way, speed, median(each.first for each in replies), tuple(each.text for each in replies))
 
@@ -186,7 +196,7 @@ async def predictions(address: str, model: str, rounds: int) -> list[Predicted]:
                 ways[name] = {"prediction": {"type": "content", "content": content}}
             replies = {way: await _answer(client, {**body, **ways[way]}) for way in list(ways)[:: (-1) ** turn]}
             accepted = replies["edited"].usage["completion_tokens_details"]["accepted_prediction_tokens"]
-            tokens = int(replies[PLAIN].usage.get("completion_tokens", 0))
+            tokens = int(replies[PLAIN].usage["completion_tokens"])
             same = len({reply.text for reply in replies.values()}) == 1
             found.append(Predicted({way: replies[way].seconds for way in ways}, tokens, accepted, same))
     return found
