@@ -9,6 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from foredraft.api import Generator
+from foredraft.engine.batch import steps_in
 from foredraft.errors import OutOfMemoryError
 from foredraft.model.arena import Arena
 from foredraft.model.batch_target import JointBatch, SequentialBatch, batch_target
@@ -212,3 +213,31 @@ def test_an_arena_keeps_what_it_leases_apart():
             for plane, buffer in enumerate(arena.buffers):
                 held = buffer[0, :, lease.start : lease.start + lease.length] - 100 * plane
                 assert (held == torch.tensor(tokens)[None, :, None]).all()
+
+
+def test_a_conversation_in_one_batch_computes_each_turn_once(compiled, monkeypatch):
+    writer = generator(compiled, nodes=5)
+    batch, rows = writer.batch(None), []
+    forward = batch._target.forward
+    monkeypatch.setattr(
+        batch._target,
+        "forward",
+        lambda layouts, *rest, **more: rows.append(layouts[0].rows) or forward(layouts, *rest, **more),
+    )
+    prompt = np.tile(np.arange(40), 4).astype(np.int64)
+    for turn in range(3):
+        run, rows[:] = writer.begin(prompt, SamplingOptions(), max_new_tokens=30), []
+        written = [token for record in steps_in(batch, run) for token in record.emitted]
+        assert written == alone(compiled, prompt, SamplingOptions(), 30)
+        assert turn == 0 or sum(rows) < len(prompt), "the turns before were computed again"
+        prompt = np.concatenate([prompt, written, np.full(7, turn)]).astype(np.int64)
+
+
+def test_a_text_that_is_not_read_to_its_end_leaves_the_batch(compiled):
+    writer = generator(compiled, "none")
+    batch = writer.batch()
+    steps = steps_in(batch, writer.begin(np.arange(20), SamplingOptions(), max_new_tokens=30))
+    next(steps)
+    assert len(batch) == 1
+    steps.close()
+    assert len(batch) == 0

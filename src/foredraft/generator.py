@@ -17,7 +17,7 @@ from foredraft.control import BatchControl, MeasuredControl, StepCosts, choose_c
 from foredraft.corpus.words import vocabulary_size
 from foredraft.drafters import make_drafter
 from foredraft.drafters.prediction import ChainDrafter, Prediction
-from foredraft.engine.batch import Batch, write_all
+from foredraft.engine.batch import Batch, steps_in, write_all
 from foredraft.engine.guard import GuardedDrafter
 from foredraft.engine.run import Run
 from foredraft.engine.state import SequenceState
@@ -172,9 +172,17 @@ class Generator:
             pass
         return self.result(run)
 
-    def stream(self, prompt: Prompt, *, chat: bool = False, **options: Unpack[GenerationArguments]) -> Stream:
-        """Start a generation as `generate` does; iterate over the result, and read its `generation` afterwards."""
-        return Stream(self.start(prompt, chat=chat, **options), self.tokenizer)
+    def stream(
+        self, prompt: Prompt, *, chat: bool = False, batch: Batch | None = None,
+        **options: Unpack[GenerationArguments],
+    ) -> Stream:  # fmt: skip
+        """Start a generation as `generate` does; iterate over the result, and read its `generation` afterwards.
+
+        An empty `batch` keeps what it computed, so that the next text in it with the same beginning starts sooner, such
+        as the next turn of a conversation, if the model is compiled.
+        """
+        run = self.start(prompt, chat=chat, **options)
+        return Stream(run, self.tokenizer, None if batch is None else steps_in(batch, run))
 
     def start(self, prompt: Prompt, *, chat: bool = False, **options: Unpack[GenerationArguments]) -> Run:
         """Start a generation as `generate` does; iterate over its `steps()`, and pass it to `result` at any time.
@@ -237,8 +245,11 @@ class Generator:
         # one measured control can decide for all texts of a batch together
         return Run(seq, guarded, control, context, target, isinstance(control, MeasuredControl))
 
-    def batch(self, cache_bytes: int = CACHE_BYTES) -> Batch:
-        """Return an empty batch, whose texts share forward passes and a KV cache of at most `cache_bytes`."""
+    def batch(self, cache_bytes: int | None = CACHE_BYTES) -> Batch:
+        """Return an empty batch, whose texts share forward passes and a KV cache of at most `cache_bytes`.
+
+        None is room for two texts that fill the model's window.
+        """
         target = batch_target(self.target, cache_bytes)
         return Batch(target, BatchControl(lambda: self.cost, target.most_rows, self.amount.most_nodes, self._costs))
 

@@ -55,6 +55,8 @@ def converse(
     if not getattr(generator.tokenizer, "chat_template", None):
         raise UsageError("This model's tokenizer has no chat template, so it cannot chat; use foredraft generate.")
     messages, has_line = opening(system), False
+    # each turn begins with the turns before it, whose keys and values a batch keeps
+    kept = generator.batch(None) if generator.drafter.needs.target is None else None
     for line in _lines(first):
         if not line.strip():
             break
@@ -73,7 +75,7 @@ def converse(
             messages.pop()
             say(str(error))
             continue
-        generation, _ = write(generator, options, messages, Ink(color, generator.drafter.source_names))
+        generation, _ = write(generator, options, messages, Ink(color, generator.drafter.source_names), kept)
         messages.append({"role": "assistant", "content": generation.text})
     if not has_line and not sys.stdin.isatty():
         raise UsageError("chat found no line to answer; run it on a terminal, or pipe one message per line.")

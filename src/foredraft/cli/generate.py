@@ -18,6 +18,7 @@ from foredraft.errors import UsageError
 if TYPE_CHECKING:
     from foredraft.api import Generator, Prompt
     from foredraft.bench.prove import Difference
+    from foredraft.engine.batch import Batch
     from foredraft.generation import Generation
 
 _FIGURES = {
@@ -83,10 +84,10 @@ def generate(
 
 
 def write(
-    generator: "Generator", options: Mapping[str, Any], prompt: "Prompt", ink: Ink | None
+    generator: "Generator", options: Mapping[str, Any], prompt: "Prompt", ink: Ink | None, batch: "Batch | None" = None
 ) -> "tuple[Generation, bool]":
     """Generate a text, and print it to `ink` with a summary; return the result, and whether Ctrl-C ended it."""
-    stream, interrupted = generator.stream(prompt, **options), False
+    stream, interrupted = generator.stream(prompt, batch=batch, **options), False
     try:
         if ink is not None:
             ink.print(stream)

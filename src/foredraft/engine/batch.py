@@ -4,12 +4,12 @@ Sequences may join and leave at any step. A step verifies one draft per running 
 waiting prompts in the same pass. Does not depend on how a model runs its passes, on text or on scheduling.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from foredraft.contracts import EMPTY_DRAFT, Budget, Draft
+from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, StepRecord
 from foredraft.control import BatchControl
 from foredraft.engine.run import Run
 from foredraft.engine.step import proposed, record_of, settle
@@ -173,6 +173,24 @@ class Batch:
 def _waiting(run: Run) -> int:
     """Return the number of prompt tokens that are not in the cache yet, without the root."""
     return run.seq.length - 1 - int(run.seq.cache.length)
+
+
+def steps_in(batch: Batch, run: Run) -> Iterator[StepRecord]:
+    """Write a text in a batch without others, which keeps its keys and values for a later one that begins alike.
+
+    Yields the records of steps, as `Run.steps` does; raises what `Batch.join` does, and the error of a failed text.
+    """
+    batch.join(run)
+    try:
+        while run in batch:
+            told = len(run.records)
+            batch.step()
+            yield from run.records[told:]
+    finally:
+        if run in batch:
+            batch.leave(run)
+    if run.failure is not None:
+        raise run.failure
 
 
 def write_all(batch: Batch, texts: Iterable[Run], most: int) -> list[Run]:

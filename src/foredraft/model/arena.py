@@ -14,7 +14,7 @@ from foredraft.errors import OutOfMemoryError
 from foredraft.graph.tree import common_length
 from foredraft.model.kv_cache import kept_rows, move_rows, whole_blocks
 
-_MOST_SLOTS = 2**20  # compiled forwards take no more
+MOST_SLOTS = 2**20  # compiled forwards take no more
 _LEAST_SHARED = 16  # tokens; a shorter common prefix is computed as fast as it is copied
 
 
@@ -50,7 +50,7 @@ class Arena:
     """Up to `most_slots` slots for many sequences, in layers of `heads` key heads of one `size`."""
 
     def __init__(self, layers: int, heads: int, size: int, dtype: torch.dtype, most_slots: int) -> None:
-        self.most_slots = min(most_slots, _MOST_SLOTS)
+        self.most_slots = min(most_slots, MOST_SLOTS)
         self._leases: list[Lease] = []  # of idle ones, the least recently used first
         try:  # the system provides memory for the slots that are written to, but may refuse to promise so much
             self.store = torch.empty((2 * layers, heads, self.most_slots, size), dtype=dtype)

@@ -13,7 +13,7 @@ import torch
 
 from foredraft.contracts import Scores, TokenIds
 from foredraft.graph.layout import Layout
-from foredraft.model.arena import Arena, Lease
+from foredraft.model.arena import MOST_SLOTS, Arena, Lease
 from foredraft.model.compiled.library import CompiledLibrary
 from foredraft.model.compiled.package import MOST_ROWS, CompiledForward
 from foredraft.model.mask import joined_mask
@@ -51,14 +51,18 @@ class SequentialBatch:
 
 
 class JointBatch:
-    """Runs a batch in one pass of a compiled target, with at most `most_bytes` of keys and values."""
+    """Runs a batch in one pass of a compiled target.
 
-    def __init__(self, target: TorchTarget, compiled: CompiledForward, most_bytes: int) -> None:
+    With at most `most_bytes` of keys and values; None is room for two texts that fill the model's window.
+    """
+
+    def __init__(self, target: TorchTarget, compiled: CompiledForward, most_bytes: int | None) -> None:
         heads, size = compiled.record.shapes[0]
         layers = len(compiled.record.shapes)
         slot = 2 * layers * heads * size * target.dtype.itemsize
         self._compiled, self._dtype = compiled, target.dtype
-        self._arena = Arena(layers, heads, size, target.dtype, most_bytes // slot)
+        slots = 2 * (target.window or MOST_SLOTS) if most_bytes is None else most_bytes // slot
+        self._arena = Arena(layers, heads, size, target.dtype, slots)
         self.open, self.close = self._arena.open, self._arena.close
         self.most_rows = MOST_ROWS
 
@@ -104,7 +108,7 @@ def _batch_package(compiled: CompiledForward, rows: int) -> CompiledLibrary | No
     return next((compiled.packages[each.name] for each in fits), None)
 
 
-def batch_target(target: TorchTarget, most_bytes: int) -> JointBatch | SequentialBatch:
+def batch_target(target: TorchTarget, most_bytes: int | None) -> JointBatch | SequentialBatch:
     """Return what runs a target's batches: a `JointBatch` where it gives the same bits, else a `SequentialBatch`."""
     compiled = target.compiled
     if compiled is not None and compiled.record.same_bits and set(target.support.windows) == {None}:
