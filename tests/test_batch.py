@@ -21,7 +21,11 @@ from foredraft.sampling import SamplingOptions
 VOCABULARY = 97
 
 
-@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.fixture(
+    scope="module",
+    params=[torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)],
+    ids=["float32", "bfloat16"],
+)
 def compiled(request, tmp_path_factory):
     """A tiny llama as a target whose forward is compiled."""
     torch.manual_seed(1)
