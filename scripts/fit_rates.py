@@ -47,7 +47,7 @@ def main() -> None:
     assert isinstance(drafter, AutoDrafter)
     drafter.rates = {False: flat_rates(), True: flat_rates()}
     for sampled in (False, True):
-        drafter.words = empty_words()
+        drafter.kept.words = empty_words()
         emitted = steps = 0
         for number, prompt in enumerate(prompts):
             generator.attach("auto", drafter, 32 if number % 2 else 16)

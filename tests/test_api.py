@@ -14,7 +14,6 @@ from transformers import PreTrainedTokenizerFast, TopKLogitsWarper
 import foredraft
 from foredraft import StoreError, UsageError
 from foredraft.cli import chat
-from foredraft.contracts import Needs
 from foredraft.corpus.words import tokenizer_hash
 from foredraft.index.trigram import open_table
 from support.llamas import WINDOW, tiny_llama
@@ -567,15 +566,18 @@ def test_an_end_id_that_the_model_does_not_have_is_refused(plain):
 def test_a_conversation_goes_on_after_a_line_that_is_not_utf_8(monkeypatch, capsys):
     heard = []
 
-    def answer(_generator, _options, messages, _ink, _batch):
+    def answer(_generator, _options, messages, _ink, batch):
+        assert batch == "kept"
         heard.append(messages[-1]["content"])
         return SimpleNamespace(text="yes"), False
 
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("é\n".encode() + b"\xff\xfe\r\nmore\r\n\nrest\n")))
     monkeypatch.setattr(chat, "write", answer)
-    target, drafter = SimpleNamespace(window=None), SimpleNamespace(source_names=(), needs=Needs())
+    target, drafter = SimpleNamespace(window=None), SimpleNamespace(source_names=())
     tokenizer = SimpleNamespace(chat_template=TEMPLATE)
-    generator = SimpleNamespace(tokenizer=tokenizer, target=target, drafter=drafter, batch=lambda _bytes: None)
+    generator = SimpleNamespace(
+        tokenizer=tokenizer, target=target, drafter=drafter, conversation=iter(["kept"]).__next__
+    )
     chat.converse(generator, {}, None, color=False)
     assert heard == ["é", "more"]
     assert "not UTF-8" in capsys.readouterr().err

@@ -1,12 +1,15 @@
 """The attention kernel of compiled forwards: its reference's sums, and the same bits whatever stands beside a row."""
 
 import functools
+import io
+import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from foredraft.model.compiled.kernels import attend, own_kernels
+from foredraft.model.compiled.kernels import _template, attend, own_kernels
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own calls
 
@@ -18,6 +21,20 @@ def _compiled_anew():
     compiled.cache_clear()
     with torch._inductor.config.patch(force_disable_caches=True):  # which do not see that a kernel's source changed
         yield
+
+
+@pytest.mark.parametrize("tiles", [False, True])
+def test_every_function_that_a_variant_of_the_kernel_calls_is_in_it(tiles):
+    """Here only the variants that this processor runs are compiled."""
+    values = dict.fromkeys(("queries", "summed", "at_once"), 4) | {"size": 64, "vector_bits": 512, "scaling": "1.0"}
+    names = dict.fromkeys(("query_t", "input_t"), "at::BFloat16") | {"restrict_keyword": "", "num_threads": 2}
+    inputs = dict.fromkeys(("query", "key", "value", "mask", "ranges", "output"))
+    flags = {"tiles": tiles, "paired": not tiles, "interleaved": True}
+    asked = dict.fromkeys(("def_kernel", "maybe_codegen_profile", "size", "stride", "index"), lambda *_, **__: "0")
+    kernel, template = SimpleNamespace(kernel_name="k", **asked), SimpleNamespace(header=io.StringIO)
+    source = _template("attention").render(template=template, kernel=kernel, **inputs, **values, **names, **flags)
+    defined = set(re.findall(r"^(?:inline|using|struct).*?\b(attend_\w+)(?= =| {|\()", source, re.MULTILINE))
+    assert set(re.findall(r"\battend_\w+", source)) == defined
 
 
 @functools.cache

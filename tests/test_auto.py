@@ -11,7 +11,7 @@ from foredraft.drafters.auto import AutoDrafter, AutoOptions
 from foredraft.errors import ForedraftWarning, StoreError, UsageError
 from foredraft.index.datastore import check_datastore, open_datastore
 from foredraft.index.library import Library
-from foredraft.index.own_words import words_of_table
+from foredraft.index.own_words import NO_WORDS, empty_words, words_of_table
 from foredraft.index.sources import NEURAL, OWN, SHARED, STORE, WORDS_2
 from foredraft.model.growth import RolloutDrafting
 from foredraft.testing import CHECKS, check_drafter, sequences_do_not_influence_each_other
@@ -127,6 +127,39 @@ def test_own_words_outlive_a_text_where_that_is_wanted(learn, later):
     drafting = teach(made, [1, 2], {0: {5: 0.9}})
     drafting.close()
     assert best(propose(opened(made), [30, 1, 2], 1)) == later
+
+
+def test_own_words_get_more_room_for_all_texts_that_use_them(monkeypatch):
+    monkeypatch.setattr(auto, "empty_words", lambda: empty_words(64))
+    monkeypatch.setattr(auto, "_ENLARGED_EVERY", 16)
+    made = drafter()
+    first, second, ids = opened(made), opened(made), [1, 2]
+    for step in range(60):
+        draft = propose(first, ids)
+        first.observe(verdict(draft, 100 + step, at=len(ids) - 1, top={0: {5: 0.9}}))
+        ids = [*ids, 100 + step]
+    assert len(made.kept.words.keys) > 64
+    draft = propose(second, [3, 4])
+    second.observe(verdict(draft, 9, at=1, top={0: {7: 0.9}}))
+    second.close()
+    assert best(propose(opened(made), [30, 3, 4], 1)) == 7
+    made.forget()
+    first.observe(verdict(propose(first, ids), 9, at=len(ids) - 1, top={0: {5: 0.9}}))
+    first.close()
+    assert not made.kept.words.clock[0], "an open text keeps the words that were dropped"
+
+
+@pytest.mark.parametrize("learn", ["request", "off"])
+def test_a_text_that_is_alone_leaves_the_words_of_others(monkeypatch, learn):
+    monkeypatch.setattr(auto, "_ENLARGED_EVERY", 4)
+    made = drafter(learn=learn)
+    drafting, ids = opened(made), [1, 2]
+    for step in range(20):
+        drafting.observe(verdict(propose(drafting, ids), 9, at=len(ids) - 1, top={0: {5: 0.9}}))
+        ids = [*ids, 100 + step]
+    drafting.close()
+    assert not made.kept.words.clock[0]
+    assert not NO_WORDS.clock[0]
 
 
 def test_texts_themselves_are_shared_only_on_request():

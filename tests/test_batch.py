@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from foredraft.api import Generator
 from foredraft.engine.batch import steps_in
-from foredraft.errors import OutOfMemoryError
+from foredraft.errors import OutOfMemoryError, UsageError
 from foredraft.model.arena import Arena
 from foredraft.model.batch_target import JointBatch, SequentialBatch, batch_target
 from foredraft.model.compiled.build import compile_forward
@@ -221,7 +221,7 @@ def test_an_arena_keeps_what_it_leases_apart():
 
 def test_a_conversation_in_one_batch_computes_each_turn_once(compiled, monkeypatch):
     writer = generator(compiled, nodes=5)
-    batch, rows = writer.batch(None), []
+    batch, rows = writer.conversation(), []
     forward = batch._target.forward
     monkeypatch.setattr(
         batch._target,
@@ -237,11 +237,29 @@ def test_a_conversation_in_one_batch_computes_each_turn_once(compiled, monkeypat
         prompt = np.concatenate([prompt, written, np.full(7, turn)]).astype(np.int64)
 
 
-def test_a_text_that_is_not_read_to_its_end_leaves_the_batch(compiled):
+@pytest.mark.parametrize("changed", [0, 5], ids=["continued", "changed"])
+def test_a_conversation_fills_the_models_window(compiled, changed):
+    """Also where the last tokens of each turn are others in the next one, so that its slots are not taken over."""
+    writer = generator(compiled, nodes=5)
+    batch, prompt = writer.conversation(), np.arange(60) % VOCABULARY
+    while len(prompt) < compiled.window - 400:
+        run = writer.begin(prompt, SamplingOptions(), max_new_tokens=200)
+        written = [token for record in steps_in(batch, run) for token in record.emitted]
+        assert run.seq.finish == "length"
+        prompt = np.concatenate([prompt, written[: len(written) - changed], np.arange(30)]).astype(np.int64)
+    run = writer.begin(prompt, SamplingOptions(), max_new_tokens=1000)
+    for _ in steps_in(batch, run):
+        pass
+    assert run.seq.finish == "window"
+
+
+def test_a_stream_needs_an_empty_batch_and_leaves_it_when_it_is_not_read_to_its_end(compiled):
     writer = generator(compiled, "none")
     batch = writer.batch()
     steps = steps_in(batch, writer.begin(np.arange(20), SamplingOptions(), max_new_tokens=30))
     next(steps)
     assert len(batch) == 1
+    with pytest.raises(UsageError, match="has 1 unfinished texts"):
+        next(steps_in(batch, writer.begin(np.arange(20), SamplingOptions(), max_new_tokens=30)))
     steps.close()
     assert len(batch) == 0

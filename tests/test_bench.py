@@ -7,6 +7,8 @@ import random
 import re
 import socket
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -545,5 +547,31 @@ def test_a_server_that_does_not_answer_is_told_in_a_sentence():
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        with pytest.raises(ForedraftError, match=f"The server at {address} does not answer"):
+        with pytest.raises(ForedraftError, match=f"There is no server at {address} "):
             asyncio.run(loads(address, [{}] * 4, [1], 1, [PLAIN]))
+    for wrong in ("localhost", "http://127.0.0.1:9x"):
+        with pytest.raises(ForedraftError, match=f"There is no server at {wrong}"):
+            asyncio.run(loads(wrong, [{}] * 4, [1], 1, [PLAIN]))
+
+
+def test_tokens_are_counted_for_a_server_that_does_not():
+    """It sends two pieces of each text, counts nothing, and closes every connection."""
+
+    class Server(BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.end_headers()
+            for piece in ("one", " two"):
+                chunk = json.dumps({"choices": [{"delta": {"content": piece}}]})
+                self.wfile.write(f"data: {chunk}\n\n".encode())
+
+        def log_message(self, *_arguments):
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        found = asyncio.run(loads(f"http://127.0.0.1:{server.server_port}", [{}] * 6, [2], 1, [PLAIN]))
+        server.shutdown()
+    assert found[0].texts == ("one two",) * 6
+    assert found[0].tokens_per_second > 0

@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import foredraft.engine.step as step_module
-from foredraft.contracts import Draft, DraftContext, Needs, Scores, StepRecord, Verdict
+from foredraft.contracts import Draft, DraftContext, Needs, Scores, SequenceView, StepRecord, Verdict
 from foredraft.control import FixedControl
 from foredraft.drafters.prediction import ChainDrafter, Prediction
 from foredraft.engine.guard import GuardedDrafter
@@ -606,3 +606,13 @@ def test_a_failing_drafter_is_named_when_a_prediction_is_drafted_too():
     with pytest.warns(ForedraftWarning, match="The drafter scripted failed .*disk on fire.*the text is the same"):
         seq, _ = run(guarded, max_new_tokens=10)
     assert seq.emitted.tolist() == ANSWER[:10]
+
+
+def test_a_prediction_that_was_often_wrong_offers_few_tokens():
+    prediction = Prediction(np.tile(np.arange(1, 5), 40))
+    assert len(prediction.chains(SequenceView(np.array([0]), 1))[0].tokens) == 64
+    ids = np.array([0, *[1, 2, 9] * 40, 1, 2])
+    for end in range(1, len(ids) + 1):
+        chains = prediction.chains(SequenceView(ids[:end], 1))
+    assert len(chains[0].tokens) in (1, 2)
+    assert chains[0].tokens[0] == 3

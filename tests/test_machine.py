@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from foredraft.model import machine
+from foredraft.model.loading import load_model
+from support.toys import TOY
 
 
 @pytest.fixture
@@ -11,10 +13,12 @@ def limit(tmp_path, monkeypatch):
     """The file that limits a container's processors; torch has four threads before, and those it had afterwards."""
     monkeypatch.setattr(machine, "_GROUP", tmp_path)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    machine.limit_threads.cache_clear()
     before = torch.get_num_threads()
     torch.set_num_threads(4)
     yield tmp_path / "cpu.max"
     torch.set_num_threads(before)
+    machine.limit_threads.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -33,3 +37,12 @@ def test_threads_that_were_asked_for_are_kept(limit, monkeypatch):
     limit.write_text("100000 100000\n")
     machine.limit_threads()
     assert torch.get_num_threads() == 4
+
+
+def test_loading_a_model_limits_the_threads_once(limit):
+    limit.write_text("100000 100000\n")
+    load_model(TOY)
+    assert torch.get_num_threads() == 1
+    torch.set_num_threads(3)
+    load_model(TOY)
+    assert torch.get_num_threads() == 3, "a number that was chosen afterwards stays"

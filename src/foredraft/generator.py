@@ -21,7 +21,7 @@ from foredraft.engine.batch import Batch, steps_in, write_all
 from foredraft.engine.guard import GuardedDrafter
 from foredraft.engine.run import Run
 from foredraft.engine.state import SequenceState
-from foredraft.errors import PromptTooLongError, UsageError
+from foredraft.errors import OutOfMemoryError, PromptTooLongError, UsageError
 from foredraft.generation import Generation, Stream, generation
 from foredraft.model.batch_target import batch_target
 from foredraft.model.compiled.background import Compilation
@@ -178,8 +178,8 @@ class Generator:
     ) -> Stream:  # fmt: skip
         """Start a generation as `generate` does; iterate over the result, and read its `generation` afterwards.
 
-        An empty `batch` keeps what it computed, so that the next text in it with the same beginning starts sooner, such
-        as the next turn of a conversation, if the model is compiled.
+        An empty batch of `conversation` keeps what it computed, so that the next text in it with the same beginning
+        starts sooner.
         """
         run = self.start(prompt, chat=chat, **options)
         return Stream(run, self.tokenizer, None if batch is None else steps_in(batch, run))
@@ -252,6 +252,20 @@ class Generator:
         """
         target = batch_target(self.target, cache_bytes)
         return Batch(target, BatchControl(lambda: self.cost, target.most_rows, self.amount.most_nodes, self._costs))
+
+    def conversation(self) -> Batch | None:
+        """Return a batch for `stream` in which each turn of a conversation is computed once, up to the model's window.
+
+        None if every text is computed anew: the model is not compiled or has sliding windows, the method drafts in the
+        target's cache, or there is no memory.
+        """
+        if self.drafter.needs.target is not None:
+            return None
+        try:
+            batch = self.batch(None)
+        except OutOfMemoryError:
+            return None
+        return batch if batch.keeps_prefixes else None
 
     def join(self, batch: Batch, prompt: Prompt, *, chat: bool = False, **options: Unpack[GenerationArguments]) -> Run:
         """Add a text to a batch, with the arguments of `generate`; OutOfMemoryError if its prompt finds no room."""

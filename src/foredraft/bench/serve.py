@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 
 from foredraft.bench.tasks import TaskPrompt
-from foredraft.errors import ForedraftError, UsageError
+from foredraft.errors import ForedraftError, UsageError, told
 
 Body = Mapping[str, Any]
 
@@ -30,7 +30,10 @@ _EDITS = 5  # words replaced in an edited prediction (chosen)
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One streamed answer, the seconds to its first text and to its end, and the server's token counts."""
+    """One streamed answer, the seconds to its first text and to its end, and the server's token counts.
+
+    A server that does not count is taken to send a token at a time.
+    """
 
     text: str
     first: float
@@ -69,7 +72,7 @@ class Turns:
 
     first: float
     second: float
-    prompt_tokens: int
+    prompt_tokens: int | None  # of the first turn, if the server counts them
 
 
 @contextmanager
@@ -113,8 +116,7 @@ async def _answer(client: httpx.AsyncClient, body: Body) -> Reply:
                 if text := choice["delta"].get("content"):
                     first = first or time.perf_counter() - start
                     texts.append(text)
-    # a server that does not count sends a token at a time
-    counts = {"completion_tokens": len(texts), "prompt_tokens": 0, **usage}
+    counts = {"completion_tokens": len(texts), **usage}
     return Reply("".join(texts), first, time.perf_counter() - start, counts)
 
 
@@ -125,10 +127,10 @@ async def _client(address: str) -> AsyncIterator[httpx.AsyncClient]:
     try:
         async with httpx.AsyncClient(base_url=address, timeout=None, limits=limits) as client:  # noqa: S113  # requests wait in the server's queue
             yield client
+    except (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+        raise ForedraftError(f"There is no server at {address} ({error}); start it, or correct the address.") from error
     except httpx.TransportError as error:
-        raise ForedraftError(
-            f"The server at {address} does not answer ({error}). Start it, or correct --url."
-        ) from error
+        raise ForedraftError(f"The server at {address} ended a connection ({told(error)}).") from error
 
 
 async def loads(
@@ -213,7 +215,7 @@ async def turns(address: str, model: str, rounds: int) -> list[Turns]:
             one = await _answer(client, {**body, "messages": messages})
             messages += [{"role": "assistant", "content": one.text}, {"role": "user", "content": "Say it in one word."}]
             two = await _answer(client, {**body, "messages": messages})
-            found.append(Turns(one.first, two.first, int(one.usage["prompt_tokens"])))
+            found.append(Turns(one.first, two.first, one.usage.get("prompt_tokens")))
     return found
 
 

@@ -206,7 +206,8 @@ def serve(
         _show_predictions(predicted)
     figures = [(1e3 * each.first, 1e3 * each.second, each.second / each.first) for each in turns]
     row = [median(column) for column in zip(*figures, strict=True)]
-    title = f"Two turns of a conversation; the first has {turns[0].prompt_tokens} tokens"
+    counted = turns[0].prompt_tokens
+    title = f"Two turns of a conversation{'' if counted is None else f'; the first has {counted} tokens'}"
     show_table(("first turn, ms to text|.0f", "second|.0f", "share|.3f"), [row], title)
 
 

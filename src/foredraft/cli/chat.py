@@ -54,9 +54,7 @@ def converse(
     """Answer the first message, if given, then each line; UsageError without a chat template or any line."""
     if not getattr(generator.tokenizer, "chat_template", None):
         raise UsageError("This model's tokenizer has no chat template, so it cannot chat; use foredraft generate.")
-    messages, has_line = opening(system), False
-    # each turn begins with the turns before it, whose keys and values a batch keeps
-    kept = generator.batch(None) if generator.drafter.needs.target is None else None
+    messages, has_line, kept = opening(system), False, None
     for line in _lines(first):
         if not line.strip():
             break
@@ -75,6 +73,7 @@ def converse(
             messages.pop()
             say(str(error))
             continue
+        kept = generator.conversation() if kept is None else kept  # a model may be compiled meanwhile
         generation, _ = write(generator, options, messages, Ink(color, generator.drafter.source_names), kept)
         messages.append({"role": "assistant", "content": generation.text})
     if not has_line and not sys.stdin.isatty():

@@ -52,7 +52,7 @@ from foredraft.options import check_range, shown
 T = TypeVar("T")
 
 _WORDS_FILE = "own-words"  # in the memory folder
-_ENLARGED_EVERY = 512  # tokens of a text after which own words may get more room: they add a tenth of it at most
+_ENLARGED_EVERY = 512  # tokens of a text after which own words may get more room; at 7 nodes they take a tenth of it
 _TOP_ROWS = 1 << 10  # rows whose top tokens are learned: all rows of a pass
 
 
@@ -112,6 +112,13 @@ class AutoOptions:
         return self.learn == "shared" or (self.learn is None and self.memory is not None)
 
 
+@dataclass(slots=True)
+class _Kept:
+    """Own words that one sequence uses, or several at once; replaced by larger ones."""
+
+    words: OwnWords
+
+
 class AutoDrafter:
     """The sources, and what sequences taught.
 
@@ -134,7 +141,7 @@ class AutoDrafter:
     ) -> None:  # fmt: skip
         self.options, self.table, self.library, self.neural = options, table, library, neural
         self.saves = options.memory is not None
-        self.words = empty_words() if words is None else words
+        self.kept = _Kept(empty_words() if words is None else words)
         self.rates: Mapping[bool, Rates] = {sampled: prior_rates(sampled=sampled) for sampled in (False, True)}
         self.needs = Needs(top_k=0 if options.learn == "off" else TOP, top_rows=_TOP_ROWS, every_step=options.shares)
         if neural is not None:
@@ -169,12 +176,12 @@ class AutoDrafter:
         return cls(options, table, library, words, neural)
 
     def open(self, context: DraftContext) -> "_Drafting":
-        self.words = enlarged(self.words)
+        self.kept.words = enlarged(self.kept.words)
         return _Drafting(self, context)
 
     def forget(self) -> None:
         """Drop what sequences taught: own words, rates, and shared texts that were not saved."""
-        self.words = empty_words()
+        self.kept = _Kept(empty_words())  # open sequences keep the old ones
         self.rates = {sampled: prior_rates(sampled=sampled) for sampled in (False, True)}
         self.library.forget()
 
@@ -186,8 +193,8 @@ class AutoDrafter:
         if not self.options.shares:
             raise UsageError(NOTHING_TO_SAVE)
         folder = self.library.save(path, self.options.memory, self.options.memory_tokens)
-        if folder.is_dir() and self.words.clock[0]:
-            save_words(folder / _WORDS_FILE, self.words, *self.library.identity)
+        if folder.is_dir() and self.kept.words.clock[0]:
+            save_words(folder / _WORDS_FILE, self.kept.words, *self.library.identity)
 
 
 class _Drafting:
@@ -196,12 +203,11 @@ class _Drafting:
     def __init__(self, drafter: AutoDrafter, context: DraftContext) -> None:
         self._drafter, self._options, self._vocabulary = drafter, drafter.options, context.vocabulary
         sampled = bool(context.settings.get("do_sample", False))
-        self._alone: OwnWords | None = None  # this text's own words, if it does not use the drafter's
-        self._rates = drafter.rates[sampled]
+        self._kept, self._rates = drafter.kept, drafter.rates[sampled]
         if self._options.learn in ("request", "off"):
-            self._alone = NO_WORDS if self._options.learn == "off" else empty_words()
+            self._kept = _Kept(NO_WORDS if self._options.learn == "off" else empty_words())
             self._rates = Rates(*(each.copy() for each in self._rates))
-        self._began, self._enlarged = int(self._words.clock[0]), 0  # the latter is the length of the text then
+        self._began, self._enlarged = int(self._kept.words.clock[0]), 0  # the latter is the length of the text then
         self._learns = self._options.learn != "off"
         self._own = empty_text() if self._learns else NO_TEXT
         self._stored = StoredRows(drafter.library.segments())
@@ -217,17 +223,6 @@ class _Drafting:
         self._ids: TokenIds = np.empty(0, np.int64)
         self._read = 0  # length of the text at the last draft
         self._top = NO_TOP_TOKENS
-
-    @property
-    def _words(self) -> OwnWords:
-        return self._drafter.words if self._alone is None else self._alone
-
-    def _enlarge_words(self) -> None:
-        self._enlarged = len(self._ids)
-        if self._alone is None:
-            self._drafter.words = enlarged(self._drafter.words)
-        else:
-            self._alone = enlarged(self._alone)
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
         self._ids = view.ids
@@ -259,9 +254,9 @@ class _Drafting:
         if self._learns:
             self._own = with_room(self._own, len(ids) - self._read)
             if len(ids) >= self._enlarged + _ENLARGED_EVERY:
-                self._enlarge_words()
+                self._kept.words, self._enlarged = enlarged(self._kept.words), len(ids)
         shared = drafter.library.shared if self._options.shares else NO_TEXT
-        sources = Sources(self._words, self._began, drafter.table, self._own, shared, rows, proposed)
+        sources = Sources(self._kept.words, self._began, drafter.table, self._own, shared, rows, proposed)
         nodes = min(budget.nodes, len(self._room.drafted))
         size = (nodes, min(self._options.depth, budget.depth), self._vocabulary)
         tokens, parents, score, source = advance(

@@ -4,6 +4,7 @@ Sequences may join and leave at any step. A step verifies one draft per running 
 waiting prompts in the same pass. Does not depend on how a model runs its passes, on text or on scheduling.
 """
 
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from time import perf_counter_ns
@@ -13,7 +14,7 @@ from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, StepRecord
 from foredraft.control import BatchControl
 from foredraft.engine.run import Run
 from foredraft.engine.step import proposed, record_of, settle
-from foredraft.errors import NumericsError, OutOfMemoryError, UsageError
+from foredraft.errors import ForedraftWarning, NumericsError, OutOfMemoryError, UsageError
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
 
 if TYPE_CHECKING:
@@ -51,6 +52,11 @@ class Batch:
     def memory_use(self) -> float:
         """The used share of the KV cache memory, 0 to 1."""
         return self._target.memory_use
+
+    @property
+    def keeps_prefixes(self) -> bool:
+        """Whether a text that begins as an earlier one did is not computed anew."""
+        return self._target.keeps_prefixes
 
     def join(self, run: Run) -> Run:
         """Add a text, which is returned, from the next step on.
@@ -176,21 +182,27 @@ def _waiting(run: Run) -> int:
 
 
 def steps_in(batch: Batch, run: Run) -> Iterator[StepRecord]:
-    """Write a text in a batch without others, which keeps its keys and values for a later one that begins alike.
+    """Write a text in an empty batch, which keeps its keys and values for a later one that begins alike.
 
-    Yields the records of steps, as `Run.steps` does; raises what `Batch.join` does, and the error of a failed text.
+    Yields the records of steps and warns as `Run.steps` does; raises UsageError for a batch with other texts, what
+    `Batch.join` does, and the error of a failed text.
     """
+    if len(batch):
+        raise UsageError(f"The batch has {len(batch)} unfinished texts; a stream needs one without any.")
     batch.join(run)
+    told = 0
     try:
         while run in batch:
-            told = len(run.records)
             batch.step()
             yield from run.records[told:]
+            told = len(run.records)
     finally:
         if run in batch:
             batch.leave(run)
     if run.failure is not None:
         raise run.failure
+    if run.seq.finish == "memory":
+        warnings.warn("The key-value cache is full. The text ends here.", ForedraftWarning, stacklevel=2)
 
 
 def write_all(batch: Batch, texts: Iterable[Run], most: int) -> list[Run]:

@@ -80,7 +80,14 @@ class Arena:
             source.idle = False
             return source
         capacity = whole_blocks(max(capacity, len(token_ids)))
-        lease = Lease(self, self._place(capacity, keep=source), capacity, token_ids[:shared])
+        try:
+            start = self._place(capacity, keep=source)
+        except OutOfMemoryError:
+            if source is None:
+                raise
+            shared, source = 0, None
+            start = self._place(capacity, keep=None)
+        lease = Lease(self, start, capacity, token_ids[:shared])
         self._leases.append(lease)
         if source is not None:
             self._copy(source.start, lease.start, shared)
@@ -96,11 +103,26 @@ class Arena:
             lease.idle = True
 
     def move(self, lease: Lease, needed: int) -> None:
-        """Move a lease and its committed tokens to `needed` slots or more; raises OutOfMemoryError without room."""
+        """Give a lease `needed` slots or more, elsewhere if need be; raises OutOfMemoryError without room."""
         capacity = whole_blocks(needed + needed // 4)
-        start = self._place(capacity, keep=lease)
+        if self._extend(lease, capacity):
+            return
+        try:
+            start = self._place(capacity, keep=lease)
+        except OutOfMemoryError:  # by now the idle leases behind it are gone
+            if not self._extend(lease, whole_blocks(needed)):
+                raise
+            return
         self._copy(lease.start, start, lease.length)
         lease.start, lease.capacity = start, capacity
+
+    def _extend(self, lease: Lease, capacity: int) -> bool:
+        """Return whether a lease could be extended where it is, to `capacity` slots."""
+        end = min((each.start for each in self._leases if each.start > lease.start), default=self.most_slots)
+        if lease.start + capacity > end:
+            return False
+        lease.capacity = capacity
+        return True
 
     def _place(self, capacity: int, keep: Lease | None) -> int:
         """Return the start of a free range, evicting idle leases other than `keep` if needed."""

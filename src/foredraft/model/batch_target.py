@@ -23,6 +23,8 @@ from foredraft.model.target import PREFILL_ROWS, TorchTarget
 class SequentialBatch:
     """Runs a pass for each sequence of a batch."""
 
+    keeps_prefixes = False
+
     def __init__(self, target: TorchTarget) -> None:
         self._target = target
         self.most_rows = PREFILL_ROWS
@@ -55,6 +57,8 @@ class JointBatch:
 
     With at most `most_bytes` of keys and values; None is room for two texts that fill the model's window.
     """
+
+    keeps_prefixes = True
 
     def __init__(self, target: TorchTarget, compiled: CompiledForward, most_bytes: int | None) -> None:
         heads, size = compiled.record.shapes[0]

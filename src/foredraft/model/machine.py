@@ -4,6 +4,7 @@ Knows the files of Linux control groups, version 2. Does not know what is done w
 """
 
 import os
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -18,10 +19,12 @@ def usable_memory() -> int:
     return min(machine, int(limit)) if limit.isdigit() else machine
 
 
+@cache
 def limit_threads() -> None:
     """Let torch use no more threads than the processors that the container may use, unless OMP_NUM_THREADS is set.
 
-    torch counts the physical cores of the machine. Threads without a processor of their own wait for each other.
+    torch counts the physical cores of the machine. Threads without a processor of their own wait for each other. Only
+    the first call does something, so that a number that is chosen later stays.
     """
     quota, *period = _limit("cpu.max")  # microseconds of processor time in each period, or "max"
     if quota.isdigit() and "OMP_NUM_THREADS" not in os.environ:

@@ -93,7 +93,7 @@ def own_kernels() -> Iterator[None]:
         patch.object(products, "micro_gemm_configs", _product_kernels() if avx2 else products.micro_gemm_configs),
         patch.object(division, "GEMM_TEMPLATE_INIT_BLOCKING_EXTENDED", ours),
         # the compiler lays weights out for the vendor's library first: one more copy of them, which nothing reads
-        patch.object(torch.ops.mkldnn, "_reorder_linear_weight", lambda weight, _rows: weight),
+        patch.object(torch.ops.mkldnn, "_reorder_linear_weight", lambda weight, _rows: weight, create=True),
         # torch forbids it at runtime, and writes code for it all the same
         patch.object(division.CppGemmTemplate, "maybe_k_slicing", lambda _self: False),
     ):
