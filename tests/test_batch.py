@@ -237,6 +237,7 @@ def test_a_conversation_in_one_batch_computes_each_turn_once(compiled, monkeypat
         prompt = np.concatenate([prompt, written, np.full(7, turn)]).astype(np.int64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changed", [0, 5], ids=["continued", "changed"])
 def test_a_conversation_fills_the_models_window(compiled, changed):
     """Also where the last tokens of each turn are others in the next one, so that its slots are not taken over."""

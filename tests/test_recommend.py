@@ -69,6 +69,7 @@ def test_where_nothing_helps_it_says_so(generator, monkeypatch):
     assert "Leave num_speculative_tokens out" not in said
 
 
+@pytest.mark.slow
 def test_no_prompt_is_begun_after_the_time_and_too_few_are_called_so(generator):
     found = recommend(generator, TOY, PROMPTS, {}, 1e-3)
     assert (found.prompts, found.method, found.tokens) == (1, "none", 16)
