@@ -27,7 +27,7 @@ class SequentialBatch:
 
     def __init__(self, target: TorchTarget) -> None:
         self._target = target
-        self.most_rows = PREFILL_ROWS
+        self.most_rows = PREFILL_ROWS if target.compiled is None else MOST_ROWS
         self.memory_use = 0.0
 
     def open(self, _token_ids: TokenIds, _capacity: int) -> Any:
