@@ -51,9 +51,9 @@ def generation(run: Run, tokenizer: Any) -> Generation:
 class Stream(Iterator[Piece]):
     """An iterator over the pieces of a generation; it can be consumed once."""
 
-    def __init__(self, run: Run, tokenizer: Any, steps: Iterable[StepRecord] | None = None) -> None:
+    def __init__(self, run: Run, steps: Iterable[StepRecord], tokenizer: Any) -> None:
         self._run, self._tokenizer = run, tokenizer
-        self._pieces = pieces(run.steps() if steps is None else steps, tokenizer)
+        self._pieces = pieces(steps, tokenizer)
 
     def __next__(self) -> Piece:
         return next(self._pieces)

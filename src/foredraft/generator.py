@@ -182,7 +182,7 @@ class Generator:
         starts sooner.
         """
         run = self.start(prompt, chat=chat, **options)
-        return Stream(run, self.tokenizer, None if batch is None else steps_in(batch, run))
+        return Stream(run, run.steps() if batch is None else steps_in(batch, run), self.tokenizer)
 
     def start(self, prompt: Prompt, *, chat: bool = False, **options: Unpack[GenerationArguments]) -> Run:
         """Start a generation as `generate` does; iterate over its `steps()`, and pass it to `result` at any time.

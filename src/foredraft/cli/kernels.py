@@ -31,7 +31,7 @@ def compiled_beside(dtype: str, tell: Callable[[float, str], None]) -> Iterator[
     dtype = "bfloat16" if dtype in {"auto", *KINDS} else dtype
     commands = [[sys.executable, "-m", "foredraft.cli.kernels", part, dtype] for part in PARTS]
     nothing = subprocess.DEVNULL
-    processes = [subprocess.Popen(each, stdout=nothing, stderr=nothing) for each in commands]  # noqa: S603  # our own
+    processes = [subprocess.Popen(each, stdout=nothing, stderr=nothing) for each in commands]  # noqa: S603  # our own commands
     try:
         yield
         tell(0.0, "compiling (once)")

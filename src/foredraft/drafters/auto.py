@@ -52,7 +52,8 @@ from foredraft.options import check_range, shown
 T = TypeVar("T")
 
 _WORDS_FILE = "own-words"  # in the memory folder
-_ENLARGED_EVERY = 512  # tokens of a text after which own words may get more room; at 7 nodes they take a tenth of it
+# tokens of a text after which own words may get more room; at 7 nodes they take a tenth of it meanwhile; chosen
+_ENLARGED_EVERY = 512
 _TOP_ROWS = 1 << 10  # rows whose top tokens are learned: all rows of a pass
 
 
@@ -207,7 +208,7 @@ class _Drafting:
         if self._options.learn in ("request", "off"):
             self._kept = _Kept(NO_WORDS if self._options.learn == "off" else empty_words())
             self._rates = Rates(*(each.copy() for each in self._rates))
-        self._began, self._enlarged = int(self._kept.words.clock[0]), 0  # the latter is the length of the text then
+        self._began = int(self._kept.words.clock[0])
         self._learns = self._options.learn != "off"
         self._own = empty_text() if self._learns else NO_TEXT
         self._stored = StoredRows(drafter.library.segments())
@@ -253,8 +254,8 @@ class _Drafting:
         drafter, ids = self._drafter, self._ids
         if self._learns:
             self._own = with_room(self._own, len(ids) - self._read)
-            if len(ids) >= self._enlarged + _ENLARGED_EVERY:
-                self._kept.words, self._enlarged = enlarged(self._kept.words), len(ids)
+            if len(ids) // _ENLARGED_EVERY > self._read // _ENLARGED_EVERY:
+                self._kept.words = enlarged(self._kept.words)
         shared = drafter.library.shared if self._options.shares else NO_TEXT
         sources = Sources(self._kept.words, self._began, drafter.table, self._own, shared, rows, proposed)
         nodes = min(budget.nodes, len(self._room.drafted))

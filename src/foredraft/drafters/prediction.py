@@ -23,7 +23,7 @@ _AGREED, _ASKED = 3.8, 4.0
 _FORGETTING = 64.0  # compared tokens after which both counts are halved
 _EDITED = 4  # tokens after an edit in which its end is guessed, as long as no two tokens locate it
 _AHEAD = 64  # expected tokens searched for a single token after an edit, and places of a pair compared
-_LEAST = 0.01  # least score of a chain's last token, for which its length is halved: at a rate of 0.5, 4 tokens
+_LEAST = 0.01  # a chain is halved until its last token scores as much; at a rate of 0.5 it has 4 tokens
 _SURE = 0.9  # first score above which a chain is drafted alone; the other drafter takes 3 % of a pass
 
 

@@ -17,7 +17,8 @@ from foredraft.index.storage import check_fit, open_store, write_store
 from foredraft.index.trigram import FULL_PROBABILITY, TableArrays
 
 TOP = 8  # tokens stored per distribution, as in Token Recycling
-# contexts stored, at 52 bytes each: room at first, and at most, when those learned longest ago are replaced; chosen
+# contexts stored, at 52 bytes each: room at first (2^14 take as long), and at most; then those learned longest ago are
+# replaced; chosen
 _FIRST_SLOTS, MOST_SLOTS = 1 << 16, 1 << 20
 _WAYS = 8  # slots of a context: one cache line of keys
 _BITS = 21  # bits of a token in a key
@@ -94,7 +95,7 @@ def slot_for(words: Any, key: int) -> int:
 def enlarged(words: OwnWords) -> OwnWords:
     """Return `words` if at most half of the slots are in use, or there are the most; else a copy in twice as many.
 
-    Memory of an empty cache that is as large as it may become would be cleared at first use, 4 KiB a context.
+    A cache starts small because memory is cleared at its first use, 4 KiB at a time, and contexts lie far apart.
     """
     slots = len(words.keys)
     if slots >= MOST_SLOTS or 2 * np.count_nonzero(words.keys) <= slots:
@@ -106,7 +107,7 @@ def enlarged(words: OwnWords) -> OwnWords:
 
 @njit(cache=True)
 def _move_words(larger: OwnWords, words: OwnWords) -> None:
-    """Copy everything to twice as many slots, among which those of 8 contexts that shared a line share two."""
+    """Copy everything to an empty cache of twice the slots, where two lines take the 8 contexts of one."""
     larger.clock[0] = words.clock[0]
     for slot in range(len(words.keys)):
         if words.keys[slot] != 0:

@@ -86,7 +86,7 @@ class Arena:
             if source is None:
                 raise
             shared, source = 0, None
-            start = self._place(capacity, keep=None)
+            start = self._place(capacity)
         lease = Lease(self, start, capacity, token_ids[:shared])
         self._leases.append(lease)
         if source is not None:
@@ -108,7 +108,7 @@ class Arena:
         if self._extend(lease, capacity):
             return
         try:
-            start = self._place(capacity, keep=lease)
+            start = self._place(capacity)
         except OutOfMemoryError:  # by now the idle leases behind it are gone
             if not self._extend(lease, whole_blocks(needed)):
                 raise
@@ -124,7 +124,7 @@ class Arena:
         lease.capacity = capacity
         return True
 
-    def _place(self, capacity: int, keep: Lease | None) -> int:
+    def _place(self, capacity: int, keep: Lease | None = None) -> int:
         """Return the start of a free range, evicting idle leases other than `keep` if needed."""
         while True:
             end = 0

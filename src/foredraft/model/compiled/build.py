@@ -51,7 +51,7 @@ from foredraft.model.machine import usable_memory
 from foredraft.model.rounding import dtype_name
 from foredraft.model.support import inspect
 
-_MEMORY_FOR = 2.5  # peak memory over the size of the weights: 5.8 GB for 2.4 GB, of which 0.5 are python's
+_MEMORY_FOR = 2.5  # peak memory over the size of the weights: 5.8 GiB for 2.4, of which 0.5 are Python's
 
 _TRACED_ROWS, _TRACED_SCORED = 4, 3  # different, lest the exporter take them for one number
 _TIMED_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, MOST_ROWS)
@@ -187,6 +187,9 @@ def _compiled(subject: Subject, package: PackageRecord, folder: Path) -> Package
         for recipe in RECIPES:
             try:
                 _compile(subject, package, recipe, beside)
+                kernels = kernels_in(beside)
+                if recipe == _OWN and any("linear_pointwise" in kernel for kernel in kernels):
+                    raise RuntimeError("some products are left to the vendor's library")
                 gc.collect()  # the compiler's graphs refer to each other, and hold weights
                 return_memory()
                 break
@@ -204,7 +207,7 @@ def _compiled(subject: Subject, package: PackageRecord, folder: Path) -> Package
     finally:
         for file in (beside, weights_beside(beside)):
             file.unlink(missing_ok=True)
-    kernels, ranges = kernels_in(path), recipe == _OWN and subject.takes_ranges
+    ranges = recipe == _OWN and subject.takes_ranges
     return replace(package, sha256=package_hash(path), recipe=recipe, kernels=kernels, lost=lost, ranges=ranges)
 
 
@@ -240,8 +243,6 @@ def _compile(subject: Subject, package: PackageRecord, recipe: str, path: Path) 
         if own:
             merge_products(program)
         aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
-    if own and any("linear_pointwise" in kernel for kernel in kernels_in(path)):
-        raise RuntimeError("some products are left to the vendor's library")
 
 
 @torch.inference_mode()
