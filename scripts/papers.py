@@ -77,7 +77,7 @@ def measure(arguments: argparse.Namespace) -> None:
     path, known = arguments.cells, set()
     if path.exists():
         known = {tuple(json.loads(line)["cell"]) for line in path.read_text().splitlines()}
-    generator = foredraft.load("smollm2", method="none")
+    generator = foredraft.load(arguments.model, method="none")
     drafters, costs = {}, {}
     rows = rows_of(arguments)
     for row, how in rows.items():
@@ -134,6 +134,7 @@ def _statistics(counts: dict[str, Any]) -> Statistics:
 def main() -> None:
     """Measure, or print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", default="smollm2", help="smollm2, or a folder with its weights in bfloat16")
     parser.add_argument("--data", type=Path, help="folder of the tasks' files")
     parser.add_argument("--cells", type=Path, required=True, help="file of the measured cells")
     parser.add_argument("--prompts", type=int, default=10, help="per task")

@@ -58,8 +58,7 @@ def blended(kind, family, folder):
 def test_the_text_is_that_of_plain_decoding_asked_or_not(family, kind, setting, tmp_path, monkeypatch):
     monkeypatch.setattr(auto, "Worth", asked(True, True, False))
     drafter = blended(kind, family, tmp_path)
-    target = drafter.needs.target or target_of(family)
-    text, records = written(target, family, setting, drafter, control=RestingControl(8))
+    text, records = written(target_of(family), family, setting, drafter, control=RestingControl(8))
     assert text == plain(family, setting)
     assert sum(record.drafted for record in records) > 20
 
@@ -87,12 +86,8 @@ def test_it_is_named_by_its_method_and_needs_what_it_needs(tmp_path):
     assert "auto, draft model" not in made.source_names
     assert made.needs.hidden
     assert made.needs.top_k == TOP
-    assert made.needs.target is None
-
-
-def test_an_early_exit_brings_its_target(tmp_path):
     made = blended("eesd tree", "llama", tmp_path)
-    assert made.needs.target is made.neural.needs.target is not None
+    assert made.needs.models == made.neural.needs.models != ()
     assert not made.needs.hidden
     assert not made.needs.every_step
 
@@ -168,11 +163,13 @@ def test_an_interrupt_inside_it_is_one_also_where_it_has_another_name(monkeypatc
         propose(drafting, [7, 8, 9, 7, 8], 8, vocabulary=VOCABULARY)
 
 
-def test_one_that_cannot_be_opened_is_left_out(tmp_path):
-    """An early exit drafts in the cache of its own target, and is given another one here."""
-    made = blended("eesd tree", "llama", tmp_path)
-    with pytest.warns(ForedraftWarning, match="source 'auto, eesd' failed"):
-        drafting = opened(made, vocabulary=VOCABULARY)
+def test_one_that_cannot_be_opened_is_left_out(monkeypatch):
+    def fails(_self, _context):
+        raise ValueError("no")
+
+    monkeypatch.setattr(Scripted, "open", fails)
+    with pytest.warns(ForedraftWarning, match="source 'auto, scripted' failed"):
+        drafting, _ = with_scripted()
     assert propose(drafting, [7, 8, 9, 7, 8], 8, vocabulary=VOCABULARY).tokens[0] == 9
 
 
@@ -186,9 +183,3 @@ def test_what_it_drafts_is_explained(monkeypatch):
     generator.generate("The old lighthouse", max_new_tokens=16)
     assert count_drafts(recorded.verdicts, recorded.source_names).drafted_by_source["auto, eesd"] > 0
     assert all(verdict.hidden is None for verdict in recorded.verdicts)
-
-
-def test_what_the_blended_drafter_runs_is_named_for_compiling(tmp_path):
-    first, rest = blended("eesd chain", "llama", tmp_path).needs.models
-    assert first.passage is not None
-    assert rest.passage is not None

@@ -18,11 +18,15 @@ from foredraft.model.compiled.blocks import (
     _order,
     layout_of,
     packed_blocks,
+    quantised_weights,
     read_blocks,
+    round_weights,
+    rounded_blocks,
 )
 from foredraft.model.compiled.export import merge_products
 from foredraft.model.compiled.kernels import own_kernels
 from foredraft.model.compiled.library import CompiledLibrary
+from foredraft.model.layers import shared_copy
 
 KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 MANY = ("Q4_K", "Q5_K", "Q6_K")  # of which 256 numbers lie together
@@ -87,6 +91,30 @@ def test_formats_that_the_kernel_does_not_read_are_left_alone(tmp_path):
     writer.close()
     rows = QuantisedRows(tmp_path / "a.gguf", torch.bfloat16)
     assert rows.packed(torch.zeros(STRIP, 256, dtype=torch.bfloat16), tiled=False) is None
+
+
+def test_what_we_round_is_what_gguf_rounds():
+    weight = torch.from_numpy(np.random.default_rng(0).normal(size=(COLUMNS, 96)).astype(np.float32))
+    weight[0] = 0
+    expected = quants.dequantize(quants.quantize(weight.numpy(), GGMLQuantizationType.Q8_0), GGMLQuantizationType.Q8_0)
+    assert torch.equal(rounded_blocks(weight).dequantised(), torch.from_numpy(expected))
+
+
+def test_rounding_a_model_that_drafts_leaves_what_it_shares_as_it_was():
+    target = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 48)).to(torch.bfloat16)
+    before = [each.clone() for each in target.parameters()]
+    drafting = shared_copy(target)
+    round_weights(drafting, {target[1].weight.data_ptr()})
+    assert all(map(torch.equal, before, target.parameters()))
+    rounded = rounded_blocks(target[0].weight)
+    assert torch.equal(drafting[0].weight, rounded.dequantised().to(torch.bfloat16))
+    assert torch.equal(drafting[0].bias, target[0].bias)
+    assert drafting[1].weight is target[1].weight
+    assert drafting[2].weight is target[2].weight  # 48 columns are no whole strips
+    drafting.get_output_embeddings = lambda: drafting[2]
+    with quantised_weights(drafting, QuantisedRows(None, torch.bfloat16), tiled=False) as count:
+        assert count == 1
+        assert torch.equal(drafting[0].blocks, packed_blocks(rounded, tiled=False))
 
 
 PRECISE = 1  # which product returns float32

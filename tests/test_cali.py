@@ -159,7 +159,7 @@ def test_drafts_go_by_the_predictor_and_the_text_is_the_same(
         options["calibrated"] = True  # by default, a sampled text uses the head's own estimate
     drafter = make_drafter("eesd", options, Resources(VOCABULARY, target=target_of("llama")))
     drafts = watched_drafts(drafter)
-    text, _ = written(drafter.target, "llama", setting, drafter)
+    text, _ = written(target_of("llama"), "llama", setting, drafter)
     assert text == plain("llama", setting)
     best = [
         draft.score.max() for draft in drafts[1:] if len(draft)
@@ -176,7 +176,7 @@ def test_a_sampled_text_goes_by_the_heads_own_estimate(tmp_path, heads):  # the 
     )
     for setting, predicts in (("greedy", True), ("T=1", False)):
         drafts = watched_drafts(drafter)
-        written(drafter.target, "llama", setting, drafter)
+        written(target_of("llama"), "llama", setting, drafter)
         best = [draft.score.max() for draft in drafts[1:] if len(draft)]
         assert np.allclose(best, 0.6, atol=1e-4) == predicts
 

@@ -38,7 +38,6 @@ from foredraft.model.compiled.package import (
 )
 from foredraft.model.kv_cache import Span
 from foredraft.model.mask import attention_mask
-from foredraft.model.split import SplitTarget
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from forward_against_bandwidth import weight_bytes
@@ -247,30 +246,25 @@ def test_passes_round_alike_as_far_as_none_runs_as_it_is(cache):
     assert not CompiledForward(folder, unlike).rounds_alike(1)
 
 
-def test_an_early_exit_says_what_it_costs_that_its_parts_are_not_compiled(cache):
+def test_a_drafting_model_that_is_not_compiled_is_told(cache):
     target = compiled_target(cache, torch.float32)
-    record = target.compiled.record
-    costs = {name: constant(1.0 if name == EAGER else 0.25) for name in record.costs}
-    target.compiled.record = dataclasses.replace(record, costs=costs)
-    with pytest.warns(ForedraftWarning, match=r"each pass will take about 4\.0 times as long as it could\."):
-        SplitTarget(target, 1, None)
+    with pytest.warns(ForedraftWarning, match=r"'eesd' drafts with a model that is not compiled.*`foredraft compile`"):
+        Generator(target, None, method="eesd", options=EXIT)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_both_parts_of_an_early_exit_are_compiled_and_write_the_same_text(parts_cache, monkeypatch, sampling):
+def test_the_layers_before_an_early_exit_are_compiled_and_write_the_same_text(parts_cache, monkeypatch, sampling):
     monkeypatch.setenv(CACHE_VARIABLE, str(parts_cache))
     folder = compiled_folder(small_model(), parts_cache)
     target = always_compiled(small_model(), folder, read_record(folder))
     expected = written(target, "none", {}, 0, sampling)
     generator = Generator(target, None, method="eesd", options=EXIT, nodes=6)  # a warning would fail the test
-    parts = generator.drafter.needs.models
-    assert len(parts) == 2
-    for part in parts:
-        assert part.compiled.record.same_bits
-        record = dataclasses.replace(part.compiled.record, costs={**part.compiled.record.costs, EAGER: constant(1e6)})
-        part.compiled = CompiledForward(compiled_folder(part.model, parts_cache, part.passage), record)
-        monkeypatch.setattr(part.model, "forward", None)
+    (part,) = generator.drafter.needs.models
+    assert part.compiled.record.same_bits
+    record = dataclasses.replace(part.compiled.record, costs={**part.compiled.record.costs, EAGER: constant(1e6)})
+    part.compiled = CompiledForward(compiled_folder(part.model, parts_cache), record)
+    monkeypatch.setattr(part.model, "forward", None)
     run = generator.begin(prompt_of(20), SamplingOptions(**sampling), max_new_tokens=48)
     records = list(run.steps())
     assert [token for record in records for token in record.emitted] == expected

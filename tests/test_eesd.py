@@ -1,26 +1,19 @@
-"""EESD: the text of plain decoding; each layer runs once per row; rejected rows leave no trace; fit of heads."""
+"""EESD: the text of plain decoding, alone and in a batch; drafts within their budget; fit of heads."""
 
-import functools
-from collections import Counter
-
-import numpy as np
 import pytest
 import torch
 
 import foredraft
 from foredraft.contracts import Budget, DraftContext, SequenceView
 from foredraft.drafters import Resources, make_drafter
+from foredraft.drafters.eesd import EesdOptions
 from foredraft.errors import StoreError, UnsupportedModelError, UsageError
-from foredraft.graph.layout import lay_out
 from foredraft.model.fingerprint import fingerprint
+from foredraft.model.growth import RolloutDrafter
 from foredraft.model.head_files import CONFIG_FILE, WEIGHTS_FILE, card_for, read_head, save_head, trained_head
-from foredraft.model.heads import ExitHead, load_exit_head
-from foredraft.model.split import SplitTarget
-from foredraft.model.target import TorchTarget
-from support.drafts import path_to
+from foredraft.model.heads import ExitHead, exit_model, load_exit_head
 from support.exits import LAYERS, plain, target_of, written
 from support.families import LONG, NEW_TOKENS, SETTINGS, VOCABULARY, configuration, each_of, prompt_of, tiny_model
-from support.scripted import AdversaryDrafter, OracleDrafter, RandomTreeDrafter, continuation_in
 from support.toys import TOY
 
 FAMILIES = ["llama", "qwen3", "gpt2", "gemma2", "gpt_neox", "mistral", "falcon"]
@@ -45,134 +38,28 @@ def drafter_of(family, shape, heads):
 @each_of(FAMILIES)
 def test_the_text_is_that_of_plain_decoding(family, shape, setting, heads):
     drafter = drafter_of(family, shape, heads)
-    text, records = written(drafter.target, family, setting, drafter)
+    text, records = written(target_of(family), family, setting, drafter)
     assert text == plain(family, setting)
     assert sum(record.drafted for record in records) > NEW_TOKENS // 2
 
 
-@pytest.mark.parametrize("name", ["oracle", "adversary", "random", "none"])
-@each_of(FAMILIES)
-def test_a_split_target_verifies_what_others_drafted(family, name):
-    target = SplitTarget(target_of(family), 2, None)
-    known = continuation_in(np.concatenate([prompt_of(LONG), np.array(plain(family, "T=1"), np.int64)]))
-    drafter = {
-        "oracle": lambda: OracleDrafter(known, distractors=1, vocabulary=VOCABULARY),
-        "adversary": lambda: AdversaryDrafter(known, vocabulary=VOCABULARY),
-        "random": lambda: RandomTreeDrafter(5, vocabulary=VOCABULARY),
-        "none": lambda: make_drafter("none", {}, Resources(VOCABULARY)),
-    }[name]()
-    assert written(target, family, "T=1", drafter)[0] == plain(family, "T=1")
-
-
-class LayerCounter:
-    """Count the rows that each layer of a model has computed, identified by its MLP."""
-
-    def __init__(self, model, head):
-        self.rows = Counter()
-        self._handles = [
-            layer.mlp.register_forward_hook(functools.partial(self._count, name))
-            for name, layer in [*enumerate(model.model.layers), ("head", head.layer)]
-        ]
-
-    def _count(self, name, _module, _inputs, output):
-        self.rows[name] += output.shape[-2]
-
-    def close(self):
-        for handle in self._handles:
-            handle.remove()
-
-
-@pytest.mark.parametrize("shape", ["chain", "tree"])
-def test_each_layer_runs_once_for_a_row(shape):
-    base, head = target_of("llama"), ExitHead(target_of("llama").model)
-    options = {"out_degree": 1} if shape == "chain" else SHAPES["tree"]
-    target = SplitTarget(base, 2, head)
-    drafter = make_drafter("eesd", {"head": "none", "layers": 1, **options}, Resources(VOCABULARY, target=base))
-    drafter.target = target
-    counter = LayerCounter(base.model, head)
-    try:
-        text, records = written(target, "llama", "greedy", drafter)
-    finally:
-        counter.close()
-    prompt = LONG - 1  # the last token of the prompt is the first root
-    verified = prompt + sum(1 + record.drafted for record in records)
-    assert counter.rows[2] == counter.rows[3] == verified
-    assert counter.rows[0] == counter.rows[1] == counter.rows["head"]
-    if shape == "chain":  # every drafted token is verified, so the first layers see exactly the same rows
-        assert counter.rows[0] == verified
-    kept = prompt + len(text)  # a plain text computes each token but the last in every layer, and once
-    drafted_in_vain = sum(record.drafted - record.accepted for record in records)
-    assert verified <= kept + drafted_in_vain + 1
-
-
-def stored(cache, layers):
-    """Return the keys of a cache's committed tokens, by layer, float[tokens, heads * head_dim]."""
-    found = {}
-    for number in layers:
-        layer = cache.layers[number]
-        found[number] = layer.keys[0, :, : layer.span.stored].transpose(0, 1).flatten(1)
-    return found
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_rejected_rows_leave_no_trace_in_either_part(family, heads):
-    target = drafter_of(family, "tree", heads).target
-    rng, ids = np.random.default_rng(4), prompt_of(LONG)
-    cache = target.new_cache()
-    target.prefill(ids[:-1], cache)
-    for _ in range(4):
-        tokens = rng.permutation(np.arange(1, VOCABULARY))[:9].astype(np.int32)
-        parents = np.array([rng.integers(-1, node) for node in range(9)], np.int32)
-        target.forward(lay_out(int(ids[-1]), tokens, parents, len(ids) - 1), cache)
-        path = path_to(parents, int(rng.integers(0, 9)))
-        cache.commit([0, *(node + 1 for node in path)])
-        ids = np.concatenate([ids, tokens[path].astype(np.int64), rng.integers(1, VOCABULARY, 1)])
-    fresh = target.new_cache()
-    target.prefill(ids[:-1], fresh)
-    assert cache.length == fresh.length == len(ids) - 1
-    for part, layers in (("first", [0, 1]), ("rest", [0, 1, 2])):
-        ours, theirs = stored(getattr(cache, part), layers), stored(getattr(fresh, part), layers)
-        for number in layers:
-            assert torch.allclose(ours[number], theirs[number], atol=1e-4), (part, number)
-
-
 def test_a_draft_that_the_model_agrees_with_takes_few_steps():
     """With all layers but the last before the exit, and the last as the head, drafts equal the text."""
-    base = target_of("llama")
-    target = SplitTarget(base, LAYERS - 1, ExitHead(base.model))
-    drafter = make_drafter("eesd", {"head": "none", "layers": 1}, Resources(VOCABULARY, target=base))
-    drafter.target = target
+    target = target_of("llama")
+    model = target.with_model(exit_model(target.model, LAYERS - 1, ExitHead(target.model)))
+    drafter = RolloutDrafter(("eesd",), EesdOptions(head="none", layers=1).rules(), model)
     for setting in SETTINGS:
         text, records = written(target, "llama", setting, drafter)
         assert text == plain("llama", setting)
         assert len(records) <= NEW_TOKENS // 8 + 3
 
 
-def test_another_root_than_the_one_drafted_behind_is_refused():
-    target = SplitTarget(target_of("llama"), 1, None)
-    cache = target.new_cache()
-    target.prefill(prompt_of(LONG)[:-1], cache)
-    nothing = np.empty(0, np.int32)
-    target.forward(lay_out(3, nothing, nothing, LONG - 1), cache)
-    with pytest.raises(AssertionError, match="the draft had the same root"):
-        target.forward(lay_out(4, nothing, nothing, LONG - 1), cache)
-    with pytest.raises(ValueError, match="must begin with the root"):
-        cache.commit([])
-
-
-def test_a_drafter_of_another_targets_cache_is_refused(heads):
-    drafter = drafter_of("llama", "chain", heads)
-    with pytest.raises(UsageError, match="needs the cache of its own target"):
-        drafter.open(DraftContext(VOCABULARY, cache=target_of("llama").new_cache()))
-
-
 @pytest.mark.parametrize("budget", [Budget(1, 8), Budget(16, 1), Budget(5, 3), Budget(0, 5), Budget(5, 0)])
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 def test_a_draft_stays_within_its_budget(shape, budget, heads):
     drafter = drafter_of("llama", shape, heads)
-    cache, ids = drafter.target.new_cache(), prompt_of(LONG)
-    drafter.target.prefill(ids[:-1], cache)
-    found = drafter.open(DraftContext(VOCABULARY, cache=cache)).propose(SequenceView(ids, len(ids)), budget)
+    ids = prompt_of(LONG)
+    found = drafter.open(DraftContext(VOCABULARY)).propose(SequenceView(ids, len(ids)), budget)
     found.check()
     assert len(found) <= budget.nodes
     assert (len(found) > 0) == (budget.nodes > 0 and budget.depth > 0)
@@ -271,11 +158,11 @@ def test_a_model_that_does_not_come_apart_is_refused():
     model = tiny_model(configuration("llama"))
     model.model.layers = torch.nn.ModuleList([*model.model.layers, torch.nn.Identity()])
     with pytest.raises(UnsupportedModelError, match="not a plain list"):
-        SplitTarget(TorchTarget(model), 1, None)
+        exit_model(model, 1, None)
     wrapped = tiny_model(configuration("llama"))
     wrapped.model.forward = wrapped.model.forward
     with pytest.raises(UnsupportedModelError, match="load it onto one device"):
-        SplitTarget(TorchTarget(wrapped), 1, None)
+        exit_model(wrapped, 1, None)
 
 
 @pytest.mark.slow
@@ -287,3 +174,6 @@ def test_a_generator_writes_the_same_text_through_an_early_exit():
     found = generator.generate("The old lighthouse", **settings)
     assert found.token_ids == expected.token_ids
     assert found.statistics.accepted > 0
+    again, other = generator.generate_all(["The old lighthouse", "Once upon a time"], **settings)
+    assert again.token_ids == expected.token_ids
+    assert other.statistics.accepted > 0

@@ -75,7 +75,7 @@ class CompiledTo:
         ("bfloat16", CompiledTo(17), "adaptix", 17, False),
         ("bfloat16", CompiledTo(65), "auto", None, True),
         ("bfloat16", CompiledTo(65), "medusa", 16, True),
-        ("bfloat16", CompiledTo(65), "eesd", 8, False),
+        ("bfloat16", CompiledTo(65), "eesd", 8, True),
     ],
 )
 def test_rounding_excuses_nothing_where_all_verifying_passes_round_alike(dtype, compiled, method, nodes, exact):

@@ -73,7 +73,7 @@ def drafter_of(method, family, folder):
 def test_the_text_is_that_of_plain_decoding_and_only_kept_tokens_are_drafted(family, method, setting, tmp_path):
     drafter = drafter_of(method, family, tmp_path)
     drafts = []
-    target = drafter.needs.target or target_of(family)
+    target = target_of(family)
     propose_of = type(drafter).open
 
     def open_and_watch(context):
@@ -194,9 +194,8 @@ def test_heads_of_a_checkout_are_found_for_their_own_model_only(tmp_path, monkey
     target = target_of("llama")
     resources = Resources(VOCABULARY, draft_model=lambda name: pair_draft_model(name, target, None), target=target)
     for method in ("eesd", "draft_graph"):
-        assert written(
-            (drafter := make_drafter(method, {}, resources)).needs.target or target, "llama", "greedy", drafter
-        )[0] == plain("llama", "greedy")
+        drafter = make_drafter(method, {}, resources)
+        assert written(target, "llama", "greedy", drafter)[0] == plain("llama", "greedy")
     with pytest.raises(UsageError, match="needs heads trained for this model"):
         make_drafter("eesd", {}, Resources(VOCABULARY, target=target_of("qwen3")))
 

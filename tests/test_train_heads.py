@@ -11,8 +11,7 @@ from foredraft.cli import main
 from foredraft.corpus.documents import ReadReport
 from foredraft.errors import NumericsError, StoreError, UsageError
 from foredraft.model.fingerprint import fingerprint
-from foredraft.model.heads import load_exit_head
-from foredraft.model.split import SplitTarget
+from foredraft.model.heads import exit_model, load_exit_head
 from foredraft.model.target import TorchTarget
 from foredraft.training import loop
 from foredraft.training.loop import LoopOptions, train
@@ -165,7 +164,7 @@ def test_a_head_learns_and_the_model_stays_as_it_was(loss, model, traces, tmp_pa
         assert task.loss(chosen) < 0.95 * first.loss(chosen)
     assert outcome.history[-1]["step"] == outcome.step
     assert torch.equal(parameters(model), before)
-    assert SplitTarget(TorchTarget(model), 1, task.module.eval()).vocabulary == VOCABULARY
+    assert TorchTarget(exit_model(model, 1, task.module.eval())).vocabulary == VOCABULARY
 
 
 def test_what_is_kept_of_the_exit_is_what_is_computed(model, traces, tmp_path):
@@ -185,14 +184,14 @@ def test_what_is_kept_of_the_exit_is_what_is_computed(model, traces, tmp_path):
 def test_the_exit_trained_is_the_exit_that_drafts(model, traces):
     """Compare the head's output for training windows with that for cached rows."""
     task = exit_task(model, traces)
-    target = SplitTarget(TorchTarget(model), 1, task.module.eval())
+    target = TorchTarget(exit_model(model, 1, task.module.eval()))
     ids = np.asarray(traces.windows[2, :-1], np.int64)
     with torch.no_grad():
         expected = task.logits(np.array([2]))[0]
     from foredraft.graph.layout import lay_out_text
 
     cache = target.new_cache()
-    assert torch.allclose(target.draft(lay_out_text(ids, 0), cache).logits, expected, atol=1e-4)
+    assert torch.allclose(target.forward(lay_out_text(ids, 0), cache).logits, expected, atol=1e-4)
 
 
 @pytest.mark.slow

@@ -162,7 +162,6 @@ class Needs:
     hidden: bool = False  # the target's last hidden state after every row
     every_step: bool = True  # whether it is also called in steps without a budget, which are almost plain ones if not
     control: str | None = None  # the default control; None for the general default
-    target: "Target | None" = None  # if it runs the target's layers: goes on from what drafting left in the KV cache
     models: tuple[Any, ...] = ()  # that it runs, to be compiled like the target
 
 

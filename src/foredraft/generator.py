@@ -3,6 +3,7 @@
 Does not depend on how any of these work, or on how a model is loaded.
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -21,7 +22,7 @@ from foredraft.engine.batch import Batch, steps_in, write_all
 from foredraft.engine.guard import GuardedDrafter
 from foredraft.engine.run import Run
 from foredraft.engine.state import SequenceState
-from foredraft.errors import OutOfMemoryError, PromptTooLongError, UsageError
+from foredraft.errors import ForedraftWarning, OutOfMemoryError, PromptTooLongError, UsageError
 from foredraft.generation import Generation, Stream, generation
 from foredraft.model.batch_target import batch_target
 from foredraft.model.compiled.background import Compilation
@@ -80,6 +81,13 @@ class Generator:
             target=self.target,
         )
         drafter = make_drafter(method, options or {}, resources)
+        if self.target.compiled is not None and any(model.compiled is None for model in drafter.needs.models):
+            warnings.warn(
+                f"Method {method!r} drafts with a model that is not compiled, as the target is, so drafts take several "
+                "times as long as they could. `foredraft compile` with the same method compiles both.",
+                ForedraftWarning,
+                stacklevel=2,
+            )
         self.attach(method, drafter, nodes, control, control_options, verification)
 
     def attach(
@@ -120,8 +128,8 @@ class Generator:
         made = []
         for each in (self.target, *self.drafter.needs.models):
             tell = progress or self._progress
-            made.append(compile_forward(each.model, cache_folder(), each.passage, again=again, progress=tell))
-            each.compiled = kept_forward(each.model, each.passage)
+            made.append(compile_forward(each.model, cache_folder(), again=again, progress=tell))
+            each.compiled = kept_forward(each.model)
         self._curve = None
         return made
 
@@ -146,7 +154,10 @@ class Generator:
 
         UsageError for an invalid argument, before the first token; NumericsError for logits that allow no token.
         """
-        return self._completed(self.start(prompt, chat=chat, **options))
+        run = self.start(prompt, chat=chat, **options)
+        for _ in run.steps():
+            pass
+        return self.result(run)
 
     def generate_all(
         self, prompts: Sequence[Prompt], *, chat: bool = False, count: int = 1, **options: Unpack[GenerationArguments]
@@ -163,14 +174,7 @@ class Generator:
             for number in range(count):
                 given: GenerationArguments = {**options, "seed": (seed + number) % SEED_LIMIT}
                 runs.append(self.start(prompt, chat=chat, **given))
-        if self.drafter.needs.target is not None:  # it drafts in the KV cache of a single text
-            return [self._completed(run) for run in runs]
         return [self.result(run) for run in write_all(self.batch(), runs, TEXTS_AT_ONCE)]
-
-    def _completed(self, run: Run) -> Generation:
-        for _ in run.steps():
-            pass
-        return self.result(run)
 
     def stream(
         self, prompt: Prompt, *, chat: bool = False, batch: Batch | None = None,
@@ -241,9 +245,8 @@ class Generator:
         context = DraftContext(self.target.vocabulary, sampling.seed, self.amount.most_nodes, settings)
         control = self.amount.make(lambda: self.cost, sampling.seed, self._costs)
         guarded = GuardedDrafter(self.drafter if drafter is None else drafter)
-        target = self.drafter.needs.target or self.target
         # one measured control can decide for all texts of a batch together
-        return Run(seq, guarded, control, context, target, isinstance(control, MeasuredControl))
+        return Run(seq, guarded, control, context, self.target, isinstance(control, MeasuredControl))
 
     def batch(self, cache_bytes: int | None = CACHE_BYTES) -> Batch:
         """Return an empty batch, whose texts share forward passes and a KV cache of at most `cache_bytes`.
@@ -256,11 +259,8 @@ class Generator:
     def conversation(self) -> Batch | None:
         """Return a batch for `stream` in which each turn of a conversation is computed once, up to the model's window.
 
-        None if every text is computed anew: the model is not compiled or has sliding windows, the method drafts in the
-        target's cache, or there is no memory.
+        None if every text is computed anew: the model is not compiled or has sliding windows, or there is no memory.
         """
-        if self.drafter.needs.target is not None:
-            return None
         try:
             batch = self.batch(None)
         except OutOfMemoryError:

@@ -30,7 +30,7 @@ def pair_draft_model(model: Any, target: TorchTarget, tokenizer: Any) -> TorchTa
     UnsupportedModelError for a model whose passes cannot verify a tree.
     """
     if isinstance(model, str | Path) and (Path(model).expanduser() / CONFIG_FILE).is_file():
-        return target.with_model(load_draft_model(model, target.model)[1])
+        return target.with_model(load_draft_model(model, target.model)[1], rounded=True)
     if isinstance(model, str):
         draft_tokenizer = load_tokenizer(model)
         _check_vocabularies(tokenizer, draft_tokenizer, model)  # before the weights are read

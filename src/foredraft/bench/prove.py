@@ -17,7 +17,7 @@ import torch
 from foredraft.api import Generator, Prompt
 from foredraft.bench.method import PEER, Method
 from foredraft.bench.tasks import TaskPrompt
-from foredraft.contracts import Needs, Verification
+from foredraft.contracts import Verification
 from foredraft.control import FixedControl
 from foredraft.errors import UsageError
 from foredraft.graph.layout import lay_out_text
@@ -138,12 +138,12 @@ def is_exact(generator: Generator) -> bool:
     """Return whether no difference between the generator's method and plain decoding is allowed.
 
     True for float32 and float64, and for every dtype if all verifying passes are compiled and a row's result is
-    bit-identical with any number of rows. Drafters with their own target verify with the uncompiled model.
+    bit-identical with any number of rows.
     """
     if dtype_name(generator.target.model) in EXACT:
         return True
-    compiled, own_target = generator.target.compiled, generator.drafter.needs.target is not None
-    return compiled is not None and not own_target and compiled.rounds_alike(generator.amount.most_nodes + 1)
+    compiled = generator.target.compiled
+    return compiled is not None and compiled.rounds_alike(generator.amount.most_nodes + 1)
 
 
 # --- the rules
@@ -181,10 +181,9 @@ def _p_value(rule: Verification, world: World) -> float:
     """Generate short texts with many seeds; return the p-value of their counts under the target's distribution."""
     counts: Counter[tuple[int, ...]] = Counter()
     drafter = world.drafter((2, 1))
-    drafter.needs = Needs(target=world)
     for seed in range(_TEXTS):
         sampling, control = replace(world.sampling, seed=seed), FixedControl(_NODES)
-        text = written(begun(drafter, PROMPT, sampling, rule, _LENGTH, control)).emitted
+        text = written(begun(drafter, PROMPT, sampling, rule, _LENGTH, control, world)).emitted
         counts[tuple(text.tolist())] += 1
     exact = world.continued({(): 1.0}, _LENGTH)
     if counts.keys() - exact.keys():

@@ -59,15 +59,7 @@ class Batch:
         return self._target.keeps_prefixes
 
     def join(self, run: Run) -> Run:
-        """Add a text, which is returned, from the next step on.
-
-        OutOfMemoryError if its prompt finds no room; UsageError if its drafter drafts in the target's cache.
-        """
-        if run.drafter.needs.target is not None:
-            raise UsageError(
-                "This method drafts with the target's own layers, which works for one text at a time; generate the "
-                "texts one after another, or choose another method."
-            )
+        """Add a text, which is returned, from the next step on; OutOfMemoryError if its prompt finds no room."""
         prompt = run.seq.view().ids
         cache = self._target.open(prompt, len(prompt) + _AHEAD)
         try:

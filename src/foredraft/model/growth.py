@@ -19,8 +19,9 @@ from foredraft.graph.tree import FloatArray, IntArray, ancestor_mask, child_with
 from foredraft.model.candidates import Candidates, Imitation, candidates
 from foredraft.options import check_range
 
-Calibrate = Callable[[Candidates, int], Candidates]
-"""Corrects the probabilities of a level's candidates; the first level is 1."""
+Calibrate = Callable[[Candidates, int, torch.Tensor], Candidates]
+"""Corrects the probabilities of a level's candidates; the first level is 1. Takes the model's last hidden states of the
+level's rows, float[R, D]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +45,13 @@ class Rollout:
     """One sequence's tree in a draft model's KV cache: begins with `start`, grows with `expand` and ends with `keep`.
 
     While it grows, its rows are held uncommitted, at most `most_rows`, so that accepted ones are not computed twice.
-    They are numbered from 0 in the order of expansion; -1 is the root.
+    They are numbered from 0 in the order of expansion; -1 is the root. With `hidden`, the model's last hidden states of
+    the last pass, float[R, D], are kept.
     """
 
-    def __init__(self, model: Target, most_rows: int) -> None:
-        self._model, self._most_rows = model, most_rows
+    def __init__(self, model: Target, most_rows: int, *, hidden: bool = False) -> None:
+        self._model, self._most_rows, self._asks = model, most_rows, hidden
+        self.hidden: torch.Tensor | None = None
         self._cache = model.new_cache()
         self._parents: IntArray = np.empty(0, np.int32)
 
@@ -66,9 +69,9 @@ class Rollout:
         new = ids[self._cache.length :].copy()  # torch rejects read-only arrays
         self._model.prefill(new[:-1], self._cache)
         self._cache.reserve(self._most_rows + 1)
-        scores = self._model.forward(lay_out_text(new[-1:], self._cache.length), self._cache)
+        logits = self._scored(lay_out_text(new[-1:], self._cache.length))
         self._cache.commit([0])
-        return scores.logits
+        return logits
 
     @torch.inference_mode()
     def expand(self, tokens: IntArray, parents: IntArray) -> torch.Tensor:
@@ -78,9 +81,14 @@ class Rollout:
         positions = at - 1 + depths(above).astype(np.int64)
         sees = ancestor_mask(above)[held + 1 :, 1:]
         layout = Layout(tokens.astype(np.int64), positions[held:], sees, at, positions[:held])
-        scores = self._model.forward(layout, self._cache)
+        logits = self._scored(layout)
         self._cache.hold()
         self._parents = above
+        return logits
+
+    def _scored(self, layout: Layout) -> torch.Tensor:
+        scores = self._model.forward(layout, self._cache, hidden=self._asks)
+        self.hidden = scores.hidden
         return scores.logits
 
     def keep(self, path: Sequence[int]) -> None:
@@ -89,14 +97,21 @@ class Rollout:
         self._parents = self._parents[:0]
 
 
+def rollout_needs(model: Target) -> Needs:
+    """Return what drafting with a model needs.
+
+    Skipped steps are read at the next `propose`; each level costs a pass, so the control must end levels early.
+    """
+    return Needs(every_step=False, control="cost_aware", models=(model,))
+
+
 class RolloutDrafter:
     """Any drafter that drafts with a causal language model, whose logits are of the tokens `ids`, int32[N], or all."""
 
     def __init__(self, sources: tuple[str, ...], rules: GrowthRules, model: Any, ids: IntArray | None = None) -> None:
         self.name, self.source_names = sources[0], sources
         self._rules, self._model, self._ids = rules, model, ids
-        # skipped steps are read at the next `propose`; each level costs a pass, so the control must end levels early
-        self.needs = Needs(every_step=False, control="cost_aware", models=(model,))
+        self.needs = rollout_needs(model)
 
     def open(self, context: DraftContext) -> "RolloutDrafting":
         imitation = Imitation.of(context.settings, context.seed, context.vocabulary, self._ids)
@@ -117,7 +132,7 @@ class RolloutDrafting:
     ) -> None:  # fmt: skip
         self._model, self._rules, self._imitation, self._calibrate = model, rules, imitation, calibrate
         self._most_rows = max(most_rows, 1)
-        self.rollout = Rollout(model, self._most_rows)
+        self.rollout = Rollout(model, self._most_rows, hidden=calibrate is not None)
         self.graph: DraftGraph | None = None  # of the last draft, if there was one
         self.rows: IntArray = np.empty(0, np.int32)  # the rollout's row of each of its nodes; -1 for a node without one
 
@@ -161,8 +176,8 @@ class RolloutDrafting:
             depth = min(depth, budget.nodes)  # further levels of a chain would be cut
         for level in range(depth):
             found = candidates(logits, k, self._imitation, np.full(len(frontier), len(ids) + level, np.int64))
-            if found.q is None and self._calibrate is not None:
-                found = self._calibrate(found, level + 1)
+            if found.q is None and self._calibrate is not None and self.rollout.hidden is not None:
+                found = self._calibrate(found, level + 1, self.rollout.hidden)
             leaf = leaves(found.probabilities, rules.least_probability, rules.least_share)
             real = found.tokens >= 0  # filters may leave fewer than k tokens
             parents = np.broadcast_to(frontier[:, None], real.shape)[real]

@@ -83,6 +83,21 @@ def load_exit_head(location: str | Path, model: Any) -> tuple[HeadCard, ExitHead
     return card, filled(ExitHead(model, weights.get(IDS)), weights, location)
 
 
+def exit_model(model: Any, layers: int, head: ExitHead | None) -> Any:
+    """Return a model of the target's kind that runs its first `layers` layers and a head; shares the weights.
+
+    Without a head, these layers' states are scored by the target's own norm and LM head. Raises UsageError for layers
+    out of range.
+    """
+    parts = model_parts(model)
+    parts.check_exit(layers)
+    before = dict(enumerate(model.get_submodule(parts.layers)[:layers]))
+    if head is None:
+        return shorter(model, parts, before)
+    before[parts.count - 1] = head.layer
+    return shorter(model, parts, before, {parts.norm: head.norm, parts.lm_head: head.lm_head})
+
+
 def _copies(model: Any, count: int, ids: torch.Tensor | None) -> tuple[nn.ModuleList, nn.Module, nn.Module]:
     """Return copies of the first `count - 1` layers and the last one, of the norm, and of the LM head for `ids`."""
     parts = model_parts(model)

@@ -63,23 +63,6 @@ def shared_copy(module: nn.Module) -> Any:
     return copied
 
 
-class Passage:
-    """The hidden states that enter a model at `layer`, in place of the layers before it, or that leave it there."""
-
-    def __init__(self, layer: nn.Module, *, enters: bool) -> None:
-        self.enters = enters
-        self.states = torch.empty(0)  # float[B, R, D], set before a pass if they enter, after it if they leave
-        for hooks in ("_forward_pre_hooks", "_forward_hooks"):  # until now shared with the layer that this is a copy of
-            vars(layer)[hooks] = vars(layer)[hooks].copy()
-        if enters:
-            layer.register_forward_pre_hook(lambda _layer, inputs: (self.states, *inputs[1:]))
-        else:
-            layer.register_forward_hook(self._leave)
-
-    def _leave(self, _layer: nn.Module, _inputs: object, output: Any) -> None:
-        self.states = output[0] if isinstance(output, tuple) else output
-
-
 def shorter(
     model: Any, parts: ModelParts, layers: Mapping[int, nn.Module], replaced: Mapping[str, nn.Module] | None = None
 ) -> Any:

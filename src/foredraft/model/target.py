@@ -16,11 +16,13 @@ import torch
 from foredraft.contracts import Scores, TokenIds
 from foredraft.errors import ForedraftError, OutOfMemoryError, UnsupportedModelError, told
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
+from foredraft.model.compiled.blocks import round_weights
 from foredraft.model.compiled.export import row_arguments
 from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, kept_forward
+from foredraft.model.gguf import quantised_file
 from foredraft.model.heads import ids_of
 from foredraft.model.kv_cache import TreeCache
-from foredraft.model.layers import Passage, scored_states
+from foredraft.model.layers import scored_states
 from foredraft.model.mask import attention_mask
 from foredraft.model.recordings import RecordedForward
 from foredraft.model.rounding import error_beyond_rounding
@@ -41,7 +43,6 @@ class TorchTarget:
         self, model: Any, compiled: CompiledForward | None = None, recordings: RecordedForward | None = None
     ) -> None:
         self.model, self.compiled, self.recordings = model, compiled, recordings
-        self.passage: Passage | None = None  # where hidden states enter or leave, if the model is a part of one
         _check_model(model)
         warn_where_rows_depend(model.config)
         self.support: Support = inspect(model.config)
@@ -65,11 +66,18 @@ class TorchTarget:
             cache.take_shapes(self.compiled.record.shapes, self.dtype)
         return cache
 
-    def with_model(self, model: Any, passage: Passage | None = None) -> "TorchTarget":
-        """Return a target for `model`, a copy or part of this one's; compiled if this one is and its package exists."""
+    def with_model(self, model: Any, *, rounded: bool = False) -> "TorchTarget":
+        """Return a target for `model`, a copy or part of this one's; compiled if this one is and its package exists.
+
+        If it only drafts, it may be `rounded`: on the CPU in bfloat16, its matrices are rounded to 8 bits, except those
+        that are quantised with this model. Passes that draft then read half of the bytes.
+        """
+        if rounded and self.device.type == "cpu" and self.dtype == torch.bfloat16:
+            quantised = quantised_file(self.model) is not None
+            round_weights(model, {each.data_ptr() for each in self.model.parameters()} if quantised else frozenset())
         other = copy.copy(self)
-        other.compiled = kept_forward(model, passage) if self.compiled is not None else None
-        other.model, other.recordings, other.passage = model, None, passage
+        other.compiled = kept_forward(model) if self.compiled is not None else None
+        other.model, other.recordings = model, None
         other.support, other.ids = inspect(model.config), ids_of(model.get_output_embeddings())
         return other
 
@@ -113,7 +121,6 @@ class TorchTarget:
         cache.reserve(layout.rows)
         options = {} if scored is None or not self._can_score_last else {"logits_to_keep": scored}
         return self.model(
-            # hidden states that enter replace the embeddings of these ids
             input_ids=torch.from_numpy(layout.token_ids).unsqueeze(0).to(self.device),
             attention_mask=self._masks(layout, cache),
             position_ids=torch.from_numpy(layout.positions).unsqueeze(0).to(self.device),
@@ -133,10 +140,7 @@ class TorchTarget:
         ids, positions, which, masks, slots, ranges = row_arguments(
             layout, cache.spans.values(), self.dtype, ranges=package.ranges, scored=scored
         )
-        rows = self.passage.states if self.passage is not None and self.passage.enters else ids
-        found = package.run([rows, positions, which, *masks, *slots, *(ranges or ()), *buffers])
-        if self.passage is not None and not self.passage.enters:
-            self.passage.states = found[2]
+        found = package.run([ids, positions, which, *masks, *slots, *(ranges or ()), *buffers])
         return found[0], found[1]
 
     def _masks(self, layout: Layout, cache: TreeCache) -> torch.Tensor | dict[str, torch.Tensor] | None:

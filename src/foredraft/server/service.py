@@ -52,11 +52,6 @@ class Service:
         self, generator: Generator, name: str, config: Mapping[str, Any], *, stores: Path | None = None,
         most_at_once: int = 16, most_waiting: int = 64, cache_bytes: int = CACHE_BYTES, timeout: float = 600.0,
     ) -> None:  # fmt: skip
-        if generator.drafter.needs.target is not None:
-            raise UsageError(
-                f"Method {generator.method!r} drafts with the target's own layers, for one text at a time, so a server "
-                "cannot use it; choose another method."
-            )
         self.generator, self.name, self._config, self._timeout = generator, name, config, timeout
         self.stores = Stores(stores, generator.tokenizer.backend_tokenizer)
         self.methods = [method for method in method_names() if method in (generator.method, *_SELECTABLE)]

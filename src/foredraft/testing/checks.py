@@ -248,7 +248,7 @@ def _equals_plain(
 ) -> bool:
     """Return whether the text with `drafter` is the text that its target writes without drafts."""
     text = written(begun(drafter, prompt, options, verification)).emitted
-    if drafter.needs.target is None and not options.do_sample:
+    if not options.do_sample:
         return np.array_equal(text, ToyTarget().greedy(prompt, NEW_TOKENS))  # without any of the engine
     silent: Any = NoDrafter()
     silent.needs = drafter.needs
@@ -263,7 +263,7 @@ def _departure(drafter: Drafter) -> float:
     If the drafter drew from q, u is uniform in each order. The result is the chi-square statistic relative to its
     limit; 0 if nothing is drawn.
     """
-    target, recorder = drafter.needs.target or ToyTarget(), Recorder(drafter)
+    target, recorder = ToyTarget(), Recorder(drafter)
     spread = np.random.default_rng(0)
     positions: list[tuple[float, ...]] = []
     for seed in range(_TEXTS):

@@ -1,4 +1,4 @@
-"""Decoding with a drafter on the toy target, or on the drafter's own, and recording the drafter's calls.
+"""Decoding with a drafter on the toy target, or on another one, and recording the drafter's calls.
 
 Depends on the engine, not on what the record should contain or on any particular drafter.
 """
@@ -6,7 +6,17 @@ Depends on the engine, not on what the record should contain or on any particula
 from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
 
-from foredraft.contracts import Budget, Draft, DraftContext, Drafter, SequenceView, TokenIds, Verdict, Verification
+from foredraft.contracts import (
+    Budget,
+    Draft,
+    DraftContext,
+    Drafter,
+    SequenceView,
+    Target,
+    TokenIds,
+    Verdict,
+    Verification,
+)  # fmt: skip
 from foredraft.control import FixedControl
 from foredraft.engine.run import Run
 from foredraft.engine.state import SequenceState
@@ -66,10 +76,10 @@ class Recorder:
 
 def begun(
     drafter: Drafter, prompt: TokenIds, options: SamplingOptions = _GREEDY, verification: Verification = "matched",
-    new_tokens: int = NEW_TOKENS, control: FixedControl | None = None,
+    new_tokens: int = NEW_TOKENS, control: FixedControl | None = None, target: Target | None = None,
 ) -> Run:  # fmt: skip
-    """Return the run of a text after `prompt`, int64[n], on the drafter's own target or the toy target."""
-    target, control = drafter.needs.target or ToyTarget(), control or FixedControl(_NODES)
+    """Return the run of a text after `prompt`, int64[n], on the toy target or another one."""
+    target, control = target or ToyTarget(), control or FixedControl(_NODES)
     seq = SequenceState(prompt, options, max_new_tokens=new_tokens, verification=verification)
     settings = {**asdict(options), "verification": verification}
     return Run(seq, drafter, control, DraftContext(target.vocabulary, options.seed, settings=settings), target)

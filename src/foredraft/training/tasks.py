@@ -16,7 +16,7 @@ from foredraft.errors import StoreError
 from foredraft.model import heads
 from foredraft.model.candidates import NOISY_TOKENS
 from foredraft.model.heads import RankedHead, places_of
-from foredraft.model.layers import Passage, model_parts, scored_states, shorter
+from foredraft.model.layers import model_parts, scored_states, shorter
 from foredraft.options import check_known
 from foredraft.training.traces import Numbers, Traces
 
@@ -98,7 +98,9 @@ class ExitTask(Task):
         self._first = shorter(model, parts, own, {parts.norm: nothing, parts.lm_head: nothing}).base_model
         exits = {parts.norm: self.module.norm, parts.lm_head: self.module.lm_head}
         self.after = shorter(model, parts, {parts.count - 1: self.module.layer}, exits)
-        self._exit = Passage(self.after.get_submodule(parts.layers)[0], enters=True)
+        self._exit = torch.empty(0)  # float[B, T, D], the exit's states, which enter the head's layer
+        layer = self.after.get_submodule(parts.layers)[0]
+        layer.register_forward_pre_hook(lambda _layer, inputs: (self._exit, *inputs[1:]))
         self._stored = np.zeros(len(traces.windows), np.bool_)  # windows whose states this run has stored
         width = model.get_output_embeddings().weight.shape[1]
         self._file = None if states is None else _states_file(states, (len(traces.windows), traces.window, width))
@@ -112,7 +114,7 @@ class ExitTask(Task):
 
     def logits(self, windows: Numbers) -> torch.Tensor:
         inputs = self._traces.inputs(windows, self._device)
-        self._exit.states = self._states(windows, inputs)
+        self._exit = self._states(windows, inputs)
         return self.after(**inputs).logits  # type: ignore[no-any-return]  # transformers' outputs are Any
 
     @torch.no_grad()

@@ -1,12 +1,13 @@
-"""Weights that a GGUF file quantised, as compiled forwards read them: integers by blocks of 32, with their scales.
+"""Quantised weights as compiled forwards read them: integers by blocks of 32, with their scales.
 
 A model that was loaded from a GGUF file has dequantised weights. A compiled pass reads the file's integers in their
 place, a quarter to a half of the bytes, and widens them to the same numbers in registers. Which weights these are is
-found by comparing rows of the model's matrices with rows of the file. Knows GGUF's blocks and torch's linear maps. Does
-not know the kernel's code, or who compiles.
+found by comparing rows of the model's matrices with rows of the file. Models that only draft may be rounded to 8 bits
+here. Knows GGUF's blocks and torch's linear maps. Does not know the kernel's code, or who compiles.
 """
 
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,7 @@ _LAYOUTS = {
     **dict.fromkeys(("Q5_1", "Q5_K"), BlockLayout(8, 32, minima=True)),
     "Q6_K": BlockLayout(8, 16, minima=False),
 }
+_ROUNDED = "rounded_blocks"  # attribute of a linear map that `round_weights` made: its `BlockMatrix`
 _ROWS_AT_ONCE = 4096  # of a matrix in memory as float32, 32 MB at 2,048 columns; chosen, a multiple of `STRIP`
 
 
@@ -104,18 +106,44 @@ def _scales(kind: str, blocks: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[Any],
     return scales, half(2) if kind in ("Q4_1", "Q5_1") else np.zeros_like(scales)
 
 
+def rounded_blocks(weight: torch.Tensor) -> BlockMatrix:
+    """Round a matrix, float[N, K] with K a multiple of 32, to 8 bits as GGUF's Q8_0 does."""
+    blocks = weight.detach().float().unflatten(1, (-1, DEPTH))
+    scales = blocks.abs().amax(dim=-1) / 127
+    integers = (blocks / torch.where(scales == 0, 1.0, scales)[..., None]).round().to(torch.int8)
+    kept = scales.to(torch.float16).float().numpy()
+    return BlockMatrix(_LAYOUTS["Q8_0"], integers.flatten(1).numpy(), kept, np.zeros_like(kept))
+
+
+@torch.no_grad()
+def round_weights(model: Any, kept: Set[int] = frozenset()) -> None:
+    """Round a model's matrices to 8 bits in place of its linear maps, which may be shared with another model.
+
+    Those whose weights' addresses are among `kept` stay as they are.
+    """
+    for name, layer in list(model.named_modules()):
+        fits = isinstance(layer, nn.Linear) and not (layer.weight.shape[0] % STRIP or layer.weight.shape[1] % DEPTH)
+        if fits and layer.weight.data_ptr() not in kept:
+            own, matrix = copy.copy(layer), rounded_blocks(layer.weight)
+            weight = nn.Parameter(matrix.dequantised().to(layer.weight.dtype), requires_grad=False)
+            vars(own).update({"_parameters": {**vars(layer)["_parameters"], "weight": weight}, _ROUNDED: matrix})
+            model.set_submodule(name, own)
+
+
 class QuantisedRows:
     """The quantised rows of a GGUF file, found by what they are dequantised to; few of them are in memory at a time.
 
-    `dtype` is of the dequantised rows.
+    `dtype` is of the dequantised rows. Without a file there are none.
     """
 
-    def __init__(self, file: Path, dtype: torch.dtype) -> None:
-        from gguf import GGUFReader, quants  # an optional package
-
+    def __init__(self, file: Path | None, dtype: torch.dtype) -> None:
         self._dtype = dtype
         self._tensors: list[Any] = []
         self._places: dict[int, tuple[int, int]] = {}  # by a row's hash: its tensor, and its number there
+        if file is None:
+            return
+        from gguf import GGUFReader, quants  # an optional package
+
         for tensor in GGUFReader(file).tensors:
             if tensor.tensor_type.name not in _LAYOUTS or tensor.data.ndim != 2:
                 continue
@@ -222,14 +250,18 @@ class BlockLinear(nn.Module):
 
 @contextmanager
 def quantised_weights(model: Any, rows: QuantisedRows, *, tiled: bool) -> Iterator[int]:
-    """Have a model multiply by a file's quantised weights, where it has them, until the block ends.
+    """Have a model multiply by quantised weights, a file's or those of `round_weights`, until the block ends.
 
     Its LM head returns float32. What is yielded is how many linear maps do.
     """
     theirs: dict[str, nn.Linear] = {}
     head = model.get_output_embeddings()
     for name, layer in list(model.named_modules()):
-        if type(layer) is nn.Linear and (blocks := rows.packed(layer.weight, tiled=tiled)) is not None:
+        if not isinstance(layer, nn.Linear):
+            continue
+        matrix = getattr(layer, _ROUNDED, None)
+        blocks = rows.packed(layer.weight, tiled=tiled) if matrix is None else packed_blocks(matrix, tiled=tiled)
+        if blocks is not None:
             theirs[name] = layer
             model.set_submodule(name, BlockLinear(blocks, layer.bias, tiled=tiled, precise=layer is head))
     try:

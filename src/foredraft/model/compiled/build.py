@@ -46,7 +46,6 @@ from foredraft.model.compiled.package import (
     write_record,
 )
 from foredraft.model.gguf import quantised_file
-from foredraft.model.layers import Passage
 from foredraft.model.machine import usable_memory
 from foredraft.model.rounding import dtype_name
 from foredraft.model.support import inspect
@@ -73,22 +72,21 @@ Progress = Callable[[float, str], None]
 
 
 def compile_forward(
-    model: Any, cache: Path, passage: Passage | None = None, *, again: bool = False, progress: Progress | None = None
+    model: Any, cache: Path, *, again: bool = False, progress: Progress | None = None
 ) -> tuple[Path, CompiledRecord]:
     """Compile what is missing of a model's packages, or all `again`, and time them all anew.
 
-    Takes a model in evaluation mode on the CPU, and a writable cache folder; `passage` is where hidden states enter the
-    model or come out of it. `progress` is told about each package. Returns the folder of the packages, and what it
-    holds now. A killed compilation leaves what was complete. Raises UsageError with the reason for a model that cannot
-    be compiled here, StoreError if the folder's record is damaged, and ForedraftError without a compiler, for a forward
-    that cannot be compiled, or without room for the result.
+    Takes a model in evaluation mode on the CPU, and a writable cache folder. `progress` is told about each package.
+    Returns the folder of the packages, and what it holds now. A killed compilation leaves what was complete. Raises
+    UsageError with the reason for a model that cannot be compiled here, StoreError if the folder's record is damaged,
+    and ForedraftError without a compiler, for a forward that cannot be compiled, or without room for the result.
     """
     _check(model)
     tell = progress or (lambda _share, _what: None)
     with _as_sentence():
-        folder = compiled_folder(model, cache, passage)
+        folder = compiled_folder(model, cache)
         folder.mkdir(parents=True, exist_ok=True)
-        subject, before = Subject(model, passage), records_of(model, cache)
+        subject, before = Subject(model), records_of(model, cache)
         earlier = None if again else read_record(folder)
         packages, warning = ((), "") if earlier is None else (earlier.packages, earlier.warning)
         record = None
@@ -224,14 +222,14 @@ def _compile(subject: Subject, package: PackageRecord, recipe: str, path: Path) 
     }  # fmt: skip
     ranges = own and subject.takes_ranges
     token_ids = np.zeros(min(_TRACED_ROWS, package.most_rows), np.int64)
-    file, kernel = quantised_file(subject.model), block_kernel()
+    kernel = block_kernel()
     with ExitStack() as contexts:
         contexts.enter_context(torch.no_grad())
         if own:
             options |= contexts.enter_context(weights_apart(weights_beside(path)))
             contexts.enter_context(own_kernels())
-            if file is not None and kernel is not None and subject.dtype == torch.bfloat16:
-                rows = QuantisedRows(file, subject.dtype)
+            if kernel is not None and subject.dtype == torch.bfloat16:
+                rows = QuantisedRows(quantised_file(subject.model), subject.dtype)
                 contexts.enter_context(quantised_weights(subject.model, rows, tiled=kernel == "tile"))
         contexts.enter_context(precise_logits(subject.model))
         if ranges:

@@ -24,7 +24,7 @@ from foredraft.graph.tree import I64
 from foredraft.model.compiled.kernels import LANES, attend
 from foredraft.model.compiled.package import MOST_ROWS
 from foredraft.model.kv_cache import Span, TreeLayer
-from foredraft.model.layers import Passage, scored_states
+from foredraft.model.layers import scored_states
 from foredraft.model.mask import attention_mask
 from foredraft.model.support import inspect
 
@@ -39,13 +39,12 @@ _TAKEN_APART = (torch.ops.aten.view.default, torch.ops.aten.reshape.default, tor
 class FunctionalForward(nn.Module):
     """The logits and last hidden states of a pass, from its rows and the buffers of a cache.
 
-    The model is in evaluation mode; its layers of one sliding window share slots and mask. `passage` is where hidden
-    states enter it or come out of it.
+    The model is in evaluation mode; its layers of one sliding window share slots and mask.
     """
 
-    def __init__(self, model: Any, passage: Passage | None = None) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
-        self.model, self.passage = model, passage
+        self.model = model
         self._scores_some = "logits_to_keep" in signature(model.forward).parameters
         support = inspect(model.config)
         self.windows = tuple(dict.fromkeys(support.windows))  # the different ones
@@ -55,7 +54,7 @@ class FunctionalForward(nn.Module):
 
     def forward(
         self,
-        rows: torch.Tensor,  # int64[1, R], tokens; or float[1, R, D], the states that enter
+        rows: torch.Tensor,  # int64[1, R], tokens
         positions: torch.Tensor,  # int64[1, R]
         scored: torch.Tensor | None,  # int64[S], the rows that are scored; None for all
         masks: list[torch.Tensor],  # for each window, float[1, 1, R, W], added to attention scores
@@ -67,8 +66,7 @@ class FunctionalForward(nn.Module):
         """Score rows, and write their states into the cache's buffers.
 
         A row's range is the slot that the first column of its mask stands for, and how many of the columns it has;
-        without ranges, all rows have the first W slots. Returns logits float[S, V], last hidden states float[S, D] and,
-        where states leave the model, those, float[1, R, D].
+        without ranges, all rows have the first W slots. Returns logits float[S, V] and last hidden states float[S, D].
         """
         layers: list[Any] = []  # transformers' list type takes no subclass
         self.ranges = [] if ranges is None else [ranges[window] for window in self.window_of]
@@ -77,13 +75,10 @@ class FunctionalForward(nn.Module):
             torch._check(visible <= keys[layer].shape[2])  # noqa: SLF001  # the documented way to tell the exporter
             layers.append(_BufferLayer(keys[layer], values[layer], slots[window], visible))
         mask = masks[0] if len(self._types) == 1 else {kind: masks[window] for kind, window in self._types.items()}
-        entering = self.passage is not None and self.passage.enters
-        if self.passage is not None and entering:
-            self.passage.states = rows
         options = {} if scored is None or not self._scores_some else {"logits_to_keep": scored}
         with scored_states(self.model) as states:
             output = self.model(
-                **{"inputs_embeds" if entering else "input_ids": rows},
+                input_ids=rows,
                 attention_mask=mask,
                 position_ids=positions,
                 past_key_values=Cache(layers=layers),
@@ -92,9 +87,7 @@ class FunctionalForward(nn.Module):
             )
         self.ranges = []  # the exporter objects to attributes that a forward leaves changed
         found = (output.logits[0], states[0][0])
-        if scored is not None and not options:
-            found = (found[0][scored], found[1][scored])
-        return found if self.passage is None or entering else (*found, self.passage.states)
+        return found if scored is None or options else (found[0][scored], found[1][scored])
 
 
 class _BufferLayer(TreeLayer):
@@ -121,16 +114,11 @@ class _BufferLayer(TreeLayer):
 class Subject:
     """A model as what is compiled and timed: its functional forward, with arguments for it.
 
-    `passage` is where hidden states enter it or come out of it. Raises UsageError for a layer without its own keys and
-    values.
+    Raises UsageError for a layer without its own keys and values.
     """
 
-    def __init__(self, model: Any, passage: Passage | None = None) -> None:
-        self.model, self.forward = model, FunctionalForward(model, passage).eval()
-        self._embed = None
-        if passage is not None and passage.enters:
-            self._embed = model.get_input_embeddings()
-            passage.states = self._embed(torch.zeros(_SHAPED, dtype=torch.int64)).detach()
+    def __init__(self, model: Any) -> None:
+        self.model, self.forward = model, FunctionalForward(model).eval()
         self.dtype = model.dtype
         self.shapes = tuple(_buffer_shapes(model))
 
@@ -175,14 +163,9 @@ class Subject:
     def arguments(
         self, token_ids: I64, at: int = CONTEXT, *, ranges: bool, scored: int | None = None
     ) -> tuple[Any, ...]:
-        """Return the arguments of `FunctionalForward.forward` before the buffers: a chain behind `at` slots.
-
-        Where hidden states enter, they are what the embeddings give for the tokens.
-        """
+        """Return the arguments of `FunctionalForward.forward` before the buffers: a chain behind `at` slots."""
         layout, spans = lay_out_text(token_ids, at), [Span(None, stored=at)] * len(self.forward.windows)
-        ids, *others = row_arguments(layout, spans, self.dtype, ranges=ranges, scored=scored)
-        with torch.no_grad():
-            return (ids if self._embed is None else self._embed(ids), *others)
+        return row_arguments(layout, spans, self.dtype, ranges=ranges, scored=scored)
 
 
 def row_arguments(

@@ -27,7 +27,6 @@ from foredraft.contracts import CostCurve
 from foredraft.errors import ForedraftWarning, StoreError, told
 from foredraft.model.compiled.library import CompiledLibrary, weights_beside
 from foredraft.model.fingerprint import architecture
-from foredraft.model.layers import Passage
 
 MOST_ROWS = 256  # that a package takes; longer prompts are put in by so many tokens at a time
 EAGER = "eager"
@@ -137,17 +136,17 @@ def load_packages(folder: Path, packages: Iterable[PackageRecord]) -> dict[str, 
 _REMEDY = "`foredraft compile MODEL --again` makes it anew."
 
 
-def compiled_folder(model: Any, cache: Path, passage: Passage | None = None) -> Path:
+def compiled_folder(model: Any, cache: Path) -> Path:
     """Return where the packages of this model lie or would lie, named after everything that a package is true of."""
-    return cache / _FOLDER / _setting(model, passage) / weights_hash(model)
+    return cache / _FOLDER / _setting(model) / weights_hash(model)
 
 
-def find_compiled(model: Any, cache: Path, passage: Passage | None = None) -> CompiledForward | None:
+def find_compiled(model: Any, cache: Path) -> CompiledForward | None:
     """Load what was compiled for a model on the CPU, on this machine, in this dtype, with this many threads, or None.
 
-    `passage` is where hidden states enter it or come out of it. Raises StoreError if what lies there is damaged.
+    Raises StoreError if what lies there is damaged.
     """
-    setting = cache / _FOLDER / _setting(model, passage)
+    setting = cache / _FOLDER / _setting(model)
     if not setting.exists():  # then there is no need to read every weight
         return None
     folder = setting / weights_hash(model)
@@ -165,12 +164,12 @@ def runs_on_cpu(model: Any) -> bool:
     return model.device.type == "cpu" and not getattr(model, "hf_device_map", None)
 
 
-def kept_forward(model: Any, passage: Passage | None = None) -> CompiledForward | None:
+def kept_forward(model: Any) -> CompiledForward | None:
     """Load what the cache folder holds for this model; a damaged package is told as a warning, and not used."""
     if not runs_on_cpu(model):
         return None
     try:
-        return find_compiled(model, cache_path(), passage)
+        return find_compiled(model, cache_path())
     except StoreError as error:
         warnings.warn(f"{error} Generation goes on without it.", ForedraftWarning, stacklevel=2)
         return None
@@ -228,14 +227,13 @@ def _curve(rows: list[int], seconds: list[float | None]) -> CostCurve:
     return CostCurve(tuple(count for count, _ in timed), tuple(each for _, each in timed))
 
 
-def _setting(model: Any, passage: Passage | None) -> str:
+def _setting(model: Any) -> str:
     """Name all but the weights: architecture, dtype, kernel, threads, processor, and who compiles and traces."""
     flags = processor_lines("flags", "features", "model name")  # code compiled for other instructions may crash
     processor = (platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability(), *flags)
     parts = (
         _FORMAT, architecture(model.config), str(model.dtype), model.config._attn_implementation,  # noqa: SLF001  # transformers has no public name for it
         torch.get_num_threads(), torch.__version__, transformers.__version__, processor,
-        None if passage is None else passage.enters,
     )  # fmt: skip
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
 
