@@ -105,7 +105,9 @@ def test_a_drafter_asks_after_each_level_whether_to_go_on():
 def test_a_chain_takes_one_pass_a_token(nodes, monkeypatch):
     ids, passes, forward = ids_of(PROMPT), [], TorchTarget.forward
     chain = drafting("draft_model", {"least_probability": 0.0})
-    monkeypatch.setattr(TorchTarget, "forward", lambda *given: passes.append(1) or forward(*given))
+    monkeypatch.setattr(
+        TorchTarget, "forward", lambda *given, **options: passes.append(1) or forward(*given, **options)
+    )
     assert len(chain.propose(SequenceView(ids, len(ids)), Budget(nodes, 8))) == nodes
     assert len(passes) == nodes
 

@@ -53,6 +53,14 @@ def test_a_first_step_that_compiled_something_is_forgotten():
     assert run(worth, clock, 200, 4.0, 0.5) <= 12
 
 
+def test_a_text_begins_with_what_the_one_before_it_taught():
+    clock = Clock()
+    before = Worth(clock)
+    assert run(before, clock, 100, 4.0, 0.5) > 4
+    assert run(before.following(), clock, 40, 4.0, 0.5) <= 1
+    assert run(before.following(), clock, 40, 4.0, 0.5) <= 1
+
+
 def test_what_became_worth_its_time_is_found_again_and_what_is_no_more_is_left():
     clock = Clock()
     worth = Worth(clock)

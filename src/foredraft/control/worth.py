@@ -5,8 +5,10 @@ with the draft that would have been made without it: the gain is the difference 
 on the source.
 """
 
+import copy
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from statistics import median_low
 from time import perf_counter
 
@@ -23,7 +25,7 @@ _LIKELY = 0.5  # least chance of a path to go deeper before the seconds of any s
 
 
 class Worth:
-    """The gain and cost of a source in one text; `clock` returns seconds."""
+    """The gain and cost of a source in one text, and those before it; `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self._clock, self._rests = clock, Rests()
@@ -35,6 +37,13 @@ class Worth:
         self._asked = self._compared = 0  # steps
         self._gain, self._tokens = 0.0, 1.0  # smoothed tokens that the source adds, and tokens of a step
         self._answers, self._levels, self._steps = (deque[float](maxlen=_LAST) for _ in range(3))  # seconds
+
+    def following(self) -> "Worth":
+        """Return the state of a next text, which begins with what this one taught."""
+        again = copy.copy(self)
+        lasts = {name: vars(self)[name].copy() for name in ("_answers", "_levels", "_steps")}
+        vars(again).update(lasts, _rests=replace(self._rests))
+        return again
 
     @property
     def compares(self) -> bool:

@@ -144,6 +144,7 @@ class AutoDrafter:
         self.saves = options.memory is not None
         self.kept = _Kept(empty_words() if words is None else words)
         self.rates: Mapping[bool, Rates] = {sampled: prior_rates(sampled=sampled) for sampled in (False, True)}
+        self.worth = {sampled: Worth() for sampled in (False, True)}  # of the neural drafter in the last text
         self.needs = Needs(top_k=0 if options.learn == "off" else TOP, top_rows=_TOP_ROWS, every_step=options.shares)
         if neural is not None:
             asked = neural.needs
@@ -181,9 +182,10 @@ class AutoDrafter:
         return _Drafting(self, context)
 
     def forget(self) -> None:
-        """Drop what sequences taught: own words, rates, and shared texts that were not saved."""
+        """Drop what sequences taught: own words, rates, whether the neural drafter pays, and shared texts not saved."""
         self.kept = _Kept(empty_words())  # open sequences keep the old ones
         self.rates = {sampled: prior_rates(sampled=sampled) for sampled in (False, True)}
+        self.worth = {sampled: Worth() for sampled in (False, True)}
         self.library.forget()
 
     def save(self, path: str | None = None) -> None:
@@ -205,7 +207,8 @@ class _Drafting:
         self._drafter, self._options, self._vocabulary = drafter, drafter.options, context.vocabulary
         sampled = bool(context.settings.get("do_sample", False))
         self._kept, self._rates = drafter.kept, drafter.rates[sampled]
-        if self._options.learn in ("request", "off"):
+        self._learns_on = self._options.learn not in ("request", "off")  # from text to text
+        if not self._learns_on:
             self._kept = _Kept(NO_WORDS if self._options.learn == "off" else empty_words())
             self._rates = Rates(*(each.copy() for each in self._rates))
         self._began = int(self._kept.words.clock[0])
@@ -216,7 +219,8 @@ class _Drafting:
         draws = sampled and context.settings.get("verification", "matched") == "matched"
         self._noise = Noise(known=draws, seed=np.uint64(context.seed))
         self._neural: Drafting | None = None
-        self._worth = Worth()  # of the neural drafter, which drafts while it is worth its time
+        # the neural drafter drafts while it is worth its time
+        self._sampled, self._worth = sampled, drafter.worth[sampled].following() if self._learns_on else Worth()
         if (neural := drafter.neural) is not None:
             # its tokens are blended with others, so they must be chosen and not drawn, with either verification
             settings = {**context.settings, "verification": "matched"}
@@ -306,3 +310,5 @@ class _Drafting:
         self._ids, self._read = np.empty(0, np.int64), 0
         if self._neural is not None:
             self._neural.close()
+            if self._learns_on:
+                self._drafter.worth[self._sampled] = self._worth

@@ -24,6 +24,10 @@ Calibrate = Callable[[Candidates, int, torch.Tensor], Candidates]
 level's rows, float[R, D]."""
 
 
+# a step often emits a token without a row, the last of the draft, and one after it: both are run in one pass; chosen
+_SCORED_TOGETHER = 4
+
+
 @dataclass(frozen=True, slots=True)
 class GrowthRules:
     """Limits of a graph. The defaults of the first four are those of the paper's appendix B."""
@@ -67,11 +71,13 @@ class Rollout:
             self.keep([])
         assert self._cache.length < len(ids), "the root is not in the cache yet, because its logits are needed"
         new = ids[self._cache.length :].copy()  # torch rejects read-only arrays
-        self._model.prefill(new[:-1], self._cache)
-        self._cache.reserve(self._most_rows + 1)
-        logits = self._scored(lay_out_text(new[-1:], self._cache.length))
-        self._cache.commit([0])
-        return logits
+        before, last = new[:-_SCORED_TOGETHER], new[-_SCORED_TOGETHER:]
+        self._model.prefill(before, self._cache)
+        self._cache.reserve(self._most_rows + _SCORED_TOGETHER)
+        logits = self._scored(lay_out_text(last, self._cache.length))
+        self._cache.commit(range(len(last)))
+        self.hidden = None if self.hidden is None else self.hidden[-1:]
+        return logits[-1:]
 
     @torch.inference_mode()
     def expand(self, tokens: IntArray, parents: IntArray) -> torch.Tensor:
