@@ -98,7 +98,7 @@ def measure(arguments: argparse.Namespace) -> None:
                     own = costs.setdefault((row, temperature), StepCosts())
                     generator.attach(how.pop("method"), drafter, **how, costs=own)
                     text = generator.generate(
-                        prompt.prompt, max_new_tokens=arguments.tokens, seed=prompt.number, **sampling
+                        prompt.prompt(), max_new_tokens=arguments.tokens, seed=prompt.number, **sampling
                     )
                     line = {"cell": cell, "ids": list(text.token_ids), "statistics": text.statistics.as_dict()}
                     file.write(json.dumps(line) + "\n")

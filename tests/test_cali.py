@@ -93,13 +93,13 @@ def test_its_name_makes_a_control():
 
 def test_a_predictor_begins_as_the_heads_own_estimate():
     predictor = AgreementPredictor(8)
-    hidden = torch.randn(3, 8)
-    estimate = torch.tensor([0.1, 0.5, 0.9])
+    hidden = np.random.default_rng(0).normal(size=(3, 8)).astype(np.float32)
+    estimate = np.array([0.1, 0.5, 0.9], np.float32)
     for sampled in (False, True):
         found = predictor.chances(hidden[0], hidden, 4, estimate, sampled=sampled)
-        assert torch.allclose(found, estimate, atol=1e-5)
-    sure = torch.tensor([0.0, 1.0, 0.5])
-    assert torch.isfinite(predictor.chances(hidden[0], hidden, 99, sure, sampled=False)).all()
+        assert np.allclose(found, estimate, atol=1e-5)
+    sure = np.array([0.0, 1.0, 0.5], np.float32)
+    assert np.isfinite(predictor.chances(hidden[0], hidden, 99, sure, sampled=False)).all()
 
 
 def test_a_predictor_looks_at_both_states_and_the_level():
@@ -107,17 +107,21 @@ def test_a_predictor_looks_at_both_states_and_the_level():
     with torch.no_grad():
         for weight in predictor.parameters():
             weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(weight.numel())))
-    noise = torch.Generator().manual_seed(0)
-    target, draft = torch.randn(4, generator=noise), torch.randn(1, 4, generator=noise)
-    estimate = torch.tensor([0.5])
+    noise = np.random.default_rng(0)
+    target, draft = noise.normal(size=4).astype(np.float32), noise.normal(size=(1, 4)).astype(np.float32)
+    estimate = np.array([0.7], np.float32)
 
     def chance(target, draft, level, sampled=False):
         return predictor.chances(target, draft, level, estimate, sampled=sampled)
 
     first = chance(target, draft, 1)
     others = [chance(target, draft, 2), chance(target + 1, draft, 1), chance(target, draft + 1, 1)]
-    assert not any(torch.isclose(first, other) for other in [*others, chance(target, draft, 1, sampled=True)])
-    assert torch.isclose(chance(target, draft, POSITIONS), chance(target, draft, POSITIONS + 5))
+    assert not any(np.isclose(first, other) for other in [*others, chance(target, draft, 1, sampled=True)])
+    assert np.isclose(chance(target, draft, POSITIONS), chance(target, draft, POSITIONS + 5))
+    for sampled in (0.0, 1.0):  # what is trained is what drafts
+        given = (torch.from_numpy(target[None]), torch.from_numpy(draft), torch.tensor([3]))
+        logit = predictor(*given, torch.from_numpy(estimate), torch.tensor([sampled]))
+        assert np.isclose(torch.sigmoid(logit).item(), chance(target, draft, 3, sampled=bool(sampled)), atol=1e-5)
 
 
 def with_predictor(tmp_path, chance):

@@ -17,6 +17,7 @@ import torch
 from foredraft.contracts import Budget, Draft, DraftContext, SequenceView, Verdict
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
+from foredraft.graph.tree import FloatArray
 from foredraft.model.candidates import Candidates, Imitation
 from foredraft.model.growth import GrowthRules, RolloutDrafter, RolloutDrafting, rollout_needs
 from foredraft.model.head_files import trained_head
@@ -118,7 +119,8 @@ class _Drafting:
     ) -> None:  # fmt: skip
         self._sampled, self._predictor = imitation.sampling.do_sample, predictor
         self._rollout = RolloutDrafting(model, rules, imitation, most_rows, self._calibrate)
-        self._hidden: torch.Tensor | None = None  # the target's last hidden state at the row that chose the root
+        # float32[D], the target's last hidden state at the row that chose the root
+        self._hidden: FloatArray | None = None
         self._length = 0  # length of the sequence at that state
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
@@ -129,7 +131,8 @@ class _Drafting:
     def observe(self, verdict: Verdict) -> None:
         self._rollout.observe(verdict)
         if verdict.hidden is not None:
-            self._hidden, self._length = verdict.hidden[verdict.last_row], verdict.at + 1 + len(verdict.tokens)
+            self._hidden = verdict.hidden[verdict.last_row].float().cpu().numpy()
+            self._length = verdict.at + 1 + len(verdict.tokens)
 
     def close(self) -> None:
         self._rollout.close()
@@ -140,7 +143,7 @@ class _Drafting:
         if self._hidden is None:
             return found
         own = found.probabilities[:, 0]
-        best = self._predictor.chances(self._hidden, hidden, level, torch.from_numpy(own.copy()), sampled=self._sampled)
-        chance = best.cpu().numpy()
+        states = hidden.float().cpu().numpy()
+        chance = self._predictor.chances(self._hidden, states, level, own, sampled=self._sampled)
         others = found.probabilities * ((1 - chance) / np.maximum(1 - own, 1e-6))[:, None]
         return Candidates(found.tokens, np.column_stack([chance, np.minimum(others[:, 1:], chance[:, None])]))

@@ -5,6 +5,7 @@ how they are trained.
 """
 
 import copy
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -231,16 +232,26 @@ class AgreementPredictor(nn.Module):
         inputs = torch.stack([own * (1 - sampled), own * sampled, sampled], dim=-1)
         return from_states + self.estimate(inputs)[:, 0]  # type: ignore[no-any-return]  # a module's output is Any
 
-    @torch.inference_mode()
     def chances(
-        self, target: torch.Tensor, draft: torch.Tensor, level: int, estimate: torch.Tensor, *, sampled: bool
-    ) -> torch.Tensor:
-        """Return theta_M, float[R], for the rows of one level and one target state, float[D]."""
-        levels = torch.full((len(draft),), level, device=draft.device)
-        estimate = estimate.to(draft.device)
-        is_sampled = torch.full_like(estimate, float(sampled))
-        logits = self(target.float().expand(len(draft), -1), draft.float(), levels, estimate, is_sampled)
-        return torch.sigmoid(logits)
+        self, target: FloatArray, draft: FloatArray, level: int, estimate: FloatArray, *, sampled: bool
+    ) -> FloatArray:
+        """Return theta_M, float32[R], for the rows of one level, float32[R, D], and one target state, float32[D].
+
+        In numpy: the few numbers of a level take torch a quarter of a millisecond.
+        """
+        of_target, bias, of_draft, (greedy, noisy, constant) = self._arrays
+        position = min(max(level, 1), POSITIONS) - 1
+        own = np.clip(estimate, _MARGIN, 1 - _MARGIN)
+        weight = noisy if sampled else greedy
+        logits = of_target[position] @ target + bias[position] + draft @ of_draft
+        logits += weight * np.log(own / (1 - own)) + constant * sampled
+        chance: FloatArray = (1 / (1 + np.exp(-logits))).astype(np.float32)
+        return chance
+
+    @cached_property
+    def _arrays(self) -> tuple[FloatArray, ...]:
+        parts = (self.target.weight, self.target.bias, self.draft.weight[0], self.estimate.weight[0])
+        return tuple(each.detach().float().cpu().numpy() for each in parts)
 
 
 def load_predictor(head: Path, model: Any) -> AgreementPredictor | None:
