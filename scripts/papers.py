@@ -20,16 +20,23 @@ from foredraft.control import StepCosts
 from foredraft.engine.statistics import Statistics, add_up
 
 TASKS = ("humaneval", "gsm8k", "mt_bench")
+CHAIN = {"out_degree": 1, "least_probability": 0.0, "levels": 10}  # as EESD drafts
 ROWS: dict[str, dict[str, Any]] = {
     "plain": {"method": "none"},
-    "EESD, Cali-TS": {"method": "eesd", "control": "cali_ts"},
-    "EESD, Beta-TS": {"method": "eesd", "control": "beta_ts"},
-    "EESD, adaptive threshold": {"method": "eesd", "control": "exit_threshold"},
-    **{f"EESD, fixed {k}": {"method": "eesd", "nodes": k} for k in (1, 2, 4, 6)},
-    "EESD, by costs": {"method": "eesd"},
-    "EESD, tree of 8": {"method": "eesd", "options": {"out_degree": 3}, "nodes": 8},
+    "EESD": {"method": "eesd"},
+    **{
+        f"EESD, chain, {name}": {"method": "eesd", "options": CHAIN, **control}
+        for name, control in {
+            "Cali-TS": {"control": "cali_ts"}, "Beta-TS": {"control": "beta_ts"},
+            "adaptive threshold": {"control": "exit_threshold"}, "by costs": {"control": "cost_aware"},
+            **{f"fixed {k}": {"nodes": k} for k in (1, 2, 4, 6)},
+        }.items()
+    },
+    "EESD, tree of 7": {
+        "method": "eesd", "options": {"least_probability": 0.3, "out_degree": 4}, "nodes": 7,
+    },
     "EESD, no exit layer, Beta-TS": {
-        "method": "eesd", "options": {"head": "none", "layers": 6}, "control": "beta_ts",
+        "method": "eesd", "options": {"head": "none", "layers": 4, **CHAIN}, "control": "beta_ts",
     },
     "SSD": {"method": "draft_model"},
     "SSD, 8 nodes": {"method": "draft_model", "nodes": 8},
@@ -49,6 +56,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "Adaptix, nothing learned, 16 nodes": {"method": "adaptix", "options": {"learn": "off"}, "nodes": 16},
     "Adaptix, an empty table, 16 nodes": {"method": "adaptix", "options": {"table": "none"}, "nodes": 16},
     "auto": {"method": "auto"},
+    "auto with EESD": {"method": "auto", "options": {"drafter": "eesd"}},
     "auto with the draft model": {"method": "auto", "options": {"drafter": "draft_tree"}},
 }  # fmt: skip
 """The arguments of `Generator.use` by row; without `nodes` or `control`, the method's default control is used."""
@@ -60,7 +68,7 @@ def rows_of(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Return the selected rows, with additional rows for the heads and stores given as arguments."""
     heads = dict(each.split("=", 1) for each in arguments.head)
     further = {
-        f"EESD, {name}, Beta-TS": {"method": "eesd", "options": {"head": head}, "control": "beta_ts"}
+        f"EESD, {name}, Beta-TS": {"method": "eesd", "options": {"head": head, **CHAIN}, "control": "beta_ts"}
         for name, head in heads.items()
     }
     for name, store in (each.split("=", 1) for each in arguments.store):

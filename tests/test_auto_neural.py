@@ -25,6 +25,9 @@ from support.worth import asked
 FAMILIES = ["llama", "gpt2", "gemma2", "gpt_neox"]
 
 
+CHAIN = {"out_degree": 1, "least_probability": 0.0}
+
+
 class RestingControl:
     """Asks and rests, by turns."""
 
@@ -44,8 +47,8 @@ class RestingControl:
 
 def blended(kind, family, folder):
     drafter = {
-        "eesd chain": lambda: {"method": "eesd", "head": head_folder(family, 1, folder)},
-        "eesd tree": lambda: {"method": "eesd", "head": "none", "layers": 2, "out_degree": 3, "least_share": 0.0},
+        "eesd chain": lambda: {"method": "eesd", "head": head_folder(family, 1, folder), **CHAIN},
+        "eesd tree": lambda: {"method": "eesd", "head": "none", "layers": 2, "least_probability": 0.0},
         "medusa": lambda: {"method": "medusa", "head": head_of(family, folder)},
     }[kind]()
     options = {"store": "none", "table": "none", "drafter": drafter}
@@ -64,7 +67,11 @@ def test_the_text_is_that_of_plain_decoding_asked_or_not(family, kind, setting, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drafter", [{"method": "eesd"}, {"method": "eesd", "out_degree": 3}], ids=["chain", "tree"])
+@pytest.mark.parametrize(
+    "drafter",
+    [{"method": "eesd", "out_degree": 1, "least_probability": 0.0}, {"method": "eesd"}],
+    ids=["chain", "tree"],
+)
 def test_the_draft_of_an_exit_head_helps_the_other_sources(drafter, monkeypatch):
     monkeypatch.setattr(auto, "Worth", asked(True))
     prompt = [{"role": "user", "content": "Tom has 4 apples and buys 7 more. How many apples does he have?"}]

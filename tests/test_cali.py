@@ -158,7 +158,12 @@ def test_drafts_go_by_the_predictor_and_the_text_is_the_same(
     setting, out_degree, tmp_path, heads
 ):  # the fixture imported above
     with_predictor.heads = heads
-    options = {"head": with_predictor(tmp_path, 0.6), "out_degree": out_degree, "least_share": 0.0}
+    options = {
+        "head": with_predictor(tmp_path, 0.6),
+        "out_degree": out_degree,
+        "least_share": 0.0,
+        "least_probability": 0.0,
+    }
     if setting != "greedy":
         options["calibrated"] = True  # by default, a sampled text uses the head's own estimate
     drafter = make_drafter("eesd", options, Resources(VOCABULARY, target=target_of("llama")))

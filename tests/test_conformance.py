@@ -44,7 +44,7 @@ AUTO = [
     {"store": "none", "table": "none", "drafter": "medusa", "learn": "request"},
     {
         "store": "none", "table": "none", "learn": "request",
-        "drafter": {"method": "eesd", "out_degree": 3, "least_share": 0.0},
+        "drafter": {"method": "eesd", "least_probability": 0.0, "least_share": 0.0},
     },
     {"store": "none", "table": "none", "drafter": "layer_skip", "learn": "off"},
 ]  # fmt: skip
@@ -60,7 +60,7 @@ VARIANTS = {
     "draft_model": [{}, {"least_probability": 0.0, "levels": 3}],
     "draft_tree": [{"least_probability": 0.0, "least_share": 0.0}],
     "draft_graph": [{"least_probability": 0.0, "least_share": 0.0, "tau": 1}, {"least_probability": 0.0}],
-    "eesd": [{}, {"out_degree": 3, "least_share": 0.0}, {"head": "none", "layers": 2}],
+    "eesd": [{}, {"out_degree": 1, "least_probability": 0.0, "levels": 10}, {"head": "none", "layers": 2}],
     "medusa": [{}, {"nodes": 5}],
 }
 """The options with which each registered method is tested; a new method needs an entry."""

@@ -18,11 +18,12 @@ from support.toys import TOY
 
 FAMILIES = ["llama", "qwen3", "gpt2", "gemma2", "gpt_neox", "mistral", "falcon"]
 """Families: the paper's, a sliding window, learned positions, scaled embeddings, layers that return tuples."""
+CHAIN = {"out_degree": 1, "least_probability": 0.0, "levels": 10}  # the paper's
 SHAPES = {
-    "chain": {},
-    "tree": {"out_degree": 3, "least_share": 0.0},
-    "deep exit": {"layers": 3},
-    "no head": {"head": "none", "layers": 1},
+    "chain": CHAIN,
+    "tree": {"out_degree": 3, "least_share": 0.0, "least_probability": 0.0, "levels": 10},
+    "deep exit": {"layers": 3, **CHAIN},
+    "no head": {"head": "none", "layers": 1, **CHAIN},
 }
 
 
@@ -47,7 +48,7 @@ def test_a_draft_that_the_model_agrees_with_takes_few_steps():
     """With all layers but the last before the exit, and the last as the head, drafts equal the text."""
     target = target_of("llama")
     model = target.with_model(exit_model(target.model, LAYERS - 1, ExitHead(target.model)))
-    drafter = RolloutDrafter(("eesd",), EesdOptions(head="none", layers=1).rules(), model)
+    drafter = RolloutDrafter(("eesd",), EesdOptions(head="none", layers=1, **CHAIN).rules(), model)
     for setting in SETTINGS:
         text, records = written(target, "llama", setting, drafter)
         assert text == plain("llama", setting)

@@ -19,7 +19,7 @@ def generator():
 @pytest.mark.parametrize("settings", [{}, {"do_sample": True, "temperature": 0.7, "seed": 2}], ids=["greedy", "T=0.7"])
 @pytest.mark.parametrize(
     ("method", "options", "least"),
-    [("eesd", {}, 1.25), ("eesd", {"out_degree": 3}, 1.4), ("medusa", {}, 1.05)],
+    [("eesd", {"out_degree": 1, "least_probability": 0.0}, 1.25), ("eesd", {}, 1.4), ("medusa", {}, 1.05)],
     ids=["eesd", "eesd tree", "medusa"],
 )
 def test_trained_heads_draft_for_their_model(method, options, least, settings):

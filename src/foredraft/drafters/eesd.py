@@ -8,18 +8,18 @@ pass of few rows takes the time of reading the weights, so that saves less than 
 last drafted token would need. A control decides when to stop drafting. Does not depend on how tokens are chosen.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import torch
 
-from foredraft.contracts import Budget, Draft, DraftContext, SequenceView, Verdict
+from foredraft.contracts import Budget, Draft, DraftContext, Needs, SequenceView, Verdict
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
 from foredraft.graph.tree import FloatArray
 from foredraft.model.candidates import Candidates, Imitation
-from foredraft.model.growth import GrowthRules, RolloutDrafter, RolloutDrafting, rollout_needs
+from foredraft.model.growth import GrowthRules, RolloutDrafting
 from foredraft.model.head_files import trained_head
 from foredraft.model.heads import AgreementPredictor, exit_model, load_exit_head, load_predictor
 from foredraft.model.target import TorchTarget
@@ -35,10 +35,12 @@ class EesdOptions:
     # "none" exits without one, through the target's own norm and LM head (which drafts poorly)
     head: str | None = None
     layers: int | None = None  # layers before the exit; with a head, None or the number it was trained for
-    out_degree: int = 1  # children of a node at most; 1 drafts chains
-    least_probability: float = 0.0  # drafting stops after a token less probable than this
+    # the defaults verify many tokens of few passes of the first layers, which is faster on SmolLM2 than the paper's
+    # chains: out_degree 1, least_probability 0, levels 10
+    out_degree: int = 7  # children of a node at most; 1 drafts chains
+    least_probability: float = 0.8  # a node whose path is less probable is not expanded
     least_share: float = 0.3  # a node below this share of its most probable sibling is not expanded
-    levels: int = 10  # tokens drafted one after another at most
+    levels: int = 3  # tokens drafted one after another at most
     # whether the head's predictor (`foredraft train cali`) estimates the acceptance probabilities that controls and
     # pruning use: true always, false never, None if there is one and decoding is greedy (when sampling, the head's own
     # estimate takes the noise into account)
@@ -56,22 +58,19 @@ class EesdOptions:
 
 
 class EesdDrafter:
-    """Drafts with the layers before the exit and the head, whose estimates a predictor corrects.
-
-    `create` returns a plain `RolloutDrafter` where no predictor is used.
-    """
+    """Drafts with the layers before the exit and the head, whose estimates a predictor may correct."""
 
     name: ClassVar[str] = "eesd"
     summary: ClassVar[str] = "The target's first layers and a trained early-exit head (EESD)."
     Options = EesdOptions
     source_names = ("eesd",)
 
-    def __init__(self, options: EesdOptions, model: TorchTarget, predictor: AgreementPredictor) -> None:
+    def __init__(self, options: EesdOptions, model: TorchTarget, predictor: AgreementPredictor | None) -> None:
         self._options, self._model, self._predictor = options, model, predictor
-        self.needs = replace(rollout_needs(model), hidden=True)
+        self.needs = Needs(hidden=predictor is not None, every_step=False, models=(model,))
 
     @classmethod
-    def create(cls, options: EesdOptions, resources: Resources) -> "EesdDrafter | RolloutDrafter":
+    def create(cls, options: EesdOptions, resources: Resources) -> "EesdDrafter":
         """Load the head, and its predictor if it is used.
 
         Raises UsageError for a missing or unfitting head, StoreError for a damaged one, and UnsupportedModelError for
@@ -98,14 +97,12 @@ class EesdDrafter:
                 )
         assert layers is not None, "the options say so without a head"
         model = target.with_model(exit_model(target.model, layers, head), rounded=True)
-        if predictor is None:
-            return RolloutDrafter(cls.source_names, options.rules(), model, model.ids)
         return cls(options, model, predictor)
 
     def open(self, context: DraftContext) -> "_Drafting | RolloutDrafting":
         imitation = Imitation.of(context.settings, context.seed, context.vocabulary, self._model.ids)
         sampled = imitation.sampling.do_sample
-        if sampled and not self._options.calibrated:
+        if self._predictor is None or (sampled and not self._options.calibrated):
             return RolloutDrafting(self._model, self._options.rules(), imitation, context.max_nodes)
         return _Drafting(self._model, self._options.rules(), imitation, context.max_nodes, self._predictor)
 

@@ -103,21 +103,14 @@ class Rollout:
         self._parents = self._parents[:0]
 
 
-def rollout_needs(model: Target) -> Needs:
-    """Return what drafting with a model needs.
-
-    Skipped steps are read at the next `propose`; each level costs a pass, so the control must end levels early.
-    """
-    return Needs(every_step=False, control="cost_aware", models=(model,))
-
-
 class RolloutDrafter:
     """Any drafter that drafts with a causal language model, whose logits are of the tokens `ids`, int32[N], or all."""
 
     def __init__(self, sources: tuple[str, ...], rules: GrowthRules, model: Any, ids: IntArray | None = None) -> None:
         self.name, self.source_names = sources[0], sources
         self._rules, self._model, self._ids = rules, model, ids
-        self.needs = rollout_needs(model)
+        # skipped steps are read at the next `propose`; each level costs a pass, so the control must end levels early
+        self.needs = Needs(every_step=False, control="cost_aware", models=(model,))
 
     def open(self, context: DraftContext) -> "RolloutDrafting":
         imitation = Imitation.of(context.settings, context.seed, context.vocabulary, self._ids)
