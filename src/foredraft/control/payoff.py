@@ -18,21 +18,23 @@ PATIENCE = 4  # tries that must fail before a pause: with fewer, chance stops dr
 # bounds of `Rests.debt`, in tries that do not pay; chosen
 _MOST_SAVED = 16.0  # without a bound, what was saved long ago would excuse any number of tries
 _MOST_OWED = 2.0  # with 4, tries that save half of what one costs would end the longest pauses after 8 of them
-_LONGEST_REST = 64  # steps: a failed try takes less than half a step, so it costs less than 1 % of the time
+LONGEST_REST = 64  # steps: a failed try takes less than half a step, so it costs less than 1 % of the time
 
 
 @dataclass(slots=True)
 class Rests:
     """Pauses of drafting, or of anything else that costs time and may not pay.
 
-    After 4 tries that did not pay there is a pause of 1 step; after each further one of 2, 4, ... 64 steps. A try that
-    pays ends this if the tries that paid saved more time lately than the others took; else the next pause is as long.
+    After 4 tries that did not pay there is a pause of 1 step; after each further one of 2, 4, ... `longest` steps. A
+    try that pays ends this if the tries that paid saved more time lately than the others took; else the next pause is
+    as long.
     """
 
     unpaid: int = 0  # tries that did not pay, since one that ended pauses
     # time that tries took, less what those that paid saved, in units of a try that does not pay
     debt: float = 0.0
     left: int = 0  # steps left of the pause
+    longest: int = LONGEST_REST  # steps of a pause at most, a power of two
 
     def tried(self, *, paid: bool, gain: float = np.inf) -> bool:
         """Count a try. Return whether to make it: it pays, or it is the first after a pause and renews estimates.
@@ -45,7 +47,7 @@ class Rests:
         if paid and self.debt < 0:
             self.unpaid = 0
         elif not paid:
-            self.unpaid = min(self.unpaid + 1, PATIENCE + _LONGEST_REST.bit_length() - 1)
+            self.unpaid = min(self.unpaid + 1, PATIENCE + self.longest.bit_length() - 1)
         self.left = 1 << (self.unpaid - PATIENCE) if self.unpaid >= PATIENCE else 0
         return made
 

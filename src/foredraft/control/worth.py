@@ -21,6 +21,8 @@ from foredraft.graph.tree import FloatArray
 _SHARE = 0.3  # weight of the last step in smoothed values
 _COMPARE_EVERY = 2  # steps per comparison while the source pays; one takes 1 % of a pass of 7 ms
 _LAST = 7  # steps whose median seconds count, so that stalls and clock jumps have no effect
+# steps of a pause at most: a try in a new text runs its prompt through the source, some 5 steps of a text of 300 tokens
+_LONGEST_REST = 512
 _LIKELY = 0.5  # least chance of a path to go deeper before the seconds of any step are known
 
 
@@ -28,7 +30,7 @@ class Worth:
     """The gain and cost of a source in one text, and those before it; `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
-        self._clock, self._rests = clock, Rests()
+        self._clock, self._rests = clock, Rests(longest=_LONGEST_REST)
         self._began: float | None = None  # start of the step
         self._level_began = 0.0
         self._took = 0.0  # seconds of the source in this step
