@@ -83,7 +83,7 @@ class Generator:
         drafter = make_drafter(method, options or {}, resources)
         if self.target.compiled is not None and any(model.compiled is None for model in drafter.needs.models):
             warnings.warn(
-                f"Method {method!r} drafts with a model that is not compiled, as the target is, so drafts take several "
+                f"Method {method!r} drafts with a model that is not compiled, although the target is: drafts take several "
                 "times as long as they could. `foredraft compile` with the same method compiles both.",
                 ForedraftWarning,
                 stacklevel=2,
