@@ -83,8 +83,8 @@ class Generator:
         drafter = make_drafter(method, options or {}, resources)
         if self.target.compiled is not None and any(model.compiled is None for model in drafter.needs.models):
             warnings.warn(
-                f"Method {method!r} drafts with a model that is not compiled, although the target is: drafts take several "
-                "times as long as they could. `foredraft compile` with the same method compiles both.",
+                f"Method {method!r} drafts with a model that is not compiled, although the target is: a draft takes "
+                "several times as long as it could. `foredraft compile` with the same method compiles both.",
                 ForedraftWarning,
                 stacklevel=2,
             )
