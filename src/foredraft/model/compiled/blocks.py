@@ -155,7 +155,7 @@ class QuantisedRows:
 
     def packed(self, weight: torch.Tensor, *, tiled: bool) -> torch.Tensor | None:
         """Return the blocks of a matrix as `packed_blocks` does; None where the file has not exactly its rows."""
-        if weight.dtype != self._dtype or weight.shape[0] % STRIP or weight.shape[1] % DEPTH:
+        if not self._places or weight.dtype != self._dtype or weight.shape[0] % STRIP or weight.shape[1] % DEPTH:
             return None
         packed = []
         for some in weight.detach().split(_ROWS_AT_ONCE):
