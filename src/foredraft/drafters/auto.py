@@ -220,6 +220,7 @@ class _Drafting:
         self._noise = Noise(known=draws, seed=np.uint64(context.seed))
         self._neural: Drafting | None = None
         # the neural drafter drafts while it is worth its time
+        self._worths = drafter.worth  # `forget` makes another, which this sequence does not fill
         self._sampled, self._worth = sampled, drafter.worth[sampled].following() if self._learns_on else Worth()
         if (neural := drafter.neural) is not None:
             # its tokens are blended with others, so they must be chosen and not drawn, with either verification
@@ -311,4 +312,4 @@ class _Drafting:
         if self._neural is not None:
             self._neural.close()
             if self._learns_on:
-                self._drafter.worth[self._sampled] = self._worth
+                self._worths[self._sampled] = self._worth

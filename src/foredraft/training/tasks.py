@@ -100,6 +100,8 @@ class ExitTask(Task):
         self.after = shorter(model, parts, {parts.count - 1: self.module.layer}, exits)
         self._exit = torch.empty(0)  # float[B, T, D], the exit's states, which enter the head's layer
         layer = self.after.get_submodule(parts.layers)[0]
+        # until now shared with the head's own layer, which must not be given these states when it drafts
+        vars(layer)["_forward_pre_hooks"] = vars(layer)["_forward_pre_hooks"].copy()
         layer.register_forward_pre_hook(lambda _layer, inputs: (self._exit, *inputs[1:]))
         self._stored = np.zeros(len(traces.windows), np.bool_)  # windows whose states this run has stored
         width = model.get_output_embeddings().weight.shape[1]

@@ -115,14 +115,22 @@ def rounded_blocks(weight: torch.Tensor) -> BlockMatrix:
     return BlockMatrix(_LAYOUTS["Q8_0"], integers.flatten(1).numpy(), kept, np.zeros_like(kept))
 
 
+def _is_product(layer: nn.Module) -> bool:
+    """Return whether a layer multiplies by its weight and does nothing else, as subclasses may."""
+    return isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward
+
+
 @torch.no_grad()
 def round_weights(model: Any, kept: Set[int] = frozenset()) -> None:
-    """Round a model's matrices to 8 bits in place of its linear maps, which may be shared with another model.
+    """Round a model's matrices in bfloat16 to 8 bits.
 
-    Those whose weights' addresses are among `kept` stay as they are.
+    Linear maps are replaced, as they may be shared with another model. Those whose weights' addresses are among `kept`
+    stay as they are.
     """
     for name, layer in list(model.named_modules()):
-        fits = isinstance(layer, nn.Linear) and not (layer.weight.shape[0] % STRIP or layer.weight.shape[1] % DEPTH)
+        if not _is_product(layer) or layer.weight.dtype != torch.bfloat16:
+            continue
+        fits = not (layer.weight.shape[0] % STRIP or layer.weight.shape[1] % DEPTH)
         if fits and layer.weight.data_ptr() not in kept:
             own, matrix = copy.copy(layer), rounded_blocks(layer.weight)
             weight = nn.Parameter(matrix.dequantised().to(layer.weight.dtype), requires_grad=False)
@@ -257,7 +265,7 @@ def quantised_weights(model: Any, rows: QuantisedRows, *, tiled: bool) -> Iterat
     theirs: dict[str, nn.Linear] = {}
     head = model.get_output_embeddings()
     for name, layer in list(model.named_modules()):
-        if not isinstance(layer, nn.Linear):
+        if not _is_product(layer):
             continue
         matrix = getattr(layer, _ROUNDED, None)
         blocks = rows.packed(layer.weight, tiled=tiled) if matrix is None else packed_blocks(matrix, tiled=tiled)

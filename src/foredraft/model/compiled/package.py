@@ -110,12 +110,6 @@ class CompiledForward:
         """Return the loaded package to run `rows` rows with, or None where the model itself is as quick."""
         return self.packages.get(self._quickest[rows]) if rows <= MOST_ROWS else None
 
-    @property
-    def gain(self) -> float:
-        """How many times as long the model as it is takes for a row."""
-        costs = self.record.costs
-        return costs[EAGER].seconds[0] / min(curve.seconds[0] for curve in costs.values() if curve.rows[0] == 1)
-
     def rounds_alike(self, rows: int) -> bool:
         """Say whether passes of up to so many rows all run here, and a row comes out the same in each of them."""
         return self.record.same_bits and rows <= MOST_ROWS and EAGER not in self._quickest[1 : rows + 1]
