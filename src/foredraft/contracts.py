@@ -239,7 +239,6 @@ class DraftContext:
     seed: int = 0  # for drafters that draw; the same seed gives the same drafts
     max_nodes: int = 64  # in any step of this sequence
     settings: Mapping[str, Any] = field(default_factory=dict)
-    cache: Any = None  # the target's KV cache of this sequence, for drafters that run the target's own layers
 
 
 class Drafting(Protocol):

@@ -18,7 +18,7 @@ PATIENCE = 4  # tries that must fail before a pause: with fewer, chance stops dr
 # bounds of `Rests.debt`, in tries that do not pay; chosen
 _MOST_SAVED = 16.0  # without a bound, what was saved long ago would excuse any number of tries
 _MOST_OWED = 2.0  # with 4, tries that save half of what one costs would end the longest pauses after 8 of them
-LONGEST_REST = 64  # steps: a failed try takes less than half a step, so it costs less than 1 % of the time
+_LONGEST_REST = 64  # steps: a failed try takes less than half a step, so it costs less than 1 % of the time
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class Rests:
     # time that tries took, less what those that paid saved, in units of a try that does not pay
     debt: float = 0.0
     left: int = 0  # steps left of the pause
-    longest: int = LONGEST_REST  # steps of a pause at most, a power of two
+    longest: int = _LONGEST_REST  # steps of a pause at most, a power of two
 
     def tried(self, *, paid: bool, gain: float = np.inf) -> bool:
         """Count a try. Return whether to make it: it pays, or it is the first after a pause and renews estimates.

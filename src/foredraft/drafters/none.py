@@ -1,5 +1,6 @@
 """The drafter that drafts nothing: plain decoding, the baseline of every comparison."""
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Verdict
@@ -14,7 +15,7 @@ class NoDrafter:
     summary: ClassVar[str] = "Plain decoding: one token per forward pass; the baseline."
     Options = NoOptions
     needs = Needs(every_step=False)
-    source_names = ("none",)
+    source_names: Sequence[str] = ("none",)
 
     @classmethod
     def create(cls, options: NoOptions, resources: Resources) -> "NoDrafter":  # noqa: ARG003  # the family's signature

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any
 
@@ -23,7 +23,7 @@ class Run:
     seq: SequenceState
     drafter: Drafter
     control: Control
-    context: DraftContext  # for the drafter, without the cache
+    context: DraftContext  # for the drafter
     target: Target
     shared: bool = False  # whether a batch may use its own control instead, one for all of its texts
     drafting: Drafting = field(init=False)  # from `open` to `close`
@@ -43,7 +43,7 @@ class Run:
 
     def open(self, cache: Any) -> None:
         """Begin with a KV cache of the target."""
-        self.drafting = self.drafter.open(replace(self.context, cache=cache))
+        self.drafting = self.drafter.open(self.context)
         self.seq.cache = cache
 
     def prefill(self) -> None:
@@ -78,5 +78,5 @@ class Run:
     def close(self) -> None:
         """End the drafting; whoever keeps the run keeps neither its state nor keys and values."""
         self.drafting.close()
-        del self.drafting  # it may hold the cache too
+        del self.drafting
         self.seq.cache = None

@@ -24,7 +24,8 @@ Calibrate = Callable[[Candidates, int, torch.Tensor], Candidates]
 level's rows, float[R, D]."""
 
 
-# a step often emits a token without a row, the last of the draft, and one after it: both are run in one pass; chosen
+# tokens that are run in the pass that begins a tree. A step often emits two without a row, the last of the draft and
+# the one after it, and skipped steps more; chosen: 4 rows take the first layers of SmolLM2 0.01 ms longer than one
 _SCORED_TOGETHER = 4
 
 

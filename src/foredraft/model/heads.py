@@ -5,6 +5,7 @@ how they are trained.
 """
 
 import copy
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -92,11 +93,15 @@ def exit_model(model: Any, layers: int, head: ExitHead | None) -> Any:
     """
     parts = model_parts(model)
     parts.check_exit(layers)
-    before = dict(enumerate(model.get_submodule(parts.layers)[:layers]))
-    if head is None:
-        return shorter(model, parts, before)
-    before[parts.count - 1] = head.layer
-    return shorter(model, parts, before, {parts.norm: head.norm, parts.lm_head: head.lm_head})
+    before = model.get_submodule(parts.layers)[:layers]
+    return shorter(model, parts, dict(enumerate(before))) if head is None else headed(model, before, head.layer, head)
+
+
+def headed(model: Any, before: Iterable[nn.Module], last: nn.Module, head: "ExitHead | FirstLayers") -> Any:
+    """Return a model of the target's kind with the layers `before` and `last`, and the norm and LM head of `head`."""
+    parts = model_parts(model)
+    layers = {**dict(enumerate(before)), parts.count - 1: last}
+    return shorter(model, parts, layers, {parts.norm: head.norm, parts.lm_head: head.lm_head})
 
 
 def _copies(model: Any, count: int, ids: torch.Tensor | None) -> tuple[nn.ModuleList, nn.Module, nn.Module]:
@@ -124,10 +129,8 @@ class FirstLayers(nn.Module):
 
 def draft_model(model: Any, first: FirstLayers) -> Any:
     """Return a model of the target's kind that runs these layers and shares the target's embeddings."""
-    parts = model_parts(model)
     *before, last = first.layers
-    layers = {**dict(enumerate(before)), parts.count - 1: last}
-    return shorter(model, parts, layers, {parts.norm: first.norm, parts.lm_head: first.lm_head})
+    return headed(model, before, last, first)
 
 
 def load_draft_model(location: str | Path, model: Any) -> tuple[HeadCard, Any]:

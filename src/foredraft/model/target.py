@@ -156,24 +156,17 @@ class TorchTarget:
     @torch.inference_mode()
     def _probe(self) -> None:
         """Raise UnsupportedModelError if logits depend on a fork in a tree of a few tokens, or on a row's index."""
-        ids, plain = _PROBED % self.vocabulary, self.new_cache()
+        ids, plain, cache = _PROBED % self.vocabulary, self.new_cache(), self.new_cache()
         self.prefill(ids[:5], plain)
         chained = self.forward(lay_out_text(ids[5:], 5), plain).logits[0]
-        if error := error_beyond_rounding(fork_scores(self)[2], chained, self.model):
+        self.prefill(ids[:4], cache)  # then the root, a wrong guess, and the right one in the row after
+        fork = lay_out(int(ids[4]), np.array([0, ids[5]], np.int32), np.array([-1, -1], np.int32), at=4)
+        if error := error_beyond_rounding(self.forward(fork, cache).logits[2], chained, self.model):
             raise UnsupportedModelError(
                 f"This {self.support.family} model scores a token differently inside a tree (relative error "
                 f"{error:.1e}), so drafts cannot be verified exactly; foredraft supports models with rotary or learned "
                 "positions."
             )
-
-
-def fork_scores(target: Any) -> torch.Tensor:
-    """Return a target's logits, float[3, V], of a tree: the root, a wrong guess, and the right one in the row after."""
-    ids, cache = _PROBED % target.vocabulary, target.new_cache()
-    target.prefill(ids[:4], cache)
-    layout = lay_out(int(ids[4]), np.array([0, ids[5]], np.int32), np.array([-1, -1], np.int32), at=4)
-    logits: torch.Tensor = target.forward(layout, cache).logits
-    return logits
 
 
 @contextmanager

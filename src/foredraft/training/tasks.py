@@ -96,8 +96,7 @@ class ExitTask(Task):
         super().__init__(model, traces, head, head.lm_head)
         nothing, own = nn.Identity(), dict(enumerate(model.get_submodule(parts.layers)[:layers]))
         self._first = shorter(model, parts, own, {parts.norm: nothing, parts.lm_head: nothing}).base_model
-        exits = {parts.norm: self.module.norm, parts.lm_head: self.module.lm_head}
-        self.after = shorter(model, parts, {parts.count - 1: self.module.layer}, exits)
+        self.after = heads.headed(model, (), self.module.layer, self.module)
         self._exit = torch.empty(0)  # float[B, T, D], the exit's states, which enter the head's layer
         layer = self.after.get_submodule(parts.layers)[0]
         # until now shared with the head's own layer, which must not be given these states when it drafts
