@@ -107,7 +107,7 @@ def measure_loans(
 def _draft_along(
     model: TorchTarget, ids: TokenIds, ends: Sequence[int], rules: GrowthRules, out_degree: int, sums: _Sums
 ) -> None:
-    drafting = RolloutDrafting(model, rules, Imitation(vocabulary=model.vocabulary), _MOST_ROWS)
+    drafting = RolloutDrafting(model, rules, Imitation(vocabulary=model.vocabulary, ids=model.ids), _MOST_ROWS)
     drafting.rollout = Rollout(model, _ROOM)
     for end in ends:
         drafting.propose(SequenceView(ids[:end], 0), Budget(nodes=_MOST_ROWS, depth=rules.levels))

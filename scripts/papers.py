@@ -11,13 +11,19 @@ line of the file. All rows write a prompt before the next prompt begins. Compile
 import argparse
 import json
 from collections import defaultdict
+from fnmatch import filter as filter_names
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
+
+import torch
+from safetensors.torch import load_file
 
 import foredraft
 from foredraft.bench.tasks import load_tasks
 from foredraft.control import StepCosts
 from foredraft.engine.statistics import Statistics, add_up
+from foredraft.model.head_files import CONFIG_FILE, IDS, SHIPPED, WEIGHTS_FILE, HeadCard, save_head
 
 TASKS = ("humaneval", "gsm8k", "mt_bench")
 CHAIN = {"out_degree": 1, "least_probability": 0.0, "levels": 10}  # as EESD drafts
@@ -29,7 +35,7 @@ ROWS: dict[str, dict[str, Any]] = {
         for name, control in {
             "Cali-TS": {"control": "cali_ts"}, "Beta-TS": {"control": "beta_ts"},
             "adaptive threshold": {"control": "exit_threshold"}, "by costs": {"control": "cost_aware"},
-            **{f"fixed {k}": {"nodes": k} for k in (1, 2, 4, 6)},
+            **{f"fixed {k}": {"nodes": k} for k in range(1, 11)},
         }.items()
     },
     "EESD, tree of 7": {
@@ -67,17 +73,41 @@ _WARM_UP, _WARM_UP_TOKENS = "One, two, three, one, two, three, one, two", 24
 def rows_of(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Return the selected rows, with additional rows for the heads and stores given as arguments."""
     heads = dict(each.split("=", 1) for each in arguments.head)
-    further = {
-        f"EESD, {name}, Beta-TS": {"method": "eesd", "options": {"head": head, **CHAIN}, "control": "beta_ts"}
-        for name, head in heads.items()
-    }
+    heads |= {f"{size} tokens": str(resized_head(size, arguments.cells.parent)) for size in arguments.size}
+    further: dict[str, dict[str, Any]] = {}
+    for name, head in heads.items():
+        options = {"head": head, **CHAIN}
+        further[f"EESD, {name}, Beta-TS"] = {"method": "eesd", "options": options, "control": "beta_ts"}
+        further[f"EESD, {name}, fixed 4"] = {"method": "eesd", "options": options, "nodes": 4}
     for name, store in (each.split("=", 1) for each in arguments.store):
         for nodes in (16, 64):
             further[f"REST, {name}, {nodes} nodes"] = {"method": "rest", "options": {"store": store}, "nodes": nodes}
         paper = {"store": store, "learn": "off", "shortest": 2, "doubt": 0}
-        further[f"REST, {name}, the paper's settings, 64 nodes"] = {"method": "rest", "options": paper, "nodes": 64}
-    wanted = [*arguments.row, *(row for row in further if row.startswith("REST"))] if arguments.row else []
-    return {row: how for row, how in (ROWS | further).items() if not wanted or row in wanted}
+        for longest in (2, 3, 4, 6, 8, 12, 16):
+            row = f"REST, {name}, the paper's settings, 64 nodes, contexts of {longest} tokens"
+            further[row] = {"method": "rest", "options": {**paper, "longest": longest}, "nodes": 64}
+    if arguments.skipped:
+        skipped = {"skipped": str(arguments.skipped)}
+        further["layer skipping, searched"] = {"method": "layer_skip", "options": skipped}
+    rows = ROWS | further
+    if unknown := [pattern for pattern in arguments.row if not filter_names(rows, pattern)]:
+        raise SystemExit(f"There is no row {unknown[0]!r}. Rows are: {'; '.join(rows)}.")
+    return {row: how for row, how in rows.items() if any(fnmatchcase(row, pattern) for pattern in arguments.row)}
+
+
+def resized_head(size: int, folder: Path) -> Path:
+    """Write the shipped early-exit head with `size` scored tokens, the most frequent first; return its folder.
+
+    Tokens beyond its own follow by id; a tokenizer numbers them roughly by frequency.
+    """
+    shipped, resized = SHIPPED / "smollm2" / "eesd", folder / f"eesd-{size}"
+    card, tensors = json.loads((shipped / CONFIG_FILE).read_text()), load_file(shipped / WEIGHTS_FILE)
+    ranked = tensors.pop(IDS).tolist()
+    if size < card["vocabulary"]:
+        others = sorted(set(range(card["vocabulary"])) - set(ranked))
+        tensors[IDS] = torch.tensor([*ranked, *others][:size], dtype=torch.int32)
+    save_head(resized, HeadCard(**card), tensors)
+    return resized
 
 
 def measure(arguments: argparse.Namespace) -> None:
@@ -150,10 +180,13 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, action="append", help="0 is greedy; repeatable")
     parser.add_argument("--head", action="append", default=[], help="NAME=FOLDER, an additional EESD head; repeatable")
     parser.add_argument("--store", action="append", default=[], help="NAME=FOLDER, a datastore for REST; repeatable")
-    parser.add_argument("--row", action="append", help="measure only this row; repeatable")
+    parser.add_argument("--size", action="append", default=[], type=int, help="scored tokens of one more EESD head")
+    parser.add_argument("--skipped", type=Path, help="a file of `foredraft train layer-skip`, for one more row")
+    parser.add_argument("--row", action="append", help="measure only these rows, such as 'REST*'; repeatable")
     parser.add_argument("--table", action="store_true", help="print the tables instead of measuring")
     arguments = parser.parse_args()
     arguments.temperature = arguments.temperature or [0.0]
+    arguments.row = arguments.row or ["*"]
     if arguments.table:
         table(arguments.cells)
     else:

@@ -106,6 +106,16 @@ def test_texts_are_what_the_model_writes_behind_a_prompt(model, tmp_path):
     assert sum(len(text["ids"]) for text in texts if text["kind"] != "open") >= OPTIONS.written_tokens
 
 
+def test_prompts_given_again_are_answered_again_with_other_noise(model, tmp_path):
+    path = data_file(tmp_path, texts=3)
+    out, twice = tmp_path / "out", [read_sources(path, pretrained_words(), ReadReport()) for _ in range(2)]
+    write_texts(out, in_turns(twice), Writer(model), OPTIONS, "x", silent)
+    texts = [json.loads(line) for line in (out / "texts.jsonl").read_text().splitlines()[1:]]
+    assert [text["source"] for text in texts if text["kind"] != "open"] == [0, 1, 2, 3, 4, 5]
+    assert all(text["kind"] == "sampled" for text in texts if text["source"] % 2)
+    assert [text["source"] for text in texts if text["kind"] == "open"] == [0, 2, 4]
+
+
 @pytest.mark.slow
 def test_a_killed_writing_goes_on_behind_its_last_whole_line(model, tmp_path):
     def sources():

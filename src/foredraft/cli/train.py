@@ -33,7 +33,11 @@ app.command("layer-skip")(layer_skip)
 
 Model = Annotated[str, typer.Option(help="The model to draft for: smollm2, a GGUF file, a hub id, or a folder")]
 Data = Annotated[
-    list[Path], typer.Option(help="Texts: .jsonl of messages or text (also .gz), .txt, a folder; or a folder of traces")
+    list[Path],
+    typer.Option(
+        help="Texts: .jsonl of messages or text (also .gz), .txt, a folder; or a folder of traces. Named again, a file's "
+        "prompts are answered again, sampled"
+    ),
 ]
 
 

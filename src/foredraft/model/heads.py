@@ -248,7 +248,7 @@ class AgreementPredictor(nn.Module):
         weight = noisy if sampled else greedy
         logits = of_target[position] @ target + bias[position] + draft @ of_draft
         logits += weight * np.log(own / (1 - own)) + constant * sampled
-        chance: FloatArray = (1 / (1 + np.exp(-logits))).astype(np.float32)
+        chance: FloatArray = np.exp(-np.logaddexp(0.0, -logits)).astype(np.float32)  # cannot overflow
         return chance
 
     @cached_property

@@ -10,7 +10,7 @@ complete `windows.npy` int32[W, T + 1], `kinds.npy` uint8[W], `held.npy` bool[W]
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -140,7 +140,7 @@ def write_texts(
     """
     known = _known_texts(folder, _head(options, identity))
     done = 1 + max((int(text["source"]) for text in known), default=-1)
-    remaining = islice(enumerate(sources), done, None)
+    remaining = islice(_requests(sources, options), done, None)
     wanted = {False: options.written_tokens, True: options.open_tokens}
     tokens: Counter[bool] = Counter()  # of open texts (True), and of the target's (False)
     for text in known:
@@ -148,23 +148,30 @@ def write_texts(
     try:
         with (folder / TEXTS).open("a") as file:
             while any(tokens[each] < wanted[each] for each in wanted) and (group := list(islice(remaining, TOGETHER))):
-                asked = [
-                    Asked(source.prompt, n * _GOLDEN % 1 < 1 - options.greedy_share, options.seed + n)
-                    for n, source in group
-                ]
                 is_enough = tokens[False] >= wanted[False]
+                asked = [request for _, request, _ in group]
                 answers = [[]] * len(group) if is_enough else write(asked, options.answer_tokens)
-                for (number, source), (prompt, is_sampled, _), answer in zip(group, asked, answers, strict=True):
+                for (source, (prompt, is_sampled, seed), is_new), answer in zip(group, answers, strict=True):
                     held, kind = is_held_out(source.key, options.hold_out_one_in), "sampled" if is_sampled else "greedy"
-                    for of, ids in ((kind, [*prompt, *answer]), ("open", source.text)):
+                    for of, ids in ((kind, [*prompt, *answer]), *([("open", source.text)] if is_new else [])):
                         if tokens[of == "open"] < wanted[of == "open"]:
-                            text = {"source": number, "kind": of, "held": held, "ids": [*map(int, ids)]}
+                            text = {"source": seed - options.seed, "kind": of, "held": held, "ids": [*map(int, ids)]}
                             file.write(json.dumps(text) + "\n")
                             tokens[of == "open"] += len(ids)
                 file.flush()
                 tell("writing", min(tokens[False], wanted[False]), wanted[False])
     except OSError as error:
         raise unwritable(folder, error) from error
+
+
+def _requests(sources: Iterable[Source], options: TraceOptions) -> Iterator[tuple[Source, Asked, bool]]:
+    """Yield each source with its request, and whether its prompt is new; one asked for again is always sampled."""
+    known: set[str] = set()
+    for number, source in enumerate(sources):
+        is_new = source.key not in known
+        known.add(source.key)
+        is_sampled = not is_new or number * _GOLDEN % 1 < 1 - options.greedy_share
+        yield source, Asked(source.prompt, is_sampled, options.seed + number), is_new
 
 
 def label_texts(folder: Path, model: Any, options: TraceOptions, identity: str, tell: Tell) -> Traces:
