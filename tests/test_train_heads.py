@@ -471,7 +471,7 @@ def test_labels_of_agreement_are_those_of_a_slow_comparison(model, traces):
 def test_medusa_heads_learn(model, traces, tmp_path):
     from foredraft.training.tasks import MedusaTask
 
-    task = MedusaTask(model, 2, traces)
+    task = MedusaTask(model, 2, traces, states=tmp_path / "states.npy")
     chosen, _ = chosen_windows(traces, "all")
     with torch.no_grad():
         before = float(task.loss(chosen))

@@ -35,9 +35,14 @@ Model = Annotated[str, typer.Option(help="The model to draft for: smollm2, a GGU
 Data = Annotated[
     list[Path],
     typer.Option(
-        help="Texts: .jsonl of messages or text (also .gz), .txt, a folder; or a folder of traces. Named again, a file's "
-        "prompts are answered again, sampled"
+        help="Texts: .jsonl of messages or text (also .gz), .txt, a folder; or a folder of traces. A file named again "
+        "has its prompts answered again, sampled"
     ),
+]
+
+
+KeepStates = Annotated[
+    bool, typer.Option(help="Keep the states that heads learn from on disk: 2 bytes times the model's width a token")
 ]
 
 
@@ -93,6 +98,10 @@ class Training:
         if self.max_minutes is not None and not 0 < self.max_minutes < math.inf:
             raise UsageError(f"--max-minutes is {self.max_minutes:g}; it must be above 0.")
         return _assigned(LoopOptions, self.settings, "the training")
+
+    def states(self, head: Head, keep: bool) -> Path | None:
+        """Return the file to keep states in, if `keep` says so and they are read more than once."""
+        return head.run / "states.npy" if keep and self.options().epochs > 1 else None
 
     def prepared(self, model: str, data: list[Path], run: Path) -> tuple[Any, "Traces"]:
         """Return the model, and its traces in `data`, or those made of the texts in it and kept in the folder `run`."""
@@ -162,9 +171,7 @@ def eesd(
         str, typer.Option(help="distribution (of the target) or tokens (the next one, as in the paper)")
     ] = "distribution",
     texts: Annotated[str, typer.Option(help="Learn from all texts, those written by the model, or open ones")] = "all",
-    keep_states: Annotated[
-        bool, typer.Option(help="Keep the exit's states on disk: 2 bytes times the width a token")
-    ] = True,
+    keep_states: KeepStates = True,
     training: Training,
 ) -> None:
     """Train an early-exit head, for `--method eesd`; the same command goes on where a killed one was."""
@@ -175,7 +182,7 @@ def eesd(
     count = int(transformer.config.num_hidden_layers)
     layers = max(1, round(count / 10)) if layers is None else layers
     card = card_for(transformer, "eesd", head.model, layers=layers, dtype=head.save_dtype)
-    states = head.run / "states.npy" if keep_states and training.options().epochs > 1 else None
+    states = training.states(head, keep_states)
     ids = _scored(opened, head.vocabulary, transformer)
     task = ExitTask(transformer, layers, opened, loss=loss, states=states, ids=ids)
     del transformer  # what comes after the exit is not needed any more
@@ -235,6 +242,7 @@ def medusa(
     *,
     head: Head,
     heads: Annotated[int, typer.Option(help="How many heads, each for one more token ahead", min=1, max=16)] = 3,
+    keep_states: KeepStates = True,
     training: Training,
 ) -> None:
     """Train Medusa heads, for `--method medusa`, and measure how often each is right."""
@@ -245,11 +253,14 @@ def medusa(
     transformer, opened = training.prepared(head.model, head.data, head.run)
     card = card_for(transformer, "medusa", head.model, dtype=head.save_dtype, count=heads)
     ids = _scored(opened, head.vocabulary, transformer)
-    task = MedusaTask(transformer, heads, opened, ids)
+    states = training.states(head, keep_states)
+    task = MedusaTask(transformer, heads, opened, ids, states)
     outcome = training.train(task, opened, card, head.run, heads=heads, vocabulary=head.vocabulary)
     trained, held = chosen_windows(opened, "all")
     task.module.accuracies.copy_(task.measured((held if len(held) else trained)[:200]))
     _save(head.out, card, {**task.module.state_dict(), **({} if ids is None else {IDS: ids.int()})}, outcome)
+    if states is not None:
+        states.unlink(missing_ok=True)
 
 
 def _save(out: Path, card: "HeadCard", weights: Mapping[str, Any], outcome: "Run") -> None:

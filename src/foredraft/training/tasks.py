@@ -69,6 +69,41 @@ class Task:
         return [self.logits(windows)]
 
 
+class States:
+    """A frozen model's last hidden states in the windows of traces.
+
+    With `file`, states that were computed are stored there in bfloat16 and read again. StoreError if it cannot be
+    written.
+    """
+
+    def __init__(self, model: Any, traces: Traces, file: Path | None) -> None:
+        self._model, self._traces, self._file = model, traces, None
+        self._stored = np.zeros(len(traces.windows), np.bool_)  # windows whose states this run has stored
+        self._device: torch.device = model.get_input_embeddings().weight.device
+        if file is None:
+            return
+        shape = (len(traces.windows), traces.window, model.config.hidden_size)
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            self._file = np.lib.format.open_memmap(file, "w+", np.int16, shape)
+        except OSError as error:
+            raise StoreError(
+                f"{file} cannot be written ({error.strerror}); it needs {2 * np.prod(shape) / 2**30:.1f} GiB."
+            ) from error
+
+    @torch.no_grad()
+    def of(self, windows: Numbers) -> torch.Tensor:
+        """Return the states of these windows, float32[B, T, D]."""
+        if self._file is not None and self._stored[windows].all():
+            return torch.from_numpy(self._file[windows]).view(torch.bfloat16).float().to(self._device)
+        with torch.autocast(self._device.type, enabled=False):  # computed as when drafting
+            states = self._model(**self._traces.inputs(windows, self._device)).last_hidden_state
+        if self._file is not None:
+            self._file[windows] = states.to(torch.bfloat16).view(torch.int16).cpu().numpy()
+            self._stored[windows] = True
+        return states.float()  # type: ignore[no-any-return]  # transformers' outputs are Any
+
+
 class ExitTask(Task):
     """Trains an early-exit head on the frozen first `layers` (EESD, Liu et al. 2024, section 3.2).
 
@@ -95,16 +130,14 @@ class ExitTask(Task):
         head.lm_head.requires_grad_(requires_grad=ids is None)
         super().__init__(model, traces, head, head.lm_head)
         nothing, own = nn.Identity(), dict(enumerate(model.get_submodule(parts.layers)[:layers]))
-        self._first = shorter(model, parts, own, {parts.norm: nothing, parts.lm_head: nothing}).base_model
+        first = shorter(model, parts, own, {parts.norm: nothing, parts.lm_head: nothing}).base_model
+        self._states = States(first, traces, states)
         self.after = heads.headed(model, (), self.module.layer, self.module)
         self._exit = torch.empty(0)  # float[B, T, D], the exit's states, which enter the head's layer
         layer = self.after.get_submodule(parts.layers)[0]
         # until now shared with the head's own layer, which must not be given these states when it drafts
         vars(layer)["_forward_pre_hooks"] = vars(layer)["_forward_pre_hooks"].copy()
         layer.register_forward_pre_hook(lambda _layer, inputs: (self._exit, *inputs[1:]))
-        self._stored = np.zeros(len(traces.windows), np.bool_)  # windows whose states this run has stored
-        width = model.get_output_embeddings().weight.shape[1]
-        self._file = None if states is None else _states_file(states, (len(traces.windows), traces.window, width))
 
     def loss(self, windows: Numbers) -> torch.Tensor:
         if self._loss == "distribution":
@@ -114,31 +147,8 @@ class ExitTask(Task):
         return cross_entropy(self.logits(windows).flatten(0, 1).float(), labels, ignore_index=-1)
 
     def logits(self, windows: Numbers) -> torch.Tensor:
-        inputs = self._traces.inputs(windows, self._device)
-        self._exit = self._states(windows, inputs)
-        return self.after(**inputs).logits  # type: ignore[no-any-return]  # transformers' outputs are Any
-
-    @torch.no_grad()
-    def _states(self, windows: Numbers, inputs: dict[str, Any]) -> torch.Tensor:
-        """Return the exit's states, float32[B, T, D]; the file stores them in bfloat16."""
-        if self._file is not None and self._stored[windows].all():
-            return torch.from_numpy(self._file[windows]).view(torch.bfloat16).float().to(self._device)
-        with torch.autocast(self._device.type, enabled=False):  # computed as when drafting
-            states = self._first(**inputs).last_hidden_state
-        if self._file is not None:
-            self._file[windows] = states.to(torch.bfloat16).view(torch.int16).cpu().numpy()
-            self._stored[windows] = True
-        return states.float()  # type: ignore[no-any-return]  # transformers' outputs are Any
-
-
-def _states_file(file: Path, shape: tuple[int, int, int]) -> np.memmap[Any, np.dtype[np.int16]]:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        return np.lib.format.open_memmap(file, "w+", np.int16, shape)
-    except OSError as error:
-        raise StoreError(
-            f"{file} cannot be written ({error.strerror}); it needs {2 * np.prod(shape) / 2**30:.1f} GiB."
-        ) from error
+        self._exit = self._states.of(windows)
+        return self.after(**self._traces.inputs(windows, self._device)).logits  # type: ignore[no-any-return]  # transformers' outputs are Any
 
 
 class DraftTask(Task):
@@ -161,11 +171,14 @@ class DraftTask(Task):
 class MedusaTask(Task):
     """Trains `count` Medusa heads on the target's last hidden states (Cai et al. 2024, section 2.2.1).
 
-    The loss of head k is weighted by 0.8 to the power k, as deeper heads are less accurate.
+    The loss of head k is weighted by 0.8 to the power k, as deeper heads are less accurate. `states` is as in
+    `ExitTask`, and raises as there.
     """
 
-    def __init__(self, model: Any, count: int, traces: Traces, ids: torch.Tensor | None = None) -> None:
-        self._model = model.requires_grad_(requires_grad=False)
+    def __init__(
+        self, model: Any, count: int, traces: Traces, ids: torch.Tensor | None = None, states: Path | None = None
+    ) -> None:
+        self._states = States(model.requires_grad_(requires_grad=False).base_model, traces, states)
         self._lm_head = model.get_output_embeddings() if ids is None else RankedHead(model, ids)
         super().__init__(model, traces, heads.MedusaHeads(self._lm_head.weight.shape[1], count), self._lm_head)
         self.module.to(self._device)
@@ -182,9 +195,7 @@ class MedusaTask(Task):
         return found / len(windows)
 
     def _scores(self, windows: Numbers) -> list[torch.Tensor]:
-        with torch.no_grad(), torch.autocast(self._device.type, enabled=False):  # computed as when drafting
-            output = self._model.base_model(**self._traces.inputs(windows, self._device))
-        states = self.module(output.last_hidden_state.float()).to(self._lm_head.weight.dtype)
+        states = self.module(self._states.of(windows)).to(self._lm_head.weight.dtype)
         return [self._lm_head(each[:, :-head]) for head, each in enumerate(states, 1)]
 
 
