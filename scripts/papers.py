@@ -34,7 +34,7 @@ ROWS: dict[str, dict[str, Any]] = {
         f"EESD, chain, {name}": {"method": "eesd", "options": CHAIN, **control}
         for name, control in {
             "Cali-TS": {"control": "cali_ts"}, "Beta-TS": {"control": "beta_ts"},
-            "adaptive threshold": {"control": "exit_threshold"}, "by costs": {"control": "cost_aware"},
+            "adaptive threshold": {"control": "exit_threshold"}, "by costs": {"control": "measured"},
             **{f"fixed {k}": {"nodes": k} for k in range(1, 11)},
         }.items()
     },

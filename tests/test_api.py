@@ -34,7 +34,7 @@ METHODS = {
     "adaptix": {"num_speculative_tokens": 12, "table": "none"},
     "adaptix measured": {"table": "none"},
     "adaptix beta_ts": {"table": "none", "control": "beta_ts", "control_options": {"alpha0": 4}},
-    "prompt_lookup cost_aware": {"control": "cost_aware", "num_speculative_tokens": 8},
+    "prompt_lookup beta_ts": {"control": "beta_ts", "num_speculative_tokens": 8},
 }
 
 

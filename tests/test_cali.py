@@ -16,7 +16,7 @@ from support.families import VOCABULARY
 
 def outcome(accepted, rejected, levels=None):
     levels = accepted + rejected if levels is None else levels
-    return Outcome(levels, levels, accepted, bool(rejected), False, (None,) * levels, levels)
+    return Outcome(levels, accepted, bool(rejected))
 
 
 def test_the_posterior_is_that_of_a_gaussian_mean():
@@ -51,16 +51,16 @@ def test_a_level_follows_as_often_as_the_last_one_is_predicted_to_be_accepted():
     rule = CaliRule(CaliOptions(sigma_model=0.01), seed=1)
     went_on = np.zeros(2)
     for _ in range(4000):
-        went_on += rule.more(1, 0.8, 0.8), rule.more(2, 0.8 * 0.3, 0.3)
+        went_on += rule.more(0.8), rule.more(0.3)
     assert went_on / 4000 == pytest.approx([0.8, 0.3], abs=0.03)
 
 
 def test_without_an_estimate_the_counts_decide_and_draws_stay_chances():
     rule = CaliRule(CaliOptions(sigma_model=5.0, theta0=1.0), seed=2)
-    assert {rule.more(1, None, None) for _ in range(200)} == {True, False}  # wide draws are clipped, not rejected
+    assert {rule.more(None) for _ in range(200)} == {True, False}  # wide draws are clipped, not rejected
     sure = CaliRule(CaliOptions(sigma_model=1e-6, theta0=1.0), seed=2)
-    assert all(sure.more(level, None, None) for level in range(1, 9))
-    assert not sure.more(9, 0.0, 0.0)
+    assert all(sure.more(None) for _ in range(8))
+    assert not sure.more(0.0)
 
 
 def test_a_plain_step_is_no_verification():

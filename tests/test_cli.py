@@ -496,7 +496,7 @@ def test_methods_shows_what_the_classes_declare_without_importing_torch(run):
 def test_methods_lists_the_controls_with_their_options(run):
     text = run("methods", "--controls").out
     found = {entry["name"]: entry for entry in json.loads(run("methods", "--controls", "--json").out)}
-    known = {"measured", "fixed", "confidence", "beta_ts", "cali_ts", "exit_threshold", "cost_aware", "whole"}
+    known = {"measured", "fixed", "beta_ts", "cali_ts", "exit_threshold", "whole"}
     assert set(found) == known
     assert all(name in text and entry["summary"] for name, entry in found.items())
     assert [name for name, entry in found.items() if entry["default"]] == ["measured"]

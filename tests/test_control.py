@@ -22,6 +22,7 @@ from foredraft.control.payoff import (
 )
 from foredraft.errors import UsageError
 from foredraft.graph.tree import chain_parents, depths
+from support.clock import Clock
 
 
 def tree(parents, score=None):
@@ -249,6 +250,57 @@ def test_one_hopeless_draft_among_good_ones_does_not_stop_drafting():
         if number > 20 and not hopeless:
             assert len(draft) == 1 or budget.nodes == 0
     assert control.budget(50).nodes > 0
+
+
+def deepest(control, clock, chance, level_seconds, right=4):
+    """How many levels of a chain are drafted whose tokens each have this chance and take these seconds."""
+    budget, levels, draft = control.budget(20), 0, EMPTY_DRAFT
+    while budget.nodes > levels and (levels == 0 or budget.more(chance**levels)):
+        clock.now += level_seconds
+        levels += 1
+    if levels:
+        score = (chance ** np.arange(1, levels + 1)).astype(np.float32)
+        draft = control.trim(Draft(np.arange(levels, dtype=np.int32), chain_parents(levels), score), budget)
+    right = range(min(right, len(draft)))
+    seconds = level_seconds * levels
+    control.observe(
+        Verdict(tuple(range(len(right) + 1)), tuple(right), draft, 0),
+        honest(CHEAP)(0, len(draft) + 1),
+        seconds,
+        seconds,
+    )
+    return levels
+
+
+def test_a_draft_goes_as_deep_as_its_levels_repay():
+    found = []
+    for level_seconds in (0.01, 0.1, 0.3):
+        clock = Clock()
+        control = MeasuredControl(CHEAP, clock=clock)
+        found.append([deepest(control, clock, 0.8, level_seconds) for _ in range(60)][-1])
+    assert found[0] > found[1] > found[2]
+    assert found[2] >= 1
+
+
+def test_unsure_drafts_are_shorter_than_sure_ones():
+    clock = Clock()
+    control = MeasuredControl(CHEAP, clock=clock)
+    sure = [(deepest(control, clock, 0.9, 0.1, 9), deepest(control, clock, 0.4, 0.1, 1)) for _ in range(40)][-1]
+    assert sure[0] > sure[1] > 0
+
+
+@pytest.mark.parametrize("jump", [0.0, -5.0, math.inf, math.nan, 3600.0])
+def test_a_level_whose_clock_jumps_changes_no_depth_for_long(jump):
+    clock = Clock()
+    control = MeasuredControl(CHEAP, clock=clock)
+    before = [deepest(control, clock, 0.8, 0.05) for _ in range(60)][-1]
+    more = control.budget(20).more
+    more(0.9)
+    clock.now += jump
+    more(0.9)
+    clock.now = 0.0
+    after = [deepest(control, clock, 0.8, 0.05) for _ in range(60)][-1]
+    assert before == after > 1
 
 
 def random_evidence(rng, most):

@@ -19,12 +19,9 @@ from foredraft.contracts import (
     Verdict,
 )
 from foredraft.control import CONTROLS, MOST_NODES, FixedControl, MeasuredControl, choose_control
-from foredraft.control.cost_aware import CostAwareRule, WholeRule
 from foredraft.control.levels import (
     BetaOptions,
     BetaRule,
-    ConfidenceOptions,
-    ConfidenceRule,
     ExitThresholdOptions,
     ExitThresholdRule,
     LevelControl,
@@ -32,6 +29,7 @@ from foredraft.control.levels import (
     level_chances,
 )
 from foredraft.control.payoff import PATIENCE
+from foredraft.control.whole import WholeControl
 from foredraft.engine.run import Run
 from foredraft.engine.state import SequenceState
 from foredraft.errors import UsageError
@@ -59,21 +57,19 @@ def verdict(draft, path=(), ended=False):
 class ScriptedRule:
     """Allows the first `levels` levels, and records its calls."""
 
-    def __init__(self, levels, begins=True):
-        self.levels = levels
-        self.starts = begins
+    def __init__(self, levels):
+        self.levels = self.left = levels
         self.asked = []
         self.outcomes = []
 
-    def begins(self, levels):
-        return self.starts
-
-    def more(self, level, path, token):
-        self.asked.append((level, path))
-        return level < self.levels
+    def more(self, token):
+        self.asked.append(token)
+        self.left -= 1
+        return self.left > 0
 
     def observe(self, outcome):
         self.outcomes.append(outcome)
+        self.left = self.levels
 
 
 # --- who is asked, and when
@@ -117,8 +113,10 @@ def test_a_whole_draft_is_cut_behind_the_level_where_the_rule_stops(levels):
     kept = control.trim(offered, control.budget(9))
     kept.check()
     np.testing.assert_array_equal(kept.tokens, np.flatnonzero(depths(offered.parents) <= levels))
-    scores = [pytest.approx(each) for each in (0.9, 0.8, 0.6, 0.3)]  # the last level is not asked about
-    assert rule.asked == list(enumerate(scores, 1))[: min(levels, 4)]
+    tokens = [
+        pytest.approx(each) for each in (0.9, 0.8 / 0.9, 0.6 / 0.8, 0.3 / 0.6)
+    ]  # the last level is not asked about
+    assert rule.asked == tokens[: min(levels, 4)]
 
 
 def test_a_drafter_that_drafts_step_by_step_is_asked_once_a_level_and_obeys():
@@ -132,17 +130,9 @@ def test_a_drafter_that_drafts_step_by_step_is_asked_once_a_level_and_obeys():
         assert len(draft) == min(levels, 6)
         kept = control.trim(draft, budget)
         assert kept is draft
-        assert rule.asked == [(level, 0.5**level) for level in range(1, len(draft) + 1)]
+        assert rule.asked == [0.5] * len(draft)
         control.observe(verdict(kept, path=(0,)), 1.0, 0.5, 0.25)
-        outcome = rule.outcomes[-1]
-        assert (outcome.nodes, outcome.levels, outcome.accepted, outcome.asked) == (
-            len(draft),
-            len(draft),
-            1,
-            len(draft),
-        )
-        assert outcome.chances == tuple(0.5**level for level in range(1, len(draft) + 1))
-        assert (outcome.forward_seconds, outcome.other_seconds, outcome.draft_seconds) == (1.0, 0.5, 0.25)
+        assert rule.outcomes == [Outcome(len(draft), 1, rejected=len(draft) > 1)]
 
 
 def test_levels_that_the_drafter_did_not_ask_about_are_asked_about_afterwards():
@@ -152,7 +142,7 @@ def test_levels_that_the_drafter_did_not_ask_about_are_asked_about_afterwards():
     assert budget.more(0.9)
     assert budget.more(None)
     assert len(control.trim(chain(7, 0.5), budget)) == 4
-    assert rule.asked == [(1, 0.9), (2, None), (3, 0.125), (4, 0.0625)]
+    assert rule.asked == [0.9, None, 0.125, 0.5]
 
 
 def test_a_refusal_holds_for_the_step_and_for_a_drafter_that_does_not_listen():
@@ -162,15 +152,15 @@ def test_a_refusal_holds_for_the_step_and_for_a_drafter_that_does_not_listen():
     assert [budget.more(1.0) for _ in range(5)] == [True, False, False, False, False]
     assert len(rule.asked) == 2
     assert len(control.trim(chain(7), budget)) == 2
+    control.observe(verdict(chain(2)), 1.0, 0.5)
     assert control.budget(8).more(1.0), "the next step begins anew"
 
 
-def test_a_rule_that_does_not_begin_gets_no_draft():
-    control = LevelControl(ScriptedRule(3, begins=False), 8)
-    budget = control.budget(5)
-    assert budget == NO_BUDGET
-    assert budget.more is None
-    assert control.trim(EMPTY_DRAFT, budget) is EMPTY_DRAFT
+def test_without_room_nothing_is_drafted():
+    control = LevelControl(ScriptedRule(3), 8)
+    assert control.budget(0) == NO_BUDGET
+    assert control.budget(0).more is None
+    assert control.trim(EMPTY_DRAFT, NO_BUDGET) is EMPTY_DRAFT
 
 
 def test_estimates_that_are_no_numbers_are_refused_and_rounding_is_not():
@@ -178,7 +168,7 @@ def test_estimates_that_are_no_numbers_are_refused_and_rounding_is_not():
     budget = LevelControl(rule, 8).budget(8)
     assert budget.more(1.0000001)
     assert budget.more(np.float32(-1e-9))
-    assert rule.asked == [(1, 1.0), (2, 0.0)]
+    assert rule.asked == [1.0, 0.0]
     with pytest.raises(ValueError, match="estimate is nan; it must be a number from 0 to 1, or None"):
         budget.more(math.nan)
 
@@ -289,194 +279,6 @@ def test_no_draft_is_longer_than_the_cap(cap):
         assert len(control.trim(chain(30), budget)) == cap
 
 
-# --- confidence
-
-
-def test_confidence_stops_behind_the_first_level_below_the_threshold():
-    for threshold, kept in ((0.0, 9), (0.1, 4), (0.125, 3 + 1), (0.2, 3), (0.5, 2), (0.6, 1), (1.0, 1)):
-        control = LevelControl(ConfidenceRule(ConfidenceOptions(threshold)), 20)
-        assert len(control.trim(chain(9, 0.5), control.budget(20))) == kept
-    control = LevelControl(ConfidenceRule(ConfidenceOptions(1.0)), 20)
-    assert len(control.trim(chain(9), control.budget(20))) == 9, "a drafter without estimates is not stopped"
-
-
-# --- the cost-aware rule
-
-
-def cost_control(curve, most_nodes=16):
-    rule = CostAwareRule(curve, most_nodes)
-    return rule, LevelControl(rule, most_nodes)
-
-
-def wanted(control, longest=16, rate=None):
-    budget = control.budget(longest)
-    return len(control.trim(chain(longest, rate), budget)) if budget.nodes else 0
-
-
-def stepwise_outcome(accepted, levels, pass_seconds, beside, level):
-    """A draft made level by level, which took `level` seconds each."""
-    drafting = level * levels
-    return Outcome(
-        levels, levels, accepted, accepted < levels, False, (None,) * levels, levels,
-        pass_seconds, beside + drafting, drafting,
-    )  # fmt: skip
-
-
-def best_length(curve, rates, level_seconds=0.0, beside=0.0):
-    """The number of levels with the most expected tokens per second, the slow and obvious way."""
-    table = curve.table(len(rates) + 1)
-    speeds = []
-    for levels in range(len(rates) + 1):
-        tokens = 1 + sum(math.prod(rates[:depth]) for depth in range(1, levels + 1))
-        speeds.append(tokens / (table[levels + 1] + beside + level_seconds * levels))
-    return max(range(len(speeds)), key=speeds.__getitem__)
-
-
-def test_without_estimates_the_rule_stops_at_the_length_with_the_most_tokens_per_second():
-    rng = np.random.default_rng(0)
-    seen = set()
-    for _ in range(150):
-        steps = rng.exponential(rng.choice([0.02, 0.1, 0.4]), 16) * (rng.random(16) < 0.5)  # flat, then a jump
-        curve = CostCurve(tuple(range(1, 18)), tuple(1 + np.concatenate([[0], np.cumsum(steps)])))
-        rule, control = cost_control(curve)
-        level, beside = float(rng.choice([0.0, 0.05, 0.3])), float(rng.choice([0.0, 0.2]))
-        for accepted in rng.binomial(16, rng.random(), 150).tolist():  # so many steps that seconds are learned exactly
-            rule.observe(stepwise_outcome(accepted, 16, curve.table(17)[17], beside, level))
-        expected = best_length(curve, rule.acceptance().tolist(), level, beside)
-        assert wanted(control) == expected
-        seen.add(expected)
-    assert {0, 1, 2} < seen
-    assert max(seen) > 8
-
-
-FLAT = CostCurve((1, 64), (1.0, 1.0))
-STEEP = CostCurve((1, 2, 64), (1.0, 2.0, 64.0))
-MILD = CostCurve((1, 2, 64), (1.0, 1.1, 7.3))
-
-
-def test_more_is_drafted_where_passes_are_cheaper_and_less_where_drafting_is_dearer():
-    assert wanted(cost_control(FLAT)[1]) == 16
-    assert 1 < wanted(cost_control(MILD)[1]) < 16
-    assert wanted(cost_control(STEEP)[1]) == 0
-    found = []
-    for draft_seconds in (0.0, 0.05, 0.2, 1.0):
-        _, control = cost_control(FLAT)
-        for _ in range(100):
-            budget = control.budget(16)
-            levels = 0
-            while budget.nodes and levels < 16 and (levels == 0 or budget.more(None)):
-                levels += 1
-            draft = control.trim(chain(levels), budget) if levels else EMPTY_DRAFT
-            right = range((7 * levels) // 10)
-            control.observe(verdict(draft, right), 1.0, draft_seconds * levels, draft_seconds * levels)
-        found.append(levels)
-    assert found[0] == 16
-    assert sorted(set(found), reverse=True) == found, "strictly fewer as drafting grows dearer"
-
-
-def test_what_a_whole_draft_has_cost_does_not_shorten_it():
-    """Its seconds are spent whether or not its levels are verified."""
-    _, control = cost_control(FLAT)
-    for _ in range(50):
-        draft = control.trim(chain(16), control.budget(16))
-        control.observe(verdict(draft, range(8)), 1.0, 0.5, 0.5)
-    assert len(draft) == 16
-
-
-def learned(accepted, steps=60, curve=MILD):
-    rule, control = cost_control(curve)
-    for step in range(steps):
-        budget = control.budget(16)
-        draft = control.trim(chain(16), budget) if budget.nodes else EMPTY_DRAFT
-        control.observe(verdict(draft, range(min(accepted(step), len(draft)))), curve.table(17)[len(draft) + 1], 0.0)
-    return rule, control
-
-
-def test_acceptance_is_learned_by_depth():
-    rule, control = learned(lambda step: 3, curve=FLAT)
-    rates = rule.acceptance()
-    assert (rates[:3] > 0.9).all()
-    assert rates[3] < 0.15
-    _, control = learned(lambda step: 3)
-    assert wanted(control) == 3
-    assert wanted(learned(lambda step: 16)[1]) == 16
-    assert wanted(learned(lambda step: step % 2)[1]) in (1, 2)
-    assert wanted(learned(lambda step: 0, curve=STEEP)[1]) == 0
-
-
-def test_only_levels_that_were_tried_are_counted():
-    rule, control = cost_control(FLAT, most_nodes=4)
-    before = rule.acceptance()[0]
-    np.testing.assert_array_equal(rule.acceptance(), [before] * 4)
-    control.budget(4)
-    control.observe(verdict(chain(3), path=(0,)), 1.0, 0.0)  # one accepted, the second rejected, the third not tried
-    first, second, third, fourth = rule.acceptance()
-    assert first > third == fourth > second
-    assert before > third, "half of two tokens is less than what was believed"
-    control.observe(verdict(chain(3), path=(0, 1), ended=True), 1.0, 0.0)  # nothing is known of the third
-    first, second, third, fourth = rule.acceptance()
-    assert first > third == fourth > second
-    control.observe(verdict(chain(4), path=range(4)), 1.0, 0.0)
-    assert rule.acceptance()[2] == rule.acceptance()[3] > third
-
-
-def test_a_confident_draft_is_longer_than_a_doubtful_one():
-    _, control = cost_control(MILD)
-    for step in range(200):
-        sure = step % 2 == 0  # estimates distinguish drafts, depths do not
-        budget = control.budget(16)
-        draft = control.trim(chain(16, 0.98 if sure else 0.3), budget) if budget.nodes else EMPTY_DRAFT
-        right = len(draft) if sure else 0
-        control.observe(verdict(draft, range(right)), MILD.table(17)[len(draft) + 1], 0.0)
-    assert wanted(control, rate=0.98) > 4
-    assert wanted(control, rate=0.3) <= 1
-
-
-def test_estimates_are_corrected_by_what_became_of_them():
-    """A drafter that is always sure and mostly wrong is soon corrected."""
-    _, control = cost_control(MILD)
-    before = wanted(control, rate=0.99)
-    rng = np.random.default_rng(3)
-    for _ in range(100):
-        budget = control.budget(16)
-        draft = control.trim(chain(16, 0.99), budget) if budget.nodes else EMPTY_DRAFT
-        control.observe(verdict(draft, range(min(int(rng.random() < 0.3), len(draft)))), 1.0, 0.0)
-    assert wanted(control, rate=0.99) <= 1 < before
-
-
-def test_where_drafting_does_not_pay_it_is_tried_again_seldom_and_comes_back():
-    _, control = cost_control(MILD)
-    sizes = []
-    for step in range(1200):
-        budget = control.budget(16)
-        draft = control.trim(chain(16), budget) if budget.nodes else EMPTY_DRAFT
-        right = 0 if step < 300 else len(draft)
-        control.observe(verdict(draft, range(right)), MILD.table(17)[len(draft) + 1], 0.0)
-        sizes.append(len(draft))
-    tried = np.flatnonzero(sizes[100:300])
-    assert 2 <= len(tried) <= 8, "it is tried, and seldom"
-    assert max(np.diff(tried)) <= 65
-    assert max(sizes[100:300]) <= 3, "with short drafts"
-    assert np.mean(np.array(sizes[-50:]) > 0) == 1.0
-
-
-@pytest.mark.parametrize("jump", [0.0, -5.0, math.inf, -math.inf, math.nan, 3600.0])
-def test_a_clock_that_jumps_changes_no_length_for_long(jump):
-    found = []
-    for disturbed in (False, True):
-        _, control = cost_control(MILD)
-        for step in range(300):
-            budget = control.budget(16)
-            draft = control.trim(chain(16), budget) if budget.nodes else EMPTY_DRAFT
-            seconds = [MILD.table(17)[len(draft) + 1], 0.02, 0.01]
-            if disturbed and step in (20, 40, 41):
-                seconds = [jump] * 3
-            with np.errstate(all="raise"):
-                control.observe(verdict(draft, range(min(3, len(draft)))), *seconds)
-        found.append(wanted(control))
-    assert found == [3, 3]
-
-
 # --- the text
 
 
@@ -575,7 +377,7 @@ def test_the_threshold_looks_at_the_last_token_alone():
 
 
 def outcome(levels, accepted):
-    return Outcome(levels, levels, accepted, accepted < levels, False, (0.5,) * levels, levels)
+    return Outcome(levels, accepted, accepted < levels)
 
 
 def test_the_threshold_rises_while_too_little_is_accepted_and_falls_while_enough_is():
@@ -602,7 +404,7 @@ def test_the_threshold_rises_while_too_little_is_accepted_and_falls_while_enough
 @pytest.mark.parametrize(("seconds", "pays"), [(2.0, True), (4.0, False), (9.0, False)])
 def test_whole_drafts_go_on_only_while_they_write_more_a_second(seconds, pays):
     """Three tokens for these seconds, against one for one."""
-    control, drafted = LevelControl(WholeRule(CostCurve((1, 2, 9), (1.0, seconds, seconds)), 8), 8), []
+    control, drafted = WholeControl(CostCurve((1, 2, 9), (1.0, seconds, seconds)), 8), []
     for _ in range(300):
         budget = control.budget(30)
         drafted.append(budget.nodes > 0)
@@ -616,7 +418,7 @@ def test_whole_drafts_go_on_only_while_they_write_more_a_second(seconds, pays):
 
 def test_whole_drafts_that_pay_only_later_come_back():
     """A drafter that has to learn first is tried again at growing intervals."""
-    control, drafted = LevelControl(WholeRule(CostCurve((1, 2, 9), (1.0, 2.0, 2.0)), 8), 8), []
+    control, drafted = WholeControl(CostCurve((1, 2, 9), (1.0, 2.0, 2.0)), 8), []
     for step in range(300):
         budget = control.budget(30)
         drafted.append(budget.nodes > 0)
@@ -671,7 +473,7 @@ REFUSALS = [
     ("beta_ts", {"alpha0": 0}, "alpha0 is 0.0; it must be above 0"),
     ("beta_ts", {"beta0": math.inf}, "beta0 is inf; it must be above 0 and at most 1000000"),
     ("exit_threshold", {"cap": 2.5}, "cap of control 'exit_threshold' is 2.5; it must be a whole number"),
-    ("confidence", {"threshold": 1.5}, "threshold is 1.5; it must be 0 to 1"),
+    ("exit_threshold", {"threshold": 1.5}, "threshold is 1.5; it must be 0 to 1"),
     ("exit_threshold", {"acceptance": 1.5}, "acceptance is 1.5; it must be 0 to 1"),
     ("exit_threshold", {"cap": 0}, "cap is 0; it must be at least 1, or None"),
 ]

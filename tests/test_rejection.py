@@ -18,7 +18,7 @@ from foredraft.bench.method import parse_method
 from foredraft.bench.prove import prove
 from foredraft.contracts import Budget, CostCurve, Draft, DraftContext, Scores
 from foredraft.control import FixedControl, MeasuredControl, cut
-from foredraft.control.levels import ConfidenceOptions, ConfidenceRule, LevelControl
+from foredraft.control.levels import ExitThresholdOptions, ExitThresholdRule, LevelControl
 from foredraft.engine.run import Run
 from foredraft.engine.state import SequenceState
 from foredraft.graph.tree import chain_parents
@@ -357,7 +357,7 @@ def test_a_drawn_draft_is_cut_in_order_whatever_its_scores(control):
 def test_a_rule_is_not_told_the_scores_of_drawn_tokens(threshold):
     world, trimmed = World(3, *SETTINGS["plain"]), []
     for draft, probability in merged(world, deeper=True):
-        control = LevelControl(ConfidenceRule(ConfidenceOptions(threshold)), 20)
+        control = LevelControl(ExitThresholdRule(ExitThresholdOptions(threshold)), 20)
         trimmed.append((control.trim(with_score(draft), control.budget(9)), probability))
     assert distance(world, trimmed) < EXACT
 

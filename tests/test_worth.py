@@ -69,25 +69,6 @@ def test_what_became_worth_its_time_is_found_again_and_what_is_no_more_is_left()
     assert run(worth, clock, 100, 1.0, 0.0) < 20
 
 
-def test_an_answer_goes_as_deep_as_its_levels_repay():
-    """At two tokens a pass of ten seconds, levels of two seconds are worth it down to a chance of 0.4."""
-    clock = Clock()
-    worth = Worth(clock)
-    assert worth.begins()
-    assert worth.goes_on(None)
-    assert worth.goes_on(0.6)
-    assert not worth.goes_on(0.4), "nothing is known of seconds yet"
-    worth.ends(2, 0)
-    run(worth, clock, 20, 1.0, 0.5)
-    worth.begins()
-    for _ in range(8):
-        clock.now += 2.0
-        worth.goes_on(0.9)
-    for chance, deeper in ((0.5, True), (0.3, False)):
-        clock.now += 2.0
-        assert worth.goes_on(chance) is deeper
-
-
 def test_a_clock_that_jumps_is_not_believed():
     clock = Clock()
     worth = Worth(clock)

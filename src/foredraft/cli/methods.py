@@ -21,7 +21,7 @@ _METHOD_USAGE = (
 )
 _CONTROL_USAGE = (
     "A control decides how much each step drafts, with any method, as in --speculative-config "
-    '\'{"control": "confidence", "control_options": {"threshold": 0.5}}\'. num_speculative_tokens caps it, and alone '
+    '\'{"control": "exit_threshold", "control_options": {"cap": 5}}\'. num_speculative_tokens caps it, and alone '
     "selects fixed."
 )
 

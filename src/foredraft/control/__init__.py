@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from foredraft.contracts import Control, CostCurve
 from foredraft.control import levels
-from foredraft.control.cost_aware import CostAwareRule, WholeRule
 from foredraft.control.levels import FixedControl, LevelControl, Rule
 from foredraft.control.measured import MOST_NODES, BatchControl, MeasuredControl
 from foredraft.control.payoff import StepCosts, cut
+from foredraft.control.whole import WholeControl
 from foredraft.errors import UsageError
 from foredraft.options import NoOptions, check_known, options_from, shown
 
@@ -33,7 +33,6 @@ class ControlKind(NamedTuple):
 CONTROLS: Mapping[str, ControlKind] = {
     "measured": ControlKind("The number of nodes with the most expected tokens per measured second.", needs_cost=True),
     "fixed": ControlKind("num_speculative_tokens nodes in every step."),
-    "confidence": ControlKind("Levels while the drafter's best path is probable enough.", levels.ConfidenceOptions),
     "beta_ts": ControlKind("Levels by Thompson sampling of the acceptance rate (EESD's Beta-TS).", levels.BetaOptions),
     "exit_threshold": ControlKind(
         "Levels while the last token is probable enough (Self-SD).", levels.ExitThresholdOptions
@@ -41,7 +40,6 @@ CONTROLS: Mapping[str, ControlKind] = {
     "cali_ts": ControlKind(
         "Levels by Thompson sampling of a calibrated estimate (EESD's Cali-TS).", levels.CaliOptions
     ),
-    "cost_aware": ControlKind("Levels while their expected tokens are worth the measured seconds.", needs_cost=True),
     "whole": ControlKind("The whole draft, while this writes more tokens per second than none.", needs_cost=True),
 }
 
@@ -70,13 +68,12 @@ class ControlChoice:
             return FixedControl(nodes)
         if self.name == "measured":
             return MeasuredControl(curve(), nodes, costs)
+        if self.name == "whole":
+            return WholeControl(curve(), nodes)
         rule: dict[str, Callable[[], Rule]] = {
-            "confidence": lambda: levels.ConfidenceRule(options),
             "exit_threshold": lambda: levels.ExitThresholdRule(options),
             "beta_ts": lambda: levels.BetaRule(options, seed),
             "cali_ts": lambda: levels.CaliRule(options, seed),
-            "cost_aware": lambda: CostAwareRule(curve(), nodes),
-            "whole": lambda: WholeRule(curve(), nodes),
         }
         return LevelControl(rule[self.name](), nodes, options.cap if self.name == "exit_threshold" else None)
 

@@ -10,6 +10,7 @@ Control Mechanism", ACL Findings 2024): Beta-TS is appendix A, Cali-TS appendix 
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -41,36 +42,23 @@ class FixedControl:
         """Learn nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """One step's draft, what was accepted of it, and the seconds of the step."""
+class Outcome(NamedTuple):
+    """One step's draft, and what was accepted of it."""
 
-    nodes: int  # verified; 0 for a plain step
-    levels: int  # of the verified draft
+    levels: int  # of the verified draft; 0 for a plain step
     accepted: int  # tokens, one per level from the first
     rejected: bool  # the accepted path had drafted children and the target chose none of them
-    ended: bool  # the text ended within the draft, so the fate of deeper levels is unknown
-    chances: tuple[float | None, ...]  # per level, the drafter's probability that its best path is accepted
-    asked: int  # levels after which the drafter asked; 0 if it returned a whole draft
-    forward_seconds: float = 0.0  # of the target's pass
-    other_seconds: float = 0.0  # of the rest of the step
-    draft_seconds: float = 0.0  # of drafting, included in `other_seconds`
 
 
-class Rule:
+class Rule(Protocol):
     """Decides when to stop drafting. It sees only levels already drafted, never the token it decides about."""
 
-    def begins(self, levels: int) -> bool:  # noqa: ARG002  # for rules that use costs
-        """Return whether to draft in this step, where at most `levels` levels, at least 1, can be used."""
-        return True
+    def more(self, token: float | None) -> bool:
+        """Return whether to draft another level after one.
 
-    def more(self, level: int, path: float | None, token: float | None) -> bool:  # noqa: ARG002  # for other rules
-        """Return whether to draft another level after `level`, 1 for the first.
-
-        `path` is the drafter's probability that the level's best path is accepted, and `token` that of its last token
-        given the tokens before it; None without an estimate.
+        `token` is the drafter's probability that the last token of the level's best path is accepted given those before
+        it; None without an estimate.
         """
-        return True
 
     def observe(self, outcome: Outcome) -> None:
         """Learn from a step."""
@@ -83,19 +71,16 @@ class LevelControl:
         self._rule, self._most_nodes, self._most_levels = rule, most_nodes, most_levels
         self._chances: list[float | None] = []  # of the levels decided in this step
         self._stopped = False
-        self._asked = 0  # levels decided for the drafter
 
     def budget(self, depth: int) -> Budget:
-        """Return the limits and the callback for level-wise drafters; no budget if the rule does not begin."""
-        self._chances, self._stopped, self._asked = [], False, 0
+        """Return the limits and the callback for level-wise drafters."""
+        self._chances, self._stopped = [], False
         depth = depth if self._most_levels is None else min(depth, self._most_levels)
-        levels = min(depth, self._most_nodes)
-        if levels <= 0 or not self._rule.begins(levels):
+        if min(depth, self._most_nodes) <= 0:
             return NO_BUDGET
         return Budget(self._most_nodes, depth, self._answer)
 
     def trim(self, draft: Draft, budget: Budget) -> Draft:
-        self._asked = len(self._chances)
         draft = cut(draft, budget)
         chances = level_chances(draft)
         if draft.q is not None:
@@ -106,13 +91,11 @@ class LevelControl:
             self._answer(chances[len(self._chances)])
         return cut(draft, Budget(budget.nodes, len(self._chances))) if self._stopped else draft
 
-    def observe(self, verdict: Verdict, forward: float, other: float, drafting: float = 0.0) -> None:
-        guessed, path = level_chances(verdict.draft), verdict.path
-        chances = (self._chances + guessed[len(self._chances) :])[: len(guessed)]
-        ended = len(verdict.tokens) == len(path)
-        rejected = not ended and bool((verdict.draft.parents == verdict.last_row - 1).any())
-        counts = (len(verdict.draft), len(guessed), len(path), rejected, ended)
-        self._rule.observe(Outcome(*counts, tuple(chances), self._asked, forward, other, drafting))
+    def observe(self, verdict: Verdict, forward: float, other: float, drafting: float = 0.0) -> None:  # noqa: ARG002  # as `Control` has it
+        """Count accepted levels, and whether one was rejected, unless the text ended before it."""
+        draft, accepted = verdict.draft, len(verdict.path)
+        rejected = len(verdict.tokens) > accepted and bool((draft.parents == verdict.last_row - 1).any())
+        self._rule.observe(Outcome(int(depths(draft.parents).max(initial=0)), accepted, rejected))
 
     def _answer(self, chance: float | None) -> bool:
         if self._stopped:
@@ -125,7 +108,7 @@ class LevelControl:
             above = self._chances[-1] if self._chances else 1.0
             token = chance if above is None else min(chance / above, 1.0) if above > 0 else 0.0
         self._chances.append(chance)
-        self._stopped = not self._rule.more(len(self._chances), chance, token)
+        self._stopped = not self._rule.more(token)
         return not self._stopped
 
 
@@ -146,28 +129,6 @@ def level_chances(draft: Draft) -> list[float | None]:
 
 
 @dataclass(frozen=True, slots=True)
-class ConfidenceOptions:
-    """Options of `confidence`."""
-
-    # drafting stops after a level whose best path the drafter believes to be accepted with a smaller probability; 0
-    # never stops
-    threshold: float = 0.3
-
-    def __post_init__(self) -> None:
-        check_range(self, "threshold", least=0, most=1)
-
-
-class ConfidenceRule(Rule):
-    """Stops after a level whose best path is less probable than the threshold; never without estimates."""
-
-    def __init__(self, options: ConfidenceOptions) -> None:
-        self._threshold = options.threshold
-
-    def more(self, level: int, path: float | None, token: float | None) -> bool:  # noqa: ARG002  # as `Rule` has it
-        return path is None or path >= self._threshold
-
-
-@dataclass(frozen=True, slots=True)
 class ExitThresholdOptions:
     """Options of `exit_threshold`; the defaults are those of the paper's code."""
 
@@ -181,7 +142,7 @@ class ExitThresholdOptions:
             raise UsageError(f"cap is {self.cap}; it must be at least 1, or None.")
 
 
-class ExitThresholdRule(Rule):
+class ExitThresholdRule:
     """Stops after a token less probable than the threshold, which moves to reach an acceptance rate.
 
     As in the paper's code, it does not fall after a draft that the cap ended. Without estimates only the cap stops.
@@ -191,7 +152,7 @@ class ExitThresholdRule(Rule):
         self.threshold = options.threshold
         self._options, self._rate = options, 0.0
 
-    def more(self, level: int, path: float | None, token: float | None) -> bool:  # noqa: ARG002  # as `Rule` has it
+    def more(self, token: float | None) -> bool:  # as `Rule` has it
         return token is None or token >= self.threshold
 
     def observe(self, outcome: Outcome) -> None:
@@ -216,7 +177,7 @@ class BetaOptions:
         check_range(self, "alpha0", "beta0", above=0, most=1_000_000)
 
 
-class BetaRule(Rule):
+class BetaRule:
     """Goes on with probability theta, drawn after each level from Beta(alpha, beta).
 
     Alpha counts accepted tokens, and beta the first rejected token of each draft, unlike in the paper.
@@ -226,7 +187,7 @@ class BetaRule(Rule):
         self.alpha, self.beta = options.alpha0, options.beta0
         self._generator = np.random.default_rng([seed, _BETA_STREAM])
 
-    def more(self, level: int, path: float | None, token: float | None) -> bool:  # noqa: ARG002  # as `Rule` has it
+    def more(self, token: float | None) -> bool:  # noqa: ARG002  # as `Rule` has it
         theta = self._generator.beta(self.alpha, self.beta)
         return bool(self._generator.random() < theta)
 
@@ -248,7 +209,7 @@ class CaliOptions:
         check_range(self, "theta0", least=0, most=1)
 
 
-class CaliRule(Rule):
+class CaliRule:
     """Goes on with probability theta, drawn around a mean of the drafter's estimate and the acceptance rate so far.
 
     The rate is accepted / tried, the first rejected token included, and replaces a missing estimate.
@@ -271,7 +232,7 @@ class CaliRule(Rule):
         whole = self._sample + counted
         return (self._sample * predicted + counted * self.theta) / whole, self._model * self._sample / whole
 
-    def more(self, level: int, path: float | None, token: float | None) -> bool:  # noqa: ARG002  # as `Rule` has it
+    def more(self, token: float | None) -> bool:  # as `Rule` has it
         mean, variance = self.posterior(self.theta if token is None else token)
         theta = float(np.clip(self._generator.normal(mean, math.sqrt(variance)), 0.0, 1.0))
         return bool(self._generator.random() < theta)
@@ -279,4 +240,4 @@ class CaliRule(Rule):
     def observe(self, outcome: Outcome) -> None:
         self._accepted += outcome.accepted
         self._tried += outcome.accepted + outcome.rejected
-        self.verifications += outcome.nodes > 0
+        self.verifications += outcome.levels > 0

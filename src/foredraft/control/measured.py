@@ -5,11 +5,21 @@ Does not depend on drafters or models.
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from time import perf_counter
 
 import numpy as np
 
 from foredraft.contracts import EMPTY_DRAFT, NO_BUDGET, Budget, CostCurve, Draft, Verdict
-from foredraft.control.payoff import StepCosts, best_number, credit, cut, expected_tokens, scores_of
+from foredraft.control.payoff import (
+    StepCosts,
+    best_number,
+    bin_of,
+    corrections,
+    credit,
+    cut,
+    expected_tokens,
+    scores_of,
+)
 from foredraft.graph.tree import F64
 
 MOST_NODES = 64  # per step without `num_speculative_tokens`; the cost curve is measured up to 64 rows
@@ -21,17 +31,22 @@ _HEADROOM = 1.5  # requested nodes / nodes recently worth verifying
 _LEAST = 2  # requested nodes at least, so that drafts are always observed
 _FIRST = 4  # nodes that a new text is expected to repay; docs/explanation/control.md compares it with 8, 16 and 64
 _SHARE = 0.2  # weight of the last draft in the smoothed number of nodes
+_LIKELY = 0.5  # least chance of a path to go deeper before the seconds of a level are known
 
 
 class BatchControl:
     """The number of nodes, over all sequences of a batch, with the most expected tokens per second.
 
     `curve` is called when first needed, as it may have to be measured; `costs` are what earlier steps taught, updated
-    in place. docs/explanation/control.md has the rule.
+    in place; `clock` returns seconds. docs/explanation/control.md has the rule.
     """
 
-    def __init__(self, curve: Callable[[], CostCurve], most_rows: int, most_nodes: int, costs: StepCosts) -> None:
+    def __init__(
+        self, curve: Callable[[], CostCurve], most_rows: int, most_nodes: int, costs: StepCosts,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:  # fmt: skip
         self._measure, self._most_rows, self._most_nodes, self._costs = curve, most_rows, most_nodes, costs
+        self._clock, self._price = clock, 0.0  # tokens per second that the last verified draft promised
         self._each = float(min(_FIRST, most_nodes))  # smoothed number of nodes per sequence worth verifying
         self._asked = False  # whether a draft was requested in this step
 
@@ -46,26 +61,45 @@ class BatchControl:
         if not self._asked or depth <= 0 or room <= 0:
             return NO_BUDGET
         least = max(self._cheap(lanes) // lanes, _LEAST)
-        return Budget(min(room, max(least, int(_HEADROOM * self._each))), depth)
+        return Budget(min(room, max(least, int(_HEADROOM * self._each))), depth, self._more())
+
+    def _more(self) -> Callable[[float | None], bool]:
+        """Return `Budget.more` of one draft: the next level is worth as many seconds as those before it took."""
+        began: float | None = None
+
+        def more(best: float | None) -> bool:
+            nonlocal began
+            now, costs = self._clock(), self._costs
+            if began is not None:
+                costs.observe_level(now - began)
+            began = now
+            if best is None or not (costs.level and self._price):
+                return best is None or best >= _LIKELY
+            likely = best * corrections(costs.evidence)[bin_of(best)] * costs.deeper
+            return bool(likely >= costs.level * self._price)
+
+        return more
 
     def trim(self, drafts: Sequence[Draft], budgets: Sequence[Budget], other_rows: int) -> list[Draft]:
         """Cut the drafts to the nodes with the most expected tokens per second; the pass has `other_rows` more rows."""
+        lanes, base = len(drafts), len(drafts) + other_rows
         self._asked = self._asked and any(budget.nodes > 0 for budget in budgets)
+        costs, passes = self._costs, self._costs.passes(self._curve)[base:]
         if any(draft.q is not None for draft in drafts):  # drawn tokens must not decide whether they are kept
+            self._price = lanes / (passes[0] + costs.plain * lanes)
             return [cut(draft, budget) for draft, budget in zip(drafts, budgets, strict=True)]
         scores = [scores_of(draft) for draft in drafts]
         if not any(len(score) for score in scores):
             return list(drafts)
         together = np.concatenate(scores)
-        lanes, base = len(drafts), len(drafts) + other_rows
         least = max(self._cheap(base), lanes)
         # tokens and seconds of a step that verifies the best 0, 1, ... nodes
-        costs, passes = self._costs, self._costs.passes(self._curve)[base:]
         best_first = np.sort(together)[::-1]  # here, as compiled code that sorts takes two seconds to compile
         accepted = expected_tokens(best_first, costs.evidence, len(passes) - 1)
         accepted = np.minimum(accepted, sum(budget.depth for budget in budgets))
         seconds = passes[: len(accepted)] + costs.drafted * lanes  # what drafting took is spent, also without nodes
         best = best_number(lanes + accepted, seconds, least, _MARGIN)
+        self._price = float((lanes + accepted[best]) / seconds[best])
         saved = (passes[0] + costs.plain * lanes) * (1 + accepted[best] / lanes) - seconds[best]
         gain = saved / (costs.asking * lanes) if costs.asking else np.inf
         if not costs.rests.tried(paid=best > 0 and saved > 0, gain=gain) and best == 0:
@@ -90,6 +124,7 @@ class BatchControl:
         for verdict in verdicts:
             if len(verdict.draft):
                 credit(self._costs.evidence, scores_of(verdict.draft), np.array(verdict.path, np.int32))
+                self._costs.observe_depth(len(verdict.path))
 
     def _cheap(self, rows: int) -> int:
         """Return how many nodes add almost no cost to a pass of `rows` rows."""
@@ -99,12 +134,15 @@ class BatchControl:
 class MeasuredControl:
     """`BatchControl` for a batch of one text."""
 
-    def __init__(self, curve: CostCurve, most_nodes: int = MOST_NODES, costs: StepCosts | None = None) -> None:
+    def __init__(
+        self, curve: CostCurve, most_nodes: int = MOST_NODES, costs: StepCosts | None = None,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:  # fmt: skip
         costs = StepCosts() if costs is None else costs
         # the last text's length caused some of the pace of wide passes, which are not measured during a pause: a text
         # too long to draft could stop drafting for the next ones
         costs.wide_pace = (costs.pace + costs.wide_pace) / 2
-        self._batch = BatchControl(lambda: curve, most_nodes + 1, most_nodes, costs)
+        self._batch = BatchControl(lambda: curve, most_nodes + 1, most_nodes, costs, clock)
 
     def budget(self, depth: int) -> Budget:
         return self._batch.budget(depth, 1)

@@ -174,6 +174,8 @@ class StepCosts:
     drafted: float = 0.0  # overhead of a drafted step in seconds, without its pass; 0 before the first one
     plain: float = 0.0  # the same for a plain step, without the time to ask for a draft
     asking: float = 0.0  # seconds of asking for a draft and learning from it; 0 before the first one
+    level: float = 0.0  # seconds of drafting a level after the first; 0 before one was drafted
+    deeper: float = 0.5  # share of drafts of whose first level a token was accepted; chosen for the first draft
     rests: Rests = field(default_factory=Rests)
     evidence: Evidence = field(default_factory=lambda: Evidence(np.zeros(_BINS), np.zeros(_BINS)))
 
@@ -199,6 +201,15 @@ class StepCosts:
             self.asking = _smoothed(self.asking, drafting, _FIRST * usual)
             other = max(other - drafting, 0.0)
         self.plain = _smoothed(self.plain, other, _FIRST * usual)
+
+    def observe_level(self, seconds: float) -> None:
+        """Learn from the seconds of a level after the first, unless its clock jumped."""
+        if 0 < seconds < np.inf:
+            self.level = _smoothed(self.level, seconds, seconds)
+
+    def observe_depth(self, accepted: int) -> None:
+        """Learn from a draft of which so many tokens were accepted."""
+        self.deeper += _SHARE * ((accepted > 0) - self.deeper)
 
 
 def _smoothed(known: float, now: float, first: float) -> float:

@@ -24,7 +24,6 @@ _LAST = 7  # steps whose median seconds count, so that stalls and clock jumps ha
 # steps of a pause at most: a try in a new text runs its prompt through the source. With 64, `auto` with a source that
 # does not pay was 3 to 6 % slower on SmolLM2 than alone (15 prompts), with 512 at most 3 % (24 prompts)
 _LONGEST_REST = 512
-_LIKELY = 0.5  # least chance of a path to go deeper before the seconds of any step are known
 
 
 class Worth:
@@ -33,18 +32,17 @@ class Worth:
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
         self._clock, self._rests = clock, Rests(longest=_LONGEST_REST)
         self._began: float | None = None  # start of the step
-        self._level_began = 0.0
         self._took = 0.0  # seconds of the source in this step
         self._promised: tuple[FloatArray, FloatArray] | None = None  # scores with the source, and without it
         self._asks = False
         self._asked = self._compared = 0  # steps
         self._gain, self._tokens = 0.0, 1.0  # smoothed tokens that the source adds, and tokens of a step
-        self._answers, self._levels, self._steps = (deque[float](maxlen=_LAST) for _ in range(3))  # seconds
+        self._answers, self._steps = (deque[float](maxlen=_LAST) for _ in range(2))  # seconds
 
     def following(self) -> "Worth":
         """Return the state of a next text, which begins with what this one taught."""
         again = copy.copy(self)
-        lasts = {name: vars(self)[name].copy() for name in ("_answers", "_levels", "_steps")}
+        lasts = {name: vars(self)[name].copy() for name in ("_answers", "_steps")}
         vars(again).update(lasts, _rests=replace(self._rests))
         return again
 
@@ -55,19 +53,10 @@ class Worth:
 
     def begins(self) -> bool:
         """Begin a step; return whether to use the source."""
-        self._began = self._level_began = self._clock()
+        self._began = self._clock()
         self._took, self._promised, self._asks = 0.0, None, self._rests.left == 0
         self._asked += self._asks
         return self._asks
-
-    def goes_on(self, best: float | None) -> bool:
-        """Return whether the source may draft another level, as `Budget.more` does: its tokens are worth its time."""
-        now = self._clock()
-        self._levels.append(now - self._level_began)
-        self._level_began = now
-        if best is None or not self._steps:
-            return best is None or best >= _LIKELY
-        return best * median_low(self._steps) >= median_low(self._levels) * self._tokens
 
     def answered(self) -> None:
         """Measure the seconds of the source's draft."""

@@ -248,9 +248,7 @@ class _Drafting:
 
     def _proposed(self, neural: Drafting, view: SequenceView, budget: Budget) -> NeuralDraft:
         """Return the neural drafter's draft; raises ValueError if it is not a tree of tokens."""
-        # `Worth` decides the depth; the control cuts the blended draft
-        limits = Budget(budget.nodes, min(budget.depth, self._options.levels), self._worth.goes_on)
-        draft = neural.propose(view, limits)
+        draft = neural.propose(view, replace(budget, depth=min(budget.depth, self._options.levels)))
         draft.check()
         self._worth.answered()
         return NeuralDraft(draft.tokens, draft.parents, scores_of(draft))

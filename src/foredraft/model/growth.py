@@ -110,8 +110,8 @@ class RolloutDrafter:
     def __init__(self, sources: tuple[str, ...], rules: GrowthRules, model: Any, ids: IntArray | None = None) -> None:
         self.name, self.source_names = sources[0], sources
         self._rules, self._model, self._ids = rules, model, ids
-        # skipped steps are read at the next `propose`; each level costs a pass, so the control must end levels early
-        self.needs = Needs(every_step=False, control="cost_aware", models=(model,))
+        # skipped steps are read at the next `propose`
+        self.needs = Needs(every_step=False, models=(model,))
 
     def open(self, context: DraftContext) -> "RolloutDrafting":
         imitation = Imitation.of(context.settings, context.seed, context.vocabulary, self._ids)
