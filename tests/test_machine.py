@@ -1,4 +1,4 @@
-"""What a container allows: how many threads torch uses there."""
+"""What a machine has, and what a container allows: the last cache, and how many threads torch uses."""
 
 import pytest
 import torch
@@ -46,3 +46,11 @@ def test_loading_a_model_limits_the_threads_once(limit):
     torch.set_num_threads(3)
     load_model(TOY)
     assert torch.get_num_threads() == 3, "a number that was chosen afterwards stays"
+
+
+@pytest.mark.parametrize(("text", "size"), [("32768K\n", 32 << 20), (None, 0)])
+def test_the_last_cache_has_the_size_that_the_system_says(text, size, tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "_CACHE", tmp_path / "size")
+    if text is not None:
+        (tmp_path / "size").write_text(text)
+    assert machine.last_cache() == size

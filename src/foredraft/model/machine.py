@@ -1,6 +1,6 @@
-"""What a process may use of this machine: its memory and processors, unless a container limits them further.
+"""What a process may use of this machine: memory and processors, unless a container limits them further, and caches.
 
-Knows the files of Linux control groups, version 2. Does not know what is done with either.
+Knows Linux's files of processors and of control groups, version 2. Does not know what is done with either.
 """
 
 import os
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 _GROUP = Path("/sys/fs/cgroup")  # where a container finds the limits that it was given
 
 
@@ -17,6 +18,12 @@ def usable_memory() -> int:
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = _limit("memory.max")[0]
     return min(machine, int(limit)) if limit.isdigit() else machine
+
+
+def last_cache() -> int:
+    """Return the bytes of the processor's third-level cache; 0 if it has none, or the system does not say."""
+    size = _CACHE.read_text(encoding="ascii").strip() if _CACHE.is_file() else "0K"
+    return 1024 * int(size.removesuffix("K"))
 
 
 @cache

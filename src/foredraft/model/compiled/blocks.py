@@ -256,6 +256,12 @@ class BlockLinear(nn.Module):
         return product if self.bias is None else product + self.bias
 
 
+def product_bytes(model: nn.Module) -> int:
+    """Return the bytes of the weights that a model multiplies by, quantised or not."""
+    quantised = [layer.get_buffer("blocks") for layer in model.modules() if isinstance(layer, BlockLinear)]
+    return sum(each.nbytes for each in (*quantised, *(m.weight for m in model.modules() if isinstance(m, nn.Linear))))
+
+
 @contextmanager
 def quantised_weights(model: Any, rows: QuantisedRows, *, tiled: bool) -> Iterator[int]:
     """Have a model multiply by quantised weights, a file's or those of `round_weights`, until the block ends.

@@ -25,7 +25,7 @@ import torch
 from foredraft.atomic_file import TEMPORARY_SUFFIX, place_file
 from foredraft.contracts import CostCurve
 from foredraft.errors import ForedraftError, ForedraftWarning, UsageError, told
-from foredraft.model.compiled.blocks import QuantisedRows, quantised_weights
+from foredraft.model.compiled.blocks import QuantisedRows, product_bytes, quantised_weights
 from foredraft.model.compiled.export import CONTEXT, Subject, compiled_attention, merge_products, precise_logits
 from foredraft.model.compiled.kernels import block_kernel, own_kernels
 from foredraft.model.compiled.library import CompiledLibrary, can_load, return_memory, weights_apart, weights_beside
@@ -46,7 +46,7 @@ from foredraft.model.compiled.package import (
     write_record,
 )
 from foredraft.model.gguf import quantised_file
-from foredraft.model.machine import usable_memory
+from foredraft.model.machine import last_cache, usable_memory
 from foredraft.model.rounding import dtype_name
 from foredraft.model.support import inspect
 
@@ -227,10 +227,10 @@ def _compile(subject: Subject, package: PackageRecord, recipe: str, path: Path) 
         contexts.enter_context(torch.no_grad())
         if own:
             options |= contexts.enter_context(weights_apart(weights_beside(path)))
-            contexts.enter_context(own_kernels())
             if kernel is not None and subject.dtype == torch.bfloat16:
                 rows = QuantisedRows(quantised_file(subject.model), subject.dtype)
                 contexts.enter_context(quantised_weights(subject.model, rows, tiled=kernel == "tile"))
+            contexts.enter_context(own_kernels(cached=product_bytes(subject.model) <= last_cache()))
         contexts.enter_context(precise_logits(subject.model))
         if ranges:
             contexts.enter_context(compiled_attention(subject.forward))

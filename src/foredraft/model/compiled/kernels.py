@@ -28,6 +28,7 @@ from foredraft.model.compiled.blocks import LEAST, STRIP, layout_of
 LANES = 16  # the most numbers that a vector register holds; the size of a head must be a multiple of this
 PAIR_TRIALS = 20  # products that are timed of each kind to say whether multiplying by pairs is quicker
 _QUERIES = 4  # query rows whose values are summed together, so that each value is read once for all of them
+_ALL_CACHES = 3  # locality of a prefetch; 0 is past the caches
 _BYTES_AHEAD = 9 * 1024  # that weights are prefetched; 2 KiB are too few where the cache is shared, 18 no better
 _BLOCK_ROWS = {512: 8, 256: 4}  # whose sums by two vectors of weights fill the registers, by the bits of a register
 _PAIR = 2  # the depth of what one instruction multiplies by pairs
@@ -70,8 +71,11 @@ def _(query: torch.Tensor, *_others: object) -> torch.Tensor:
 
 
 @contextmanager
-def own_kernels() -> Iterator[None]:
+def own_kernels(*, cached: bool = False) -> Iterator[None]:
     """Have torch's compiler use these kernels until the block ends.
+
+    Weights that are `cached`, as a draft model's can be, are prefetched into the caches. Others are prefetched past
+    them, so that what steps need beside passes, such as the draft model's weights, is found there.
 
     Products stay the compiler's where the processor has neither AVX-512 nor AVX2. Sines and cosines are kept, which the
     compiler counts as cheap and would compute again, those of every position, for every head of every layer.
@@ -83,14 +87,17 @@ def own_kernels() -> Iterator[None]:
     operations = torch.ops.foredraft
     table: dict[Any, Any] = lowerings.lowerings
     lowerings.register_lowering(operations.attend.default, type_promotion_kind=None)(_lowered_attention)
-    lowerings.register_lowering(operations.multiply_blocks.default, type_promotion_kind=None)(_lowered_blocks)
+    locality = _ALL_CACHES if cached else 0
+    blocks = partial(_lowered_blocks, locality=locality)
+    lowerings.register_lowering(operations.multiply_blocks.default, type_promotion_kind=None)(blocks)
     theirs = {angle: table[angle] for angle in (torch.ops.aten.cos.default, torch.ops.aten.sin.default)}
     blocking = division.GEMM_TEMPLATE_INIT_BLOCKING_EXTENDED
     our_blocking = Path(__file__).with_name("blocking.cpp.jinja").read_text(encoding="utf-8")
     ours = f"{{% if micro_gemm.own is defined %}}{our_blocking}{{% else %}}{blocking}{{% endif %}}"
     avx2 = torch.cpu._is_avx2_supported()  # noqa: SLF001  # torch has no public name for it
+    ours_or_theirs = _product_kernels(locality) if avx2 else products.micro_gemm_configs
     with (
-        patch.object(products, "micro_gemm_configs", _product_kernels() if avx2 else products.micro_gemm_configs),
+        patch.object(products, "micro_gemm_configs", ours_or_theirs),
         patch.object(division, "GEMM_TEMPLATE_INIT_BLOCKING_EXTENDED", ours),
         # the compiler lays weights out for the vendor's library first: one more copy of them, which nothing reads
         patch.object(torch.ops.mkldnn, "_reorder_linear_weight", lambda weight, _rows: weight, create=True),
@@ -222,7 +229,7 @@ def block_kernel() -> str | None:
     return "integer" if torch.cpu._is_avx2_supported() else None  # noqa: SLF001  # torch has no public name for it
 
 
-def _lowered_blocks(rows: Any, blocks: Any, tiled: bool, precise: bool) -> Any:
+def _lowered_blocks(rows: Any, blocks: Any, tiled: bool, precise: bool, *, locality: int) -> Any:
     """Return the kernel's call as torch's compiler represents it; the arguments are those of `multiply_blocks`."""
     from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP, GemmBlocking
     from torch._inductor.cpu_vec_isa import pick_vec_isa
@@ -237,7 +244,7 @@ def _lowered_blocks(rows: Any, blocks: Any, tiled: bool, precise: bool) -> Any:
     vector_bits = pick_vec_isa().bit_width() or 256
     product = None
     if tiled:  # its sums are those of a product with the widened weights
-        kernel, dtypes = _product_kernel(tiles=True, ahead=0), [torch.bfloat16] * 2 + [torch.float32] * 2
+        kernel, dtypes = _product_kernel(locality, tiles=True, ahead=0), [torch.bfloat16] * 2 + [torch.float32] * 2
         product = kernel("multiply_widened", *dtypes, GemmBlocking(*_TILES))
     layout = layout_of(int(blocks.get_size()[2]), blocks.get_dtype())
     dtype = torch.float32 if precise else rows.get_dtype()
@@ -255,12 +262,13 @@ def _lowered_blocks(rows: Any, blocks: Any, tiled: bool, precise: bool) -> Any:
         wide=vector_bits == _WIDEST,
         at_once=_BLOCK_ROWS[vector_bits],
         product=product,
+        locality=locality,
         **layout._asdict(),
     )
     return view(result, [*leading, width])
 
 
-def _product_kernels() -> dict[Any, list[Any]]:
+def _product_kernels(locality: int) -> dict[Any, list[Any]]:
     """Return our kernels of products with their sizes, of which torch's compiler takes the largest that fits.
 
     Eight rows by three vectors fill the registers of AVX-512, four by three those of AVX2, and two tiles by two the
@@ -273,17 +281,17 @@ def _product_kernels() -> dict[Any, list[Any]]:
         sizes.append((VecAVX512, torch.bfloat16, [(8, 48, _PAIR), (8, 32, _PAIR)]))
     for dtype in (torch.bfloat16, torch.float32):
         sizes += [(VecAVX512, dtype, [(8, 48, 1), (8, 32, 1)]), (VecAVX2, dtype, [(4, 24, 1), (4, 16, 1)])]
-    ours = {_product_kernel(): [config for each in sizes for config in _configurations(*each)]}
+    ours = {_product_kernel(locality): [config for each in sizes for config in _configurations(*each)]}
     if _has_tiles():
-        ours[_product_kernel(tiles=True)] = _configurations(VecAMX, torch.bfloat16, [_TILES])
+        ours[_product_kernel(locality, tiles=True)] = _configurations(VecAMX, torch.bfloat16, [_TILES])
     return ours
 
 
-def _product_kernel(*, tiles: bool = False, ahead: int = _BYTES_AHEAD) -> Any:
+def _product_kernel(locality: int, *, tiles: bool = False, ahead: int = _BYTES_AHEAD) -> Any:
     """Return a kernel, by tiles or by vectors, as the class that torch's compiler asks for.
 
     Whether vectors hold single numbers or pairs is told by the depth of its sizes. `ahead` are the bytes that weights
-    are prefetched.
+    are prefetched, and `locality` how many caches are to keep them, as the compiler's builtin function takes it.
     """
     from torch._inductor.codegen.cpp_micro_gemm import CppMicroGemm, CppMicroGemmAMX, LayoutType
 
@@ -302,6 +310,7 @@ def _product_kernel(*, tiles: bool = False, ahead: int = _BYTES_AHEAD) -> Any:
                 block_m=block_m,
                 block_n=block_n,
                 block_k=block_k,
+                locality=locality,
                 ahead=ahead // (block_n * self.input2_dtype.itemsize),
                 **self.get_common_options(),
             )

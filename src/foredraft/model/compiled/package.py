@@ -30,7 +30,7 @@ from foredraft.model.fingerprint import architecture
 
 MOST_ROWS = 256  # that a package takes; longer prompts are put in by so many tokens at a time
 EAGER = "eager"
-_FORMAT = 15  # of a package; increased when the code that it is compiled from changes
+_FORMAT = 16  # of a package; increased when the code that it is compiled from changes
 RECORD = "compiled.json"  # the file beside the packages of a folder
 _CLEARLY = 1.1
 """Times as long as the model as it is: a package that takes no longer is used. Timing the same passes twice on a shared
