@@ -100,6 +100,13 @@ def test_a_search_finds_what_was_planted_and_depends_on_the_seed_only():
     assert few[0] == few[1]
 
 
+def test_a_search_of_whole_layers_finds_the_best_of_those():
+    good = Skipped((1, 4, 5), (1, 4))
+    found = list(search(planted(good), 6, trials=200, seed=1, whole_layers=True))
+    assert all(each.skipped.attention == each.skipped.mlp for each in found)
+    assert {1, 4} <= set(found[-1].skipped.attention) <= {1, 4, 5}
+
+
 def test_a_search_yields_the_best_set_so_far_after_each_trial():
     found = list(search(planted(Skipped((1,), ())), 6, trials=50, seed=0))
     assert [each.trials for each in found] == list(range(1, 51))

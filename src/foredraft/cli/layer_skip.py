@@ -42,6 +42,9 @@ def layer_skip(
     temperature: Annotated[float, typer.Option(help="Temperature of the texts; 0 is greedy")] = 0.7,
     top_p: flags.TopPOption = 1.0,
     levels: Annotated[int, typer.Option(help="Maximum number of drafted tokens per step")] = 12,
+    whole_layers: Annotated[
+        bool, typer.Option(help="Skip attention and MLP of a layer together only, so that it can be compiled")
+    ] = False,
     dtype: flags.DtypeOption = "auto",
     device: flags.DeviceOption = None,
     seed: Annotated[int, typer.Option(help="Seed of the texts and the search")] = 0,
@@ -75,7 +78,7 @@ def layer_skip(
         def figures(skipped: "Skipped") -> "SkippingFigures":
             return figures_of(target, skipped, searched, costs, levels)
 
-        for found in search(figures, count, trials=trials, seed=seed):
+        for found in search(figures, count, trials=trials, seed=seed, whole_layers=whole_layers):
             elapsed = (monotonic() - start) / 60 / minutes if minutes is not None else 0.0
             done, gain = max(found.trials / trials, elapsed), found.figures.speed_up
             tell(done, f"searching, {found.trials} tried, x{gain:.2f}")

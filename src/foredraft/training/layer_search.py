@@ -135,20 +135,23 @@ def figures_of(
     return predicted(agreed, costs.curve, costs.draft_cost(skipped), most_levels)
 
 
-def search(figures: Callable[[Skipped], SkippingFigures], layers: int, *, trials: int, seed: int) -> Iterator[Found]:
+def search(
+    figures: Callable[[Skipped], SkippingFigures], layers: int, *, trials: int, seed: int, whole_layers: bool = False
+) -> Iterator[Found]:
     """Search for the set with the best predicted speed-up, among new random sets and small changes of the best one.
 
     Begins with `default_skipped`, and yields the best set so far after each trial. The sets tried depend only on the
-    seed and the figures.
+    seed and the figures. With `whole_layers` attention and MLP of a layer are skipped together.
     """
     generator, start = np.random.default_rng(seed), default_skipped(layers)
-    best = np.zeros(2 * layers, np.bool_)  # which sub-layers are skipped: attention, then MLPs
-    best[[*start.attention, *(layers + number for number in start.mlp)]] = True
+    best = np.zeros((1 if whole_layers else 2) * layers, np.bool_)  # what is skipped: layers, or attention, then MLPs
+    best[[*start.attention, *(layers + number for number in start.mlp if not whole_layers)]] = True
     found, known = Found(start, figures(start), 1), {best.tobytes()}
     yield found
     while len(known) < trials and (marks := _next(generator, best, known)) is not None:
         known.add(marks.tobytes())
-        skipped = Skipped(*(tuple(np.flatnonzero(half).tolist()) for half in np.split(marks, 2)))
+        halves = (marks, marks) if whole_layers else np.split(marks, 2)
+        skipped = Skipped(*(tuple(np.flatnonzero(half).tolist()) for half in halves))
         tried = Found(skipped, figures(skipped), len(known))
         if tried.figures.speed_up > found.figures.speed_up:
             best, found = marks, tried
