@@ -18,6 +18,7 @@ from foredraft.model.compiled.blocks import (
     _order,
     layout_of,
     packed_blocks,
+    product_bytes,
     quantised_weights,
     read_blocks,
     round_weights,
@@ -115,6 +116,8 @@ def test_rounding_a_model_that_drafts_leaves_what_it_shares_as_it_was():
     with quantised_weights(drafting, QuantisedRows(None, torch.bfloat16), tiled=False) as count:
         assert count == 1
         assert torch.equal(drafting[0].blocks, packed_blocks(rounded, tiled=False))
+        # 64 x 64 numbers of 8 bits with a scale of two bytes for every 32, and two matrices in bfloat16
+        assert product_bytes(drafting) == 64 * 64 * 34 // 32 + 2 * (64 * 64 + 48 * 64)
 
 
 PRECISE = 1  # which product returns float32

@@ -289,6 +289,62 @@ def test_unsure_drafts_are_shorter_than_sure_ones():
     assert sure[0] > sure[1] > 0
 
 
+@pytest.mark.parametrize("first", [0.5, 30.0])
+def test_a_first_level_that_compiles_something_is_forgotten(first):
+    clock = Clock()
+    control = MeasuredControl(CHEAP, clock=clock)
+    more = control.budget(20).more
+    more(0.9)
+    clock.now += first
+    more(0.8)
+    assert [deepest(control, clock, 0.9, 0.05) for _ in range(300)][-1] > 4
+
+
+def test_levels_that_became_cheaper_are_drafted_again_and_dear_ones_seldom():
+    clock = Clock()
+    control = MeasuredControl(CHEAP, clock=clock)
+    dear = [deepest(control, clock, 0.9, 1.0) for _ in range(400)]
+    assert 0 < np.mean(np.array(dear[100:]) > 1) < 0.05
+    cheap = [deepest(control, clock, 0.9, 0.02) for _ in range(1200)]
+    assert np.mean(cheap[-50:]) > 4
+
+
+def test_levels_without_estimates_end_too():
+    control = MeasuredControl(CHEAP, clock=Clock())
+    more = control.budget(30).more
+    assert more(None)
+    assert not all(more(None) for _ in range(9))
+
+
+def test_the_cost_of_passes_is_not_measured_for_nothing():
+    def unmeasured():
+        raise RuntimeError("measured")
+
+    control = BatchControl(unmeasured, 64, 16, StepCosts())
+    assert control.trim([], [], 3) == []
+    assert control.trim([EMPTY_DRAFT], [Budget(4, 9)], 0) == [EMPTY_DRAFT]
+
+
+@pytest.mark.parametrize(("right", "pays"), [(0, False), (3, True)])
+def test_drawn_drafts_rest_too_while_they_do_not_pay(right, pays):
+    control, drafted = MeasuredControl(CHEAP), []
+    for _ in range(300):
+        budget = control.budget(30)
+        draft = EMPTY_DRAFT
+        if budget.nodes:
+            length = min(budget.nodes, 8)
+            q = np.full((length, 11), 1 / 11, np.float32)
+            draft = Draft(np.zeros(length, np.int32), chain_parents(length), np.ones(length, np.float32), q)
+        draft = control.trim(draft, budget)
+        drafted.append(len(draft))
+        path = range(min(right, len(draft)))
+        taken = 1.0 if len(draft) else 0.0
+        seen = Verdict(tuple(range(len(path) + 1)), tuple(path), draft, 0)
+        control.observe(seen, honest(CHEAP)(0, len(draft) + 1), taken, taken)
+    assert np.mean(np.array(drafted) > 0) > 0.98 if pays else np.mean(np.array(drafted[100:]) > 0) < 0.1
+    assert drafted[-1] == 8 or not pays
+
+
 @pytest.mark.parametrize("jump", [0.0, -5.0, math.inf, math.nan, 3600.0])
 def test_a_level_whose_clock_jumps_changes_no_depth_for_long(jump):
     clock = Clock()

@@ -18,7 +18,7 @@ from foredraft.bench.method import parse_method
 from foredraft.bench.prove import prove
 from foredraft.contracts import Budget, CostCurve, Draft, DraftContext, Scores
 from foredraft.control import FixedControl, MeasuredControl, cut
-from foredraft.control.levels import ExitThresholdOptions, ExitThresholdRule, LevelControl
+from foredraft.control.levels import LevelControl
 from foredraft.engine.run import Run
 from foredraft.engine.state import SequenceState
 from foredraft.graph.tree import chain_parents
@@ -353,12 +353,27 @@ def test_a_drawn_draft_is_cut_in_order_whatever_its_scores(control):
     assert distance(world, trimmed) < EXACT
 
 
-@pytest.mark.parametrize("threshold", [0.05, 0.2, 0.5])
-def test_a_rule_is_not_told_the_scores_of_drawn_tokens(threshold):
+class Confident:
+    """Stops after a token that is probable, and records what it is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def more(self, token):
+        self.told.append(token)
+        return token is None or token < 0.4
+
+    def observe(self, outcome):
+        """Learn nothing."""
+
+
+def test_a_rule_is_not_told_the_scores_of_drawn_tokens():
     world, trimmed = World(3, *SETTINGS["plain"]), []
     for draft, probability in merged(world, deeper=True):
-        control = LevelControl(ExitThresholdRule(ExitThresholdOptions(threshold)), 20)
+        rule = Confident()
+        control = LevelControl(rule, 20)
         trimmed.append((control.trim(with_score(draft), control.budget(9)), probability))
+        assert set(rule.told) <= {None}
     assert distance(world, trimmed) < EXACT
 
 

@@ -50,12 +50,13 @@ def data_file(tmp_path, texts=60):
 
 
 class Writer:
-    """Write a model's greedy texts, and count the calls."""
+    """Write a model's greedy texts, whatever is asked, and record the requests."""
 
     def __init__(self, model):
-        self.model, self.calls = model, 0
+        self.model, self.calls, self.asked = model, 0, []
 
     def __call__(self, texts, most):
+        self.asked += texts
         return [self.behind(text.prompt, most) for text in texts]
 
     def behind(self, ids, most):
@@ -109,10 +110,14 @@ def test_texts_are_what_the_model_writes_behind_a_prompt(model, tmp_path):
 def test_prompts_given_again_are_answered_again_with_other_noise(model, tmp_path):
     path = data_file(tmp_path, texts=3)
     out, twice = tmp_path / "out", [read_sources(path, pretrained_words(), ReadReport()) for _ in range(2)]
-    write_texts(out, in_turns(twice), Writer(model), OPTIONS, "x", silent)
+    writer = Writer(model)
+    write_texts(out, in_turns(twice), writer, OPTIONS, "x", silent)
+    for first, again in zip(writer.asked[::2], writer.asked[1::2], strict=True):
+        assert first.prompt == again.prompt
+        assert first.seed != again.seed
+        assert again.sampled
     texts = [json.loads(line) for line in (out / "texts.jsonl").read_text().splitlines()[1:]]
     assert [text["source"] for text in texts if text["kind"] != "open"] == [0, 1, 2, 3, 4, 5]
-    assert all(text["kind"] == "sampled" for text in texts if text["source"] % 2)
     assert [text["source"] for text in texts if text["kind"] == "open"] == [0, 2, 4]
 
 
@@ -182,13 +187,13 @@ def test_what_is_kept_of_the_exit_is_what_is_computed(model, traces, tmp_path):
     numbers = np.array([3, 0, 5])
     with torch.no_grad():
         once = kept.logits(numbers)
-        assert torch.equal(once, fresh.logits(numbers))
+        assert torch.allclose(once, fresh.logits(numbers), atol=0.3)  # stored in bfloat16
         calls = []
         handle = model.model.layers[0].register_forward_hook(lambda *_: calls.append(1))
         again = kept.logits(numbers[::-1].copy()).flip(0)
         handle.remove()
     assert not calls
-    assert torch.allclose(again, once, atol=0.3)  # stored in bfloat16
+    assert torch.equal(again, once)
 
 
 def test_the_exit_trained_is_the_exit_that_drafts(model, traces):
@@ -241,11 +246,13 @@ def killed_at(task, step):
 
 @pytest.mark.slow
 def test_a_killed_training_ends_with_the_weights_of_one_that_was_not(model, traces, tmp_path):
-    whole = exit_task(model, traces)
+    states = tmp_path / "states.npy"
+    whole = exit_task(model, traces, states=states)
     steps = trained(whole, tmp_path / "whole", traces).step
+    killed = killed_at(exit_task(model, traces, states=states), steps // 2)
     with pytest.raises(KilledError):
-        trained(killed_at(exit_task(model, traces), steps // 2), tmp_path / "killed", traces, checkpoint_minutes=0)
-    resumed = exit_task(model, traces)
+        trained(killed, tmp_path / "killed", traces, checkpoint_minutes=0)
+    resumed = exit_task(model, traces, states=states)
     assert trained(resumed, tmp_path / "killed", traces).step == steps
     assert torch.equal(parameters(resumed.module), parameters(whole.module))
     with pytest.raises(UsageError, match="started with other settings: options"):
@@ -473,12 +480,17 @@ def test_medusa_heads_learn(model, traces, tmp_path):
 
     task = MedusaTask(model, 2, traces, states=tmp_path / "states.npy")
     chosen, _ = chosen_windows(traces, "all")
+    passes = []
+    handle = model.model.layers[0].register_forward_hook(lambda *_: passes.append(1))
     with torch.no_grad():
         before = float(task.loss(chosen))
     trained(task, tmp_path, traces, LoopOptions(epochs=10, micro_batch=8, precision="float32", rate=0.01))
     with torch.no_grad():
         assert float(task.loss(chosen)) < before - 0.05
-    assert task.measured(chosen[:4]).shape == (2, 10)
+        passes.clear()
+        assert task.measured(chosen[:4]).shape == (2, 10)
+    handle.remove()
+    assert not passes, "the states of the first epoch are read again"
 
 
 @pytest.mark.parametrize(

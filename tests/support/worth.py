@@ -14,9 +14,6 @@ def asked(*answers):
             super().begins()
             return next(turns)
 
-        def goes_on(self, best):
-            return True
-
         @property
         def compares(self):
             return next(steps)

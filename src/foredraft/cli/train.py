@@ -42,7 +42,7 @@ Data = Annotated[
 
 
 KeepStates = Annotated[
-    bool, typer.Option(help="Keep the states that heads learn from on disk: 2 bytes times the model's width a token")
+    bool, typer.Option(help="Keep the states that heads learn from on disk: 2 bytes x the model's width for each token")
 ]
 
 

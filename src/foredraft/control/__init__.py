@@ -31,7 +31,7 @@ class ControlKind(NamedTuple):
 
 
 CONTROLS: Mapping[str, ControlKind] = {
-    "measured": ControlKind("The number of nodes with the most expected tokens per measured second.", needs_cost=True),
+    "measured": ControlKind("The nodes and levels with the most expected tokens per measured second.", needs_cost=True),
     "fixed": ControlKind("num_speculative_tokens nodes in every step."),
     "beta_ts": ControlKind("Levels by Thompson sampling of the acceptance rate (EESD's Beta-TS).", levels.BetaOptions),
     "exit_threshold": ControlKind(

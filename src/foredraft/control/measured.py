@@ -11,6 +11,7 @@ import numpy as np
 
 from foredraft.contracts import EMPTY_DRAFT, NO_BUDGET, Budget, CostCurve, Draft, Verdict
 from foredraft.control.payoff import (
+    TYPICAL_RATE,
     StepCosts,
     best_number,
     bin_of,
@@ -30,7 +31,7 @@ _MARGIN = 1.05  # more nodes must promise this many times the tokens per second:
 _HEADROOM = 1.5  # requested nodes / nodes recently worth verifying
 _LEAST = 2  # requested nodes at least, so that drafts are always observed
 _FIRST = 4  # nodes that a new text is expected to repay; docs/explanation/control.md compares it with 8, 16 and 64
-_SHARE = 0.2  # weight of the last draft in the smoothed number of nodes
+_SHARE = 0.2  # weight of the last draft in smoothed values
 _LIKELY = 0.5  # least chance of a path to go deeper before the seconds of a level are known
 
 
@@ -46,7 +47,9 @@ class BatchControl:
         clock: Callable[[], float] = perf_counter,
     ) -> None:  # fmt: skip
         self._measure, self._most_rows, self._most_nodes, self._costs = curve, most_rows, most_nodes, costs
-        self._clock, self._price = clock, 0.0  # tokens per second that the last verified draft promised
+        self._clock = clock
+        self._price = 0.0  # smoothed tokens per second that drafts promise, at least those of plain decoding
+        self._drawn, self._written = False, 0.0  # whether the last drafts were drawn; smoothed tokens of such a step
         self._each = float(min(_FIRST, most_nodes))  # smoothed number of nodes per sequence worth verifying
         self._asked = False  # whether a draft was requested in this step
 
@@ -61,36 +64,45 @@ class BatchControl:
         if not self._asked or depth <= 0 or room <= 0:
             return NO_BUDGET
         least = max(self._cheap(lanes) // lanes, _LEAST)
-        return Budget(min(room, max(least, int(_HEADROOM * self._each))), depth, self._more())
+        wanted = room if self._drawn else max(least, int(_HEADROOM * self._each))
+        return Budget(min(room, wanted), depth, self._more())
 
     def _more(self) -> Callable[[float | None], bool]:
-        """Return `Budget.more` of one draft: the next level is worth as many seconds as those before it took."""
+        """Return `Budget.more` of one draft. A further level is taken to cost what recent ones did."""
         began: float | None = None
+        level = 0
 
         def more(best: float | None) -> bool:
-            nonlocal began
+            nonlocal began, level
             now, costs = self._clock(), self._costs
+            is_first, level = began is None, level + 1
             if began is not None:
-                costs.observe_level(now - began)
+                costs.observe_level(self._curve, now - began)
             began = now
-            if best is None or not (costs.level and self._price):
-                return best is None or best >= _LIKELY
-            likely = best * corrections(costs.evidence)[bin_of(best)] * costs.deeper
-            return bool(likely >= costs.level * self._price)
+            best = TYPICAL_RATE**level if best is None else best
+            if not (costs.level and self._price):
+                return best >= _LIKELY
+            likely = best * corrections(costs.evidence)[bin_of(best)] * costs.right
+            goes_on = bool(likely >= costs.level * self._price)
+            if is_first and not goes_on:
+                costs.refused_level()
+            return goes_on
 
         return more
 
     def trim(self, drafts: Sequence[Draft], budgets: Sequence[Budget], other_rows: int) -> list[Draft]:
         """Cut the drafts to the nodes with the most expected tokens per second; the pass has `other_rows` more rows."""
-        lanes, base = len(drafts), len(drafts) + other_rows
         self._asked = self._asked and any(budget.nodes > 0 for budget in budgets)
+        if not any(len(draft) for draft in drafts):
+            return list(drafts)
+        lanes, base = len(drafts), len(drafts) + other_rows
         costs, passes = self._costs, self._costs.passes(self._curve)[base:]
-        if any(draft.q is not None for draft in drafts):  # drawn tokens must not decide whether they are kept
-            self._price = lanes / (passes[0] + costs.plain * lanes)
+        plain = float(lanes / (passes[0] + costs.plain * lanes))
+        self._price = max(self._price, plain)
+        self._drawn = any(draft.q is not None for draft in drafts)
+        if self._drawn:  # drawn tokens must not decide whether they are kept
             return [cut(draft, budget) for draft, budget in zip(drafts, budgets, strict=True)]
         scores = [scores_of(draft) for draft in drafts]
-        if not any(len(score) for score in scores):
-            return list(drafts)
         together = np.concatenate(scores)
         least = max(self._cheap(base), lanes)
         # tokens and seconds of a step that verifies the best 0, 1, ... nodes
@@ -99,7 +111,8 @@ class BatchControl:
         accepted = np.minimum(accepted, sum(budget.depth for budget in budgets))
         seconds = passes[: len(accepted)] + costs.drafted * lanes  # what drafting took is spent, also without nodes
         best = best_number(lanes + accepted, seconds, least, _MARGIN)
-        self._price = float((lanes + accepted[best]) / seconds[best])
+        promised = float((lanes + accepted[best]) / seconds[best])
+        self._price = max(self._price + _SHARE * (promised - self._price), plain)
         saved = (passes[0] + costs.plain * lanes) * (1 + accepted[best] / lanes) - seconds[best]
         gain = saved / (costs.asking * lanes) if costs.asking else np.inf
         if not costs.rests.tried(paid=best > 0 and saved > 0, gain=gain) and best == 0:
@@ -121,10 +134,19 @@ class BatchControl:
         self._costs.observe(self._curve, rows, forward, other / lanes, drafting / lanes if self._asked else None)
         if not self._asked:
             self._costs.rests.passed()
+        elif any(verdict.draft.q is not None for verdict in verdicts):
+            self._observe_drawn(lanes, sum(len(verdict.tokens) for verdict in verdicts), rows)
         for verdict in verdicts:
             if len(verdict.draft):
                 credit(self._costs.evidence, scores_of(verdict.draft), np.array(verdict.path, np.int32))
-                self._costs.observe_depth(len(verdict.path))
+                self._costs.observe_first_level(right=len(verdict.path) > 0)
+
+    def _observe_drawn(self, lanes: int, tokens: int, rows: int) -> None:
+        """Learn whether steps with drawn drafts write more tokens per second; no node of them is weighed by itself."""
+        costs, passes = self._costs, self._costs.passes(self._curve)
+        self._written += _SHARE * (tokens / lanes - self._written) if self._written else tokens / lanes
+        seconds = np.array([passes[lanes] / lanes + costs.plain, passes[rows] / lanes + costs.drafted])
+        costs.rests.tried(paid=best_number(np.array([1.0, self._written]), seconds) > 0)
 
     def _cheap(self, rows: int) -> int:
         """Return how many nodes add almost no cost to a pass of `rows` rows."""

@@ -58,7 +58,7 @@ class Rests:
 
 @njit(cache=True)
 def best_number(tokens: F64, seconds: F64, cheap: int = 0, margin: float = 1.0) -> int:
-    """Return the number of nodes, levels or answers with the most tokens per second; 0 is a plain step.
+    """Return the number of nodes or answers with the most tokens per second; 0 is a plain step.
 
     Expected `tokens` and `seconds` of a step are float64[N + 1] by number. The numbers from 1 to `cheap` count as one
     choice, the largest; a larger number must give `margin` times the tokens per second.
@@ -75,9 +75,14 @@ def best_number(tokens: F64, seconds: F64, cheap: int = 0, margin: float = 1.0) 
 # --- the nodes of a draft by their scores
 
 
+TYPICAL_RATE = 0.6  # acceptance rate of drafts without scores; chosen
+
+
 def scores_of(draft: Draft) -> FloatArray:
-    """Return the draft's scores, float32[N]; without them 0.6, a typical acceptance rate, ** depth."""
-    return draft.score if draft.score is not None else (np.float32(0.6) ** depths(draft.parents)).astype(np.float32)
+    """Return the draft's scores, float32[N]; without them `TYPICAL_RATE` ** depth."""
+    if draft.score is not None:
+        return draft.score
+    return (np.float32(TYPICAL_RATE) ** depths(draft.parents)).astype(np.float32)
 
 
 def cut(draft: Draft, budget: Budget, score: FloatArray | None = None) -> Draft:
@@ -158,6 +163,9 @@ def credit(evidence: Evidence, score: FloatArray, path: IntArray) -> None:
 _SHARE = 0.1  # weight of the last step in smoothed values
 _STALL = 1.3  # a step counts for at most this many times its expected seconds: more is a stall or compilation
 _FIRST = 0.1  # a first overhead counts for at most this part of a pass: more is compilation
+# a level's seconds rise quickly and fade slowly: one that takes twice what it is worth is tried in 1 of 130 drafts, and
+# one that was slow once is soon drafted again; chosen
+_LEVEL_SHARE, _LEVEL_STALL, _FADING = 0.3, 2.0, 0.998
 _WIDTHS = np.log2(np.maximum(np.arange(65), 1)) / 4  # of a pass by its rows: 0 for 1, 1 for 16, 1.5 for 64 and more
 
 
@@ -175,7 +183,7 @@ class StepCosts:
     plain: float = 0.0  # the same for a plain step, without the time to ask for a draft
     asking: float = 0.0  # seconds of asking for a draft and learning from it; 0 before the first one
     level: float = 0.0  # seconds of drafting a level after the first; 0 before one was drafted
-    deeper: float = 0.5  # share of drafts of whose first level a token was accepted; chosen for the first draft
+    right: float = 0.5  # share of drafts whose first level held an accepted token; the first value is chosen
     rests: Rests = field(default_factory=Rests)
     evidence: Evidence = field(default_factory=lambda: Evidence(np.zeros(_BINS), np.zeros(_BINS)))
 
@@ -202,14 +210,19 @@ class StepCosts:
             other = max(other - drafting, 0.0)
         self.plain = _smoothed(self.plain, other, _FIRST * usual)
 
-    def observe_level(self, seconds: float) -> None:
+    def observe_level(self, curve: F64, seconds: float) -> None:
         """Learn from the seconds of a level after the first, unless its clock jumped."""
         if 0 < seconds < np.inf:
-            self.level = _smoothed(self.level, seconds, seconds)
+            known = self.level or min(seconds, _FIRST * float(curve[1]))
+            self.level = known + _LEVEL_SHARE * (min(seconds, _LEVEL_STALL * known) - known)
 
-    def observe_depth(self, accepted: int) -> None:
-        """Learn from a draft of which so many tokens were accepted."""
-        self.deeper += _SHARE * ((accepted > 0) - self.deeper)
+    def refused_level(self) -> None:
+        """Forget a little of a level's seconds, so that levels that are refused are tried again."""
+        self.level *= _FADING
+
+    def observe_first_level(self, *, right: bool) -> None:
+        """Learn whether a draft's first level held an accepted token."""
+        self.right += _SHARE * (right - self.right)
 
 
 def _smoothed(known: float, now: float, first: float) -> float:

@@ -248,7 +248,8 @@ class _Drafting:
 
     def _proposed(self, neural: Drafting, view: SequenceView, budget: Budget) -> NeuralDraft:
         """Return the neural drafter's draft; raises ValueError if it is not a tree of tokens."""
-        draft = neural.propose(view, replace(budget, depth=min(budget.depth, self._options.levels)))
+        # `levels` limits its depth: the control cuts the blended draft
+        draft = neural.propose(view, Budget(budget.nodes, min(budget.depth, self._options.levels)))
         draft.check()
         self._worth.answered()
         return NeuralDraft(draft.tokens, draft.parents, scores_of(draft))

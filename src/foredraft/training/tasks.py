@@ -99,7 +99,8 @@ class States:
         with torch.autocast(self._device.type, enabled=False):  # computed as when drafting
             states = self._model(**self._traces.inputs(windows, self._device)).last_hidden_state
         if self._file is not None:
-            self._file[windows] = states.to(torch.bfloat16).view(torch.int16).cpu().numpy()
+            states = states.to(torch.bfloat16)  # as it is read again
+            self._file[windows] = states.view(torch.int16).cpu().numpy()
             self._stored[windows] = True
         return states.float()  # type: ignore[no-any-return]  # transformers' outputs are Any
 

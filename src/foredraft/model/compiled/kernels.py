@@ -75,7 +75,8 @@ def own_kernels(*, cached: bool = False) -> Iterator[None]:
     """Have torch's compiler use these kernels until the block ends.
 
     Weights that are `cached`, as a draft model's can be, are prefetched into the caches. Others are prefetched past
-    them, so that what steps need beside passes, such as the draft model's weights, is found there.
+    them, so that what steps need beside passes, such as the draft model's weights, is found there. (Not by tiles and
+    by AVX2's integers, where this was not measured.)
 
     Products stay the compiler's where the processor has neither AVX-512 nor AVX2. Sines and cosines are kept, which the
     compiler counts as cheap and would compute again, those of every position, for every head of every layer.
@@ -244,7 +245,7 @@ def _lowered_blocks(rows: Any, blocks: Any, tiled: bool, precise: bool, *, local
     vector_bits = pick_vec_isa().bit_width() or 256
     product = None
     if tiled:  # its sums are those of a product with the widened weights
-        kernel, dtypes = _product_kernel(locality, tiles=True, ahead=0), [torch.bfloat16] * 2 + [torch.float32] * 2
+        kernel, dtypes = _product_kernel(tiles=True, ahead=0), [torch.bfloat16] * 2 + [torch.float32] * 2
         product = kernel("multiply_widened", *dtypes, GemmBlocking(*_TILES))
     layout = layout_of(int(blocks.get_size()[2]), blocks.get_dtype())
     dtype = torch.float32 if precise else rows.get_dtype()
@@ -283,11 +284,11 @@ def _product_kernels(locality: int) -> dict[Any, list[Any]]:
         sizes += [(VecAVX512, dtype, [(8, 48, 1), (8, 32, 1)]), (VecAVX2, dtype, [(4, 24, 1), (4, 16, 1)])]
     ours = {_product_kernel(locality): [config for each in sizes for config in _configurations(*each)]}
     if _has_tiles():
-        ours[_product_kernel(locality, tiles=True)] = _configurations(VecAMX, torch.bfloat16, [_TILES])
+        ours[_product_kernel(tiles=True)] = _configurations(VecAMX, torch.bfloat16, [_TILES])
     return ours
 
 
-def _product_kernel(locality: int, *, tiles: bool = False, ahead: int = _BYTES_AHEAD) -> Any:
+def _product_kernel(locality: int = _ALL_CACHES, *, tiles: bool = False, ahead: int = _BYTES_AHEAD) -> Any:
     """Return a kernel, by tiles or by vectors, as the class that torch's compiler asks for.
 
     Whether vectors hold single numbers or pairs is told by the depth of its sizes. `ahead` are the bytes that weights
