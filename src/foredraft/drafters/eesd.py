@@ -38,7 +38,7 @@ class EesdOptions:
     # the defaults verify many tokens of few passes of the first layers, which is faster on SmolLM2 than the paper's
     # chains: out_degree 1, least_probability 0, levels 10
     out_degree: int = 7  # children of a node at most; 1 drafts chains
-    least_probability: float = 0.8  # a less probable token is drafted but not expanded
+    least_probability: float = 0.5  # a less probable token is drafted but not expanded
     least_share: float = 0.3  # a node below this share of its most probable sibling is not expanded
     levels: int = 3  # tokens drafted one after another at most
     # whether the head's predictor (`foredraft train cali`) estimates the acceptance probabilities that controls and
