@@ -98,9 +98,9 @@ class BatchControl:
         lanes, base = len(drafts), len(drafts) + other_rows
         costs, passes = self._costs, self._costs.passes(self._curve)[base:]
         plain = float(lanes / (passes[0] + costs.plain * lanes))
-        self._price = max(self._price, plain)
         self._drawn = any(draft.q is not None for draft in drafts)
         if self._drawn:  # drawn tokens must not decide whether they are kept
+            self._price = plain
             return [cut(draft, budget) for draft, budget in zip(drafts, budgets, strict=True)]
         scores = [scores_of(draft) for draft in drafts]
         together = np.concatenate(scores)
@@ -112,7 +112,7 @@ class BatchControl:
         seconds = passes[: len(accepted)] + costs.drafted * lanes  # what drafting took is spent, also without nodes
         best = best_number(lanes + accepted, seconds, least, _MARGIN)
         promised = float((lanes + accepted[best]) / seconds[best])
-        self._price = max(self._price + _SHARE * (promised - self._price), plain)
+        self._price = max((1 - _SHARE) * self._price + _SHARE * promised, plain)
         saved = (passes[0] + costs.plain * lanes) * (1 + accepted[best] / lanes) - seconds[best]
         gain = saved / (costs.asking * lanes) if costs.asking else np.inf
         if not costs.rests.tried(paid=best > 0 and saved > 0, gain=gain) and best == 0:
