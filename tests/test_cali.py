@@ -164,8 +164,8 @@ def test_drafts_go_by_the_predictor_and_the_text_is_the_same(
         "least_share": 0.0,
         "least_probability": 0.0,
     }
-    if setting != "greedy":
-        options["calibrated"] = True  # by default, a sampled text uses the head's own estimate
+    if setting != "greedy" or out_degree > 1:
+        options["calibrated"] = True  # by default, only greedy chains go by the predictor
     drafter = make_drafter("eesd", options, Resources(VOCABULARY, target=target_of("llama")))
     drafts = watched_drafts(drafter)
     text, _ = written(target_of("llama"), "llama", setting, drafter)
@@ -178,11 +178,10 @@ def test_drafts_go_by_the_predictor_and_the_text_is_the_same(
         assert np.allclose(drafts[1].score, 0.6 ** np.arange(1, len(drafts[1]) + 1), atol=1e-4)
 
 
-def test_a_sampled_text_goes_by_the_heads_own_estimate(tmp_path, heads):  # the fixture imported above
+def test_a_sampled_chain_goes_by_the_heads_own_estimate(tmp_path, heads):  # the fixture imported above
     with_predictor.heads = heads
-    drafter = make_drafter(
-        "eesd", {"head": with_predictor(tmp_path, 0.6)}, Resources(VOCABULARY, target=target_of("llama"))
-    )
+    options = {"head": with_predictor(tmp_path, 0.6), "out_degree": 1}
+    drafter = make_drafter("eesd", options, Resources(VOCABULARY, target=target_of("llama")))
     for setting, predicts in (("greedy", True), ("T=1", False)):
         drafts = watched_drafts(drafter)
         written(target_of("llama"), "llama", setting, drafter)
@@ -196,7 +195,8 @@ def test_a_predictor_that_is_asked_for_and_missing_is_refused(tmp_path, heads): 
     with pytest.raises(UsageError, match="has no predictor; train one with `foredraft train cali"):
         make_drafter("eesd", {"head": heads("llama", 1), "calibrated": True}, resources)
     head = with_predictor(tmp_path, 0.5)
-    assert make_drafter("eesd", {"head": head}, resources).needs.hidden
-    assert not make_drafter("eesd", {"head": head, "calibrated": False}, resources).needs.hidden
+    assert make_drafter("eesd", {"head": head, "out_degree": 1}, resources).needs.hidden
+    for options in ({}, {"out_degree": 1, "calibrated": False}):
+        assert not make_drafter("eesd", {"head": head, **options}, resources).needs.hidden
     with pytest.raises(UsageError, match="whose weights are not this model's"):
         load_predictor(tmp_path / "head", target_of("qwen3").model)
