@@ -27,6 +27,11 @@ _LEAST_TEXTS = 4  # chosen
 _HELD_OUT_ONE_IN = 4  # one in this many texts only checks the result (chosen)
 
 
+WholeLayersOption = Annotated[
+    bool, typer.Option(help="Skip attention and MLP of a layer together only, so that it can be compiled")
+]
+
+
 def layer_skip(
     data: Annotated[
         list[Path],
@@ -42,9 +47,7 @@ def layer_skip(
     temperature: Annotated[float, typer.Option(help="Temperature of the texts; 0 is greedy")] = 0.7,
     top_p: flags.TopPOption = 1.0,
     levels: Annotated[int, typer.Option(help="Maximum number of drafted tokens per step")] = 12,
-    whole_layers: Annotated[
-        bool, typer.Option(help="Skip attention and MLP of a layer together only, so that it can be compiled")
-    ] = False,
+    whole_layers: WholeLayersOption = False,
     dtype: flags.DtypeOption = "auto",
     device: flags.DeviceOption = None,
     seed: Annotated[int, typer.Option(help="Seed of the texts and the search")] = 0,
@@ -63,10 +66,9 @@ def layer_skip(
 
     with working("loading") as tell:
         generator = load_plain(model, dtype, False, tell, device)
-        target, count = generator.target, int(generator.target.model.config.num_hidden_layers)
+        target, count, written = generator.target, int(generator.target.model.config.num_hidden_layers), []
         tell(0.0, "timing passes")
         costs = measure_skipping(target)
-        written = []
         for number, prompt in enumerate(prompts):
             tell(number / len(prompts), "writing texts")
             given = {**arguments, "seed": seed + number, "max_new_tokens": max_new_tokens}
