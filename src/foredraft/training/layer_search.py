@@ -67,14 +67,15 @@ class Found(NamedTuple):
 
 
 def measure_skipping(target: TorchTarget) -> SkippingCosts:
-    """Time passes of the model: whole, without all attention, without all MLPs, and without nearly everything.
+    """Time whole passes, and passes without all attention, without all MLPs, and without nearly everything.
 
-    Raises as `skipping`.
+    A sub-layer's share is of what the last three take, as the whole model may be compiled and they are not. Raises as
+    `skipping`.
     """
     layers = int(target.model.config.num_hidden_layers)
     every = tuple(range(layers))
     curve = measure_cost(target)
-    passes = {(layers, layers): target}  # by the numbers of attention and MLP sub-layers left
+    passes: dict[tuple[int, int], TorchTarget] = {}  # by the numbers of attention and MLP sub-layers left
     for skipped in (Skipped(every, ()), Skipped((), every), Skipped(every, every[:-1])):
         left = layers - len(skipped.attention), layers - len(skipped.mlp)
         if sum(left):
@@ -82,7 +83,7 @@ def measure_skipping(target: TorchTarget) -> SkippingCosts:
     seconds = [measure_cost(each, (1,), _SECONDS).seconds[0] for each in passes.values()]
     terms = np.array([(1, *left) for left in passes], np.float64)  # a constant, and the cost of each kind
     shares = np.maximum(np.linalg.lstsq(terms, np.array(seconds), rcond=None)[0], 0.0)
-    shares /= terms[0] @ shares
+    shares /= np.array((1, layers, layers)) @ shares
     return SkippingCosts(curve, float(shares[1]), float(shares[2]))
 
 
