@@ -188,9 +188,7 @@ def eesd(
     del transformer  # what comes after the exit is not needed any more
     identity = {"layers": layers, "loss": loss, "texts": texts, "vocabulary": head.vocabulary}
     outcome = training.train(task, opened, card, head.run, **identity)
-    _save(head.out, card, weights_of(task.module), outcome)
-    if states is not None:
-        states.unlink(missing_ok=True)
+    _save(head.out, card, weights_of(task.module), outcome, states)
 
 
 @app.command()
@@ -258,15 +256,16 @@ def medusa(
     outcome = training.train(task, opened, card, head.run, heads=heads, vocabulary=head.vocabulary)
     trained, held = chosen_windows(opened, "all")
     task.module.accuracies.copy_(task.measured((held if len(held) else trained)[:200]))
-    _save(head.out, card, {**task.module.state_dict(), **({} if ids is None else {IDS: ids.int()})}, outcome)
-    if states is not None:
-        states.unlink(missing_ok=True)
+    _save(head.out, card, {**task.module.state_dict(), **({} if ids is None else {IDS: ids.int()})}, outcome, states)
 
 
-def _save(out: Path, card: "HeadCard", weights: Mapping[str, Any], outcome: "Run") -> None:
+def _save(out: Path, card: "HeadCard", weights: Mapping[str, Any], outcome: "Run", states: Path | None = None) -> None:
+    """Write a head, remove the states that it learned from, and print what came of the training."""
     from foredraft.model.head_files import save_head
 
     save_head(out, card, weights)
+    if states is not None:
+        states.unlink(missing_ok=True)
     last = outcome.history[-1]
     agreement = "" if math.isnan(last["agreement"]) else f", {last['agreement']:.1%} held-out agreement"
     typer.echo(

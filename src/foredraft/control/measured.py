@@ -135,18 +135,13 @@ class BatchControl:
         if not self._asked:
             self._costs.rests.passed()
         elif any(verdict.draft.q is not None for verdict in verdicts):
-            self._observe_drawn(lanes, sum(len(verdict.tokens) for verdict in verdicts), rows)
+            written = sum(len(verdict.tokens) for verdict in verdicts) / lanes
+            self._written += _SHARE * (written - self._written) if self._written else written
+            self._costs.tried_whole(self._curve, lanes, rows, self._written)
         for verdict in verdicts:
             if len(verdict.draft):
                 credit(self._costs.evidence, scores_of(verdict.draft), np.array(verdict.path, np.int32))
                 self._costs.observe_first_level(right=len(verdict.path) > 0)
-
-    def _observe_drawn(self, lanes: int, tokens: int, rows: int) -> None:
-        """Learn whether steps with drawn drafts write more tokens per second; no node of them is weighed by itself."""
-        costs, passes = self._costs, self._costs.passes(self._curve)
-        self._written += _SHARE * (tokens / lanes - self._written) if self._written else tokens / lanes
-        seconds = np.array([passes[lanes] / lanes + costs.plain, passes[rows] / lanes + costs.drafted])
-        costs.rests.tried(paid=best_number(np.array([1.0, self._written]), seconds) > 0)
 
     def _cheap(self, rows: int) -> int:
         """Return how many nodes add almost no cost to a pass of `rows` rows."""

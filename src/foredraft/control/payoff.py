@@ -163,9 +163,11 @@ def credit(evidence: Evidence, score: FloatArray, path: IntArray) -> None:
 _SHARE = 0.1  # weight of the last step in smoothed values
 _STALL = 1.3  # a step counts for at most this many times its expected seconds: more is a stall or compilation
 _FIRST = 0.1  # a first overhead counts for at most this part of a pass: more is compilation
-# a level's seconds rise quickly and fade slowly: one that takes twice what it is worth is tried in 1 of 130 drafts, and
-# one that was slow once is soon drafted again; chosen
-_LEVEL_SHARE, _LEVEL_STALL, _FADING = 0.3, 2.0, 0.998
+# a level's seconds rise quickly and fade slowly: one that takes twice what it is worth is tried in 1 of 130 drafts
+# (0.998 ** 131 = 1 / 1.3), and one that was slow once is soon drafted again
+_LEVEL_SHARE = 0.3  # weight of the last level in the smoothed seconds
+_LEVEL_STALL = 2.0  # a level counts for at most this many times its smoothed seconds
+_FADING = 0.998  # of the smoothed seconds are left after a draft whose second level was refused
 _WIDTHS = np.log2(np.maximum(np.arange(65), 1)) / 4  # of a pass by its rows: 0 for 1, 1 for 16, 1.5 for 64 and more
 
 
@@ -209,6 +211,15 @@ class StepCosts:
             self.asking = _smoothed(self.asking, drafting, _FIRST * usual)
             other = max(other - drafting, 0.0)
         self.plain = _smoothed(self.plain, other, _FIRST * usual)
+
+    def tried_whole(self, curve: F64, lanes: int, rows: int, tokens: float) -> None:
+        """Count a try that drafted for `lanes` sequences and verified `rows` rows, whose nodes are not weighed.
+
+        `tokens` is how many such steps write for each sequence.
+        """
+        passes = self.passes(curve)
+        seconds = np.array([passes[lanes] / lanes + self.plain, passes[rows] / lanes + self.drafted])
+        self.rests.tried(paid=best_number(np.array([1.0, tokens]), seconds) > 0)
 
     def observe_level(self, curve: F64, seconds: float) -> None:
         """Learn from the seconds of a level after the first, unless its clock jumped."""

@@ -3,10 +3,8 @@
 Does not depend on drafters or models.
 """
 
-import numpy as np
-
 from foredraft.contracts import NO_BUDGET, Budget, CostCurve, Draft, Verdict
-from foredraft.control.payoff import StepCosts, best_number, cut
+from foredraft.control.payoff import StepCosts, cut
 
 _SHARE = 0.2  # weight of the last draft in smoothed values; chosen
 
@@ -35,6 +33,4 @@ class WholeControl:
             return
         written = float(len(verdict.tokens))
         self._tokens += _SHARE * (written - self._tokens) if self._tokens else written
-        passes = costs.passes(self._curve)
-        seconds = np.array([passes[1] + costs.plain, passes[rows] + costs.drafted])
-        costs.rests.tried(paid=best_number(np.array([1.0, self._tokens]), seconds) > 0)
+        costs.tried_whole(self._curve, 1, rows, self._tokens)

@@ -140,7 +140,7 @@ def write_texts(
     """
     known = _known_texts(folder, _head(options, identity))
     done = 1 + max((int(text["source"]) for text in known), default=-1)
-    remaining = islice(_requests(sources, options), done, None)
+    remaining = islice(enumerate(_requests(sources, options)), done, None)
     wanted = {False: options.written_tokens, True: options.open_tokens}
     tokens: Counter[bool] = Counter()  # of open texts (True), and of the target's (False)
     for text in known:
@@ -149,13 +149,13 @@ def write_texts(
         with (folder / TEXTS).open("a") as file:
             while any(tokens[each] < wanted[each] for each in wanted) and (group := list(islice(remaining, TOGETHER))):
                 is_enough = tokens[False] >= wanted[False]
-                asked = [request for _, request, _ in group]
+                asked = [request for _, (_, request, _) in group]
                 answers = [[]] * len(group) if is_enough else write(asked, options.answer_tokens)
-                for (source, (prompt, is_sampled, seed), is_new), answer in zip(group, answers, strict=True):
+                for (number, (source, (prompt, is_sampled, _), is_new)), answer in zip(group, answers, strict=True):
                     held, kind = is_held_out(source.key, options.hold_out_one_in), "sampled" if is_sampled else "greedy"
                     for of, ids in ((kind, [*prompt, *answer]), *([("open", source.text)] if is_new else [])):
                         if tokens[of == "open"] < wanted[of == "open"]:
-                            text = {"source": seed - options.seed, "kind": of, "held": held, "ids": [*map(int, ids)]}
+                            text = {"source": number, "kind": of, "held": held, "ids": [*map(int, ids)]}
                             file.write(json.dumps(text) + "\n")
                             tokens[of == "open"] += len(ids)
                 file.flush()

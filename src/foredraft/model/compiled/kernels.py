@@ -28,7 +28,7 @@ from foredraft.model.compiled.blocks import LEAST, STRIP, layout_of
 LANES = 16  # the most numbers that a vector register holds; the size of a head must be a multiple of this
 PAIR_TRIALS = 20  # products that are timed of each kind to say whether multiplying by pairs is quicker
 _QUERIES = 4  # query rows whose values are summed together, so that each value is read once for all of them
-_ALL_CACHES = 3  # locality of a prefetch; 0 is past the caches
+_ALL_CACHES = 3  # locality of a prefetch, as GCC's __builtin_prefetch takes it; 0 is past the caches
 _BYTES_AHEAD = 9 * 1024  # that weights are prefetched; 2 KiB are too few where the cache is shared, 18 no better
 _BLOCK_ROWS = {512: 8, 256: 4}  # whose sums by two vectors of weights fill the registers, by the bits of a register
 _PAIR = 2  # the depth of what one instruction multiplies by pairs
