@@ -3,7 +3,7 @@
 `python scripts/soak_server.py --minutes 20 --clients 64`. Clients concurrently request answers with and without
 streaming, cancel, read slowly, send damaged bodies, and fill and remove stores. Each finished text is
 compared with plain decoding's. At the end the server is killed while it works and restarted, and its stores are
-checked. The exit status is 1 if a text differs, an answer is lost, or a store is damaged.
+checked. The exit status is 1 if a text differs, an answer is lost, a store is damaged, or memory grows.
 """
 
 import argparse
@@ -28,6 +28,7 @@ from foredraft.errors import StoreError
 from foredraft.index.datastore import MANIFEST, check_datastore
 
 BUSY = (429, 503)
+MOST_GROWTH = 1.1  # memory at the end / after a quarter of the time, when all that is learned has its room
 WAYS: list[Any] = [None, None, False, {"method": "prompt_lookup"}, {"method": "adaptix", "num_speculative_tokens": 7}]
 
 
@@ -97,9 +98,10 @@ class Soak:
             self.wrong.append(f"{act}: {text[:60]!r} ({finish}) instead of {expected[:60]!r}")
 
     async def whole(self, http: httpx.AsyncClient, rng: random.Random) -> None:
-        """Request an answer without streaming."""
+        """Request an answer without streaming, sometimes one of several, or with log-probabilities."""
         body, text = self.body(rng)
-        answer = await http.post("/v1/chat/completions", json=body)
+        more: dict[str, Any] = rng.choice([{}, {}, {"n": 2}, {"logprobs": True, "top_logprobs": 2}])
+        answer = await http.post("/v1/chat/completions", json=body | more)
         if answer.status_code in BUSY:
             self.counts["busy"] += 1
             await asyncio.sleep(float(answer.headers["retry-after"]) * rng.random())
@@ -229,6 +231,8 @@ def main() -> None:
     for what, count in sorted(soak.counts.items()):
         print(f"{count:8} {what}")
     samples = memory[:: max(len(memory) // 12, 1)]
+    if memory[-1] > MOST_GROWTH * memory[len(memory) // 4]:
+        soak.wrong.append(f"memory grew from {memory[len(memory) // 4]} to {memory[-1]} MiB")
     print(f"memory: {samples} MiB; after the kill {len(listed)} stores; stopped with {status}")
     print(f"{len(soak.wrong)} wrong" + "".join(f"\n  {each}" for each in soak.wrong[:20]))
     sys.exit(bool(soak.wrong))

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from foredraft.api import Generator
 from foredraft.engine.batch import steps_in
-from foredraft.errors import OutOfMemoryError, UsageError
+from foredraft.errors import OutOfMemoryError, PromptTooLongError, UsageError
 from foredraft.model.arena import Arena
 from foredraft.model.batch_target import JointBatch, SequentialBatch, batch_target
 from foredraft.model.compiled.build import compile_forward
@@ -165,14 +165,103 @@ def test_texts_wait_for_room_and_end_where_there_is_none(compiled):
     while len(batch):
         batch.step()
     assert [emitted(lane) for lane in lanes] == [alone(compiled, *each) for each in given[: len(lanes)]]
-    with pytest.raises(OutOfMemoryError):
-        batch.join(writer.begin(np.zeros(2000, np.int64), SamplingOptions(), max_new_tokens=9))
     crowded = writer.batch(768 * slots)
+    with pytest.raises(PromptTooLongError, match="1000 tokens"):
+        crowded.join(writer.begin(np.zeros(1000, np.int64), SamplingOptions(), max_new_tokens=9))
     lane = crowded.join(writer.begin(given[0][0], SamplingOptions(), max_new_tokens=1500))
     while len(crowded):
         crowded.step()
     assert lane.seq.finish == "memory"
     assert emitted(lane) == alone(compiled, given[0][0], SamplingOptions(), 1500)[: len(emitted(lane))]
+
+
+def test_texts_that_grow_beyond_the_memory_go_on_when_others_have_ended(compiled):
+    slots = 2 * 2 * 2 * 16 * compiled.dtype.itemsize
+    writer = generator(compiled, "prompt_lookup", nodes=4)
+    given = [(prompt, sampling, 900) for prompt, sampling, _ in texts(2, seed=19)]
+    batch = writer.batch(1600 * slots)
+    lanes = [batch.join(writer.begin(prompt, how, max_new_tokens=count)) for prompt, how, count in given]
+    refused = 0
+    while len(batch):
+        batch.step()
+        if len(batch) == 2 and any(lane.seq.cache is None for lane in lanes):
+            with pytest.raises(OutOfMemoryError, match="wait for room"):  # those that wait come first
+                batch.join(writer.begin(np.arange(5), SamplingOptions(), max_new_tokens=2))
+            refused += 1
+    assert refused > 0, "there was room for both"
+    assert [emitted(lane) for lane in lanes] == [alone(compiled, *each) for each in given]
+
+
+def test_a_pass_takes_no_more_rows_than_it_can(compiled):
+    """Drafts of a fixed number of nodes, for more texts than fit."""
+    writer = generator(compiled, "prompt_lookup", nodes=64)
+    batch = writer.batch()
+    given = [(np.tile(np.arange(7 + number), 12), SamplingOptions(), 40) for number in range(12)]
+    lanes = [batch.join(writer.begin(prompt, how, max_new_tokens=count)) for prompt, how, count in given]
+    while len(batch):
+        batch.step()
+    assert [emitted(lane) for lane in lanes] == [alone(compiled, *each) for each in given]
+
+
+def test_each_text_has_its_own_number_of_nodes(compiled):
+    """In the batch of a generator that drafts nothing."""
+    batch = generator(compiled, "none").batch()
+    prompt = np.tile(np.arange(9), 12)
+    writers = [generator(compiled, "prompt_lookup", nodes=nodes) for nodes in (3, 12)]
+    for writer in writers:
+        writer.use("prompt_lookup", nodes=writer.amount.most_nodes, control="measured")
+    lanes = [batch.join(writer.begin(prompt, SamplingOptions(), max_new_tokens=60)) for writer in writers]
+    while len(batch):
+        batch.step()
+    few, many = (max(record.drafted for record in lane.records) for lane in lanes)
+    assert 0 < few <= 3 < many <= 12
+    assert emitted(lanes[0]) == emitted(lanes[1]) == alone(compiled, prompt, SamplingOptions(), 60)
+
+
+def test_an_error_of_one_text_ends_that_text_alone(compiled):
+    def broken(input_ids, scores):
+        if input_ids.shape[1] > 30:
+            raise ValueError("no more than 30 tokens")
+        return scores
+
+    writer = generator(compiled, "prompt_lookup", nodes=3)
+    batch, prompt = writer.batch(), np.tile(np.arange(5), 4)
+    failing = batch.join(writer.begin(prompt, SamplingOptions(), max_new_tokens=40, processors=(broken,)))
+    lane = batch.join(writer.begin(prompt, SamplingOptions(), max_new_tokens=40))
+    while len(batch):
+        batch.step()
+    assert str(failing.failure) == "no more than 30 tokens"
+    assert emitted(lane) == alone(compiled, prompt, SamplingOptions(), 40)
+
+
+def test_texts_of_one_prompt_compute_it_once(compiled, monkeypatch):
+    writer, prompt = generator(compiled, "none"), np.arange(400) % 89
+    batch, rows = writer.batch(), []
+    forward = batch._target.forward
+    monkeypatch.setattr(
+        batch._target,
+        "forward",
+        lambda layouts, *rest, **more: rows.extend(each.rows for each in layouts) or forward(layouts, *rest, **more),
+    )
+    ways = [SamplingOptions(True, temperature=0.7, seed=seed) for seed in range(4)]
+    lanes = [batch.join(writer.begin(prompt, how, max_new_tokens=10)) for how in ways]
+    while len(batch):
+        batch.step()
+    assert sum(rows) < 2 * len(prompt)
+    assert [lane.cached_tokens for lane in lanes] == [0, 399, 399, 399]
+    assert [emitted(lane) for lane in lanes] == [alone(compiled, prompt, how, 10) for how in ways]
+
+
+def test_owners_share_no_prefix(compiled):
+    writer, prompt = generator(compiled, "none"), np.arange(300) % 89
+    batch = writer.batch()
+    for owner, cached in (("one", 0), ("one", 299), ("other", 0)):
+        run = writer.begin(prompt, SamplingOptions(), max_new_tokens=5)
+        run.owner = owner
+        batch.join(run)
+        while len(batch):
+            batch.step()
+        assert run.cached_tokens == cached
 
 
 def test_many_prompts_are_written_as_each_alone(compiled):

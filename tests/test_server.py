@@ -6,6 +6,8 @@ import re
 import signal
 import threading
 import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import anthropic
@@ -14,7 +16,7 @@ import openai
 import pytest
 import torch
 
-from foredraft.api import load
+from foredraft.api import Generator, load
 from foredraft.server.bodies import Speculation
 from foredraft.server.running import Listening
 from foredraft.server.service import Service
@@ -25,7 +27,9 @@ QUESTION = [{"role": "user", "content": "Write a function that adds the numbers 
 KEY, OTHER = "a-key-of-the-tests", "another-key-of-tests"
 TEMPLATE = (
     "{% if tools %}<|user|>Tools: {{ tools | tojson }} <tool_call>{% endif %}"
-    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>"
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
+    "{% for call in m.tool_calls %}{{ call.function.name }}({{ call.function.arguments | tojson }}){% endfor %}"
+    "{% endfor %}<|assistant|>"
 )
 
 
@@ -158,6 +162,19 @@ def test_log_probabilities_are_the_models(client, server, plain):
         assert [top.logprob for top in each.top_logprobs] == pytest.approx(row.topk(3).values.tolist(), abs=1e-3)
 
 
+def test_parts_of_a_character_have_their_own_bytes(client, plain):
+    """The bytes of all tokens are the text, also where a character has several tokens."""
+    question = [{"role": "user", "content": "Write: 日本語 🙂"}]
+    answer = asked(client, question, seed=5, temperature=1.0, max_tokens=60, logprobs=True, top_logprobs=0)
+    data = b"".join(bytes(each.bytes) for each in answer.choices[0].logprobs.content)
+    assert data.decode(errors="replace").startswith(plain(question, seed=5, temperature=1.0, max_new_tokens=60).text)
+    completion = client.completions.create(
+        model="toy", prompt="Yes or no:", max_tokens=3, logprobs=2,
+        extra_body={"response_format": {"type": "regex", "pattern": "no"}},
+    )  # fmt: skip
+    assert completion.choices[0].logprobs.token_logprobs[0] > -100
+
+
 def test_penalties_and_biases_are_those_of_plain_decoding(client, server):
     fields = {"temperature": 0, "max_tokens": 40, "frequency_penalty": 0.9, "presence_penalty": 0.5}
     penalised = asked(client, **fields).choices[0].message.content
@@ -212,6 +229,43 @@ def test_a_prediction_is_drafted_from(client, plain):
     assert wrong.choices[0].message.content == text
     with pytest.raises(openai.BadRequestError, match="prediction"):
         asked(client, prediction={"type": "content", "content": "x"}, **fields | {"speculative": False})
+
+
+def test_a_prediction_goes_with_everything_else(client):
+    """Each of these changes what a row's scores become, or how many texts there are: the answers stay those without."""
+    fields = {"temperature": 0.7, "seed": 3, "max_tokens": 50, "frequency_penalty": 0.4, "logit_bias": {"7": 1.5},
+              "logprobs": True, "top_logprobs": 2, "n": 3}  # fmt: skip
+    without = asked(client, speculative=False, **fields)
+    expected = {"type": "content", "content": without.choices[0].message.content}
+    answer = asked(client, prediction=expected, speculative={"num_speculative_tokens": 64}, **fields)
+    for one, other in zip(answer.choices, without.choices, strict=True):
+        assert one.message.content == other.message.content
+        assert [each.token for each in one.logprobs.content] == [each.token for each in other.logprobs.content]
+    assert answer.usage.completion_tokens_details.accepted_prediction_tokens > 20
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [{"top_p": 0.8}, {"extra_body": {"top_k": 5}}, {"extra_body": {"min_p": 0.1}},
+     {"extra_body": {"repetition_penalty": 1.3}}],
+    ids=str,
+)  # fmt: skip
+def test_filters_are_those_of_the_library(client, plain, extra):
+    text = client.chat.completions.create(
+        model="toy", messages=QUESTION, temperature=1.0, seed=9, max_tokens=30, **extra
+    )
+    options = {name: each for name, each in extra.items() if name != "extra_body"} | extra.get("extra_body", {})
+    assert text.choices[0].message.content == plain(temperature=1.0, seed=9, max_new_tokens=30, **options).text
+
+
+def test_null_is_the_default(server, plain):
+    names = ("n", "stream", "frequency_penalty", "presence_penalty", "logprobs", "top_logprobs", "stop", "user",
+             "stream_options", "response_format", "prediction", "logit_bias", "tools", "ignore_eos")  # fmt: skip
+    body = {"model": "toy", "messages": QUESTION, "temperature": 0, "max_tokens": 12} | dict.fromkeys(names)
+    answer = httpx.post(f"{server[0].address}/v1/chat/completions", json=body, timeout=PATIENCE)
+    assert answer.json()["choices"][0]["message"]["content"] == plain(max_new_tokens=12).text
+    invalid = httpx.post(f"{server[0].address}/v1/chat/completions", content=json.dumps(body | {"top_p": float("nan")}))
+    assert invalid.status_code == 400
 
 
 def test_completions_take_texts_and_ids(client, plain):
@@ -353,6 +407,16 @@ def test_facts(server, client, plain):
     assert "vllm:time_to_first_token_seconds_bucket" in metrics
 
 
+def test_more_texts_than_can_ever_be_taken_are_not_to_be_tried_again(tmp_path):
+    listening, _, thread = served(tmp_path, most_at_once=2, most_waiting=1)
+    body = {"model": "toy", "messages": QUESTION, "max_tokens": 5}
+    refused = httpx.post(f"{listening.address}/v1/chat/completions", json=body | {"n": 4}, timeout=PATIENCE)
+    assert refused.status_code == 400
+    assert "the limit is 3" in refused.json()["error"]["message"]
+    listening.stop()
+    thread.join()
+
+
 def until(holds):
     """Wait until something holds, for at most 20 seconds."""
     end = time.monotonic() + 20
@@ -438,6 +502,45 @@ def test_keys_keep_strangers_out_and_apart(tmp_path):
     thread.join()
 
 
+def test_a_compiled_server_reuses_prefixes_for_one_key_alone(tmp_path):
+    """Requests at the same time are one pass a step; each text is the one alone."""
+    generator = load(TOY, method="auto", speculative_config={"table": "none"}, compile=False, dtype="float32")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's compiler warns of its own calls
+        generator.compile()
+    alone = Generator(generator.target, generator.tokenizer, method="none")
+    fields = [{"temperature": 0.8, "seed": number, "max_tokens": 30} for number in range(6)]
+    question = [{"role": "system", "content": "Be brief. " * 20}, *QUESTION]
+    expected = [alone.generate(question, **each).text for each in renamed(fields)]
+    service = Service(generator, "toy", {"table": "none"}, stores=tmp_path)
+    assert service.writer.batch.keeps_prefixes
+    drafters = [service.generator_for(key, None).drafter for key in (KEY, KEY, OTHER)]
+    assert drafters[0] is drafters[1] is not drafters[2], "what is learned is kept apart"
+    listening = Listening(service, port=0, keys=(KEY, OTHER))
+    thread = threading.Thread(target=listening.run)
+    thread.start()
+    url = f"{listening.address}/v1/chat/completions"
+
+    def ask(key, **given):
+        headers = {"authorization": f"Bearer {key}"}
+        return httpx.post(url, json={"messages": question} | given, headers=headers, timeout=PATIENCE).json()
+
+    with ThreadPoolExecutor(len(fields)) as pool:
+        answers = list(pool.map(lambda given: ask(KEY, **given), fields))
+    assert [answer["choices"][0]["message"]["content"] for answer in answers] == expected
+    cached = [ask(key, max_tokens=2)["usage"]["prompt_tokens_details"]["cached_tokens"] for key in (KEY, OTHER)]
+    assert cached[0] > 0 == cached[1]
+    metrics = httpx.get(f"{listening.address}/metrics", headers={"x-api-key": KEY}).text
+    assert float(re.search(r"vllm:prefix_cache_hits_total{.*} (.+)", metrics)[1]) >= cached[0]
+    listening.stop()
+    thread.join()
+
+
+def renamed(fields):
+    """Requests' fields as the library's arguments."""
+    return [{"max_new_tokens" if name == "max_tokens" else name: each for name, each in one.items()} for one in fields]
+
+
 def test_pages_of_other_sites_are_kept_out(server):
     address = server[0].address
     body = {"model": "toy", "messages": QUESTION, "max_tokens": 2}
@@ -467,7 +570,12 @@ def test_tools_are_told_and_their_calls_found(server, client, monkeypatch):
     assert (uncalled.finish_reason, uncalled.message.tool_calls) == ("stop", None)
     told = [*QUESTION, {"role": "assistant", "tool_calls": [answer.message.tool_calls[0].model_dump()]},
             {"role": "tool", "tool_call_id": "1", "content": "7"}]  # fmt: skip
-    assert asked(client, told, tools=tools, max_tokens=5).choices[0].message.content is not None
+    counted = httpx.post(f"{server[0].address}/tokenize", json={"messages": told}).json()["tokens"]
+    shown = httpx.post(f"{server[0].address}/detokenize", json={"tokens": counted}).json()["prompt"]
+    assert f"add({call.arguments.replace(' ', '')})" in shown.replace(" ", ""), "arguments are not an object"
+    form = form.replace("Well: ", "") + " Done"
+    after = asked(client, tools=tools, **fields | {"response_format": {"type": "regex", "pattern": form}}).choices[0]
+    assert (after.message.content, len(after.message.tool_calls)) == ("Done", 1)
 
 
 def test_the_page_needs_nothing_else(server):

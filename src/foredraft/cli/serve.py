@@ -50,8 +50,10 @@ def serve(
     shortest = min(map(len, keys), default=_LEAST_KEY)
     if shortest < _LEAST_KEY:
         raise UsageError(f"An API key has only {shortest} characters; use at least {_LEAST_KEY}.")
+    if keys and memory is not None:
+        raise UsageError("--memory keeps what all clients share, and API keys share nothing; leave one of them out.")
     try:
-        from foredraft.server.running import Listening
+        from foredraft.server.running import LOOPBACK, Listening
         from foredraft.server.service import Service
     except ImportError as error:
         raise UsageError(
@@ -68,7 +70,10 @@ def serve(
     listening = Listening(service, host=host, port=port, keys=keys)
     is_compiled = generator.target.compiled is not None
     compiled = "compiled" if is_compiled else "not compiled (`foredraft compile` makes it faster)"
-    say(f"{served_name} is {compiled}; method {generator.method}.", "dim")
+    shared = "" if service.writer.batch.keeps_prefixes else " Each text of a step has a pass of its own."
+    say(f"{served_name} is {compiled}; method {generator.method}.{shared}", "dim")
+    if not keys and host not in LOOPBACK:
+        say("Whoever reaches this address can use the server; --api-key restricts it.", "yellow")
     typer.echo(f"{listening.address}/v1 is the base URL for clients; {listening.address}/ is a page to try it.")
     header = " -H 'Authorization: Bearer KEY'" if keys else ""
     body = f'{{"messages": [{{"role": "user", "content": "What is a hash table?"}}], "model": "{served_name}"}}'

@@ -1,21 +1,24 @@
 """Continuous batching: many sequences decode in shared passes, and each text is the same as when decoded alone.
 
 Sequences may join and leave at any step. A step verifies one draft per running sequence and prefills a piece of the
-waiting prompts in the same pass. Does not depend on how a model runs its passes, on text or on scheduling.
+waiting prompts in the same pass. A sequence without a cache is suspended: it waits for room, or for a prefix that
+another one is prefilling, and is prefilled again. Does not depend on how a model runs its passes, on text or on
+scheduling.
 """
 
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, StepRecord
 from foredraft.control import BatchControl
 from foredraft.engine.run import Run
 from foredraft.engine.step import proposed, record_of, settle
-from foredraft.errors import ForedraftWarning, NumericsError, OutOfMemoryError, UsageError
+from foredraft.errors import ForedraftWarning, OutOfMemoryError, UsageError
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
+from foredraft.graph.tree import common_length
 
 if TYPE_CHECKING:
     from foredraft.model.batch_target import JointBatch, SequentialBatch
@@ -41,6 +44,7 @@ class Batch:
     def __init__(self, target: "JointBatch | SequentialBatch", control: BatchControl) -> None:
         self._target, self._control = target, control
         self._runs: dict[Run, int] = {}  # in order of joining, and when they joined
+        self._changed = False  # whether suspended runs may go on: a run left, or a piece of a prompt was prefilled
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -59,23 +63,66 @@ class Batch:
         return self._target.keeps_prefixes
 
     def join(self, run: Run) -> Run:
-        """Add a text, which is returned, from the next step on; OutOfMemoryError if its prompt finds no room."""
-        prompt = run.seq.view().ids
-        cache = self._target.open(prompt, len(prompt) + _AHEAD)
+        """Add a text, which is returned, from the next step on.
+
+        OutOfMemoryError if its prompt finds no room, if others wait for room, or if the batch has a text for each row
+        of a pass; PromptTooLongError for a prompt that needs more room than there is.
+        """
+        if len(self._runs) >= self._target.most_rows:
+            raise OutOfMemoryError(f"The batch has {len(self._runs)} texts, as many as a pass has rows.")
+        waits = self._follows(run)
+        if not waits and any(_is_suspended(each) and not self._follows(each) for each in self._runs):
+            raise OutOfMemoryError("Texts of the batch wait for room in the key-value cache.")
+        cache = None if waits else self._open(run)
         try:
             run.open(cache)
         except BaseException:
-            self._target.close(cache)
+            self._close(cache)
             raise
         self._runs[run] = perf_counter_ns()
         return run
+
+    def _open(self, run: Run) -> Any:
+        ids = run.seq.view().ids
+        cache = self._target.open(ids, len(ids) + _AHEAD, run.owner)
+        if not len(run.seq.emitted):
+            run.cached_tokens = int(cache.length)
+        return cache
+
+    def _close(self, cache: Any) -> None:
+        if cache is not None:
+            self._target.close(cache)
+
+    def _follows(self, run: Run) -> bool:
+        """Return whether an earlier run is prefilling a prefix of `run` that is worth waiting for."""
+        ids = run.seq.view().ids[:-1]
+        for other in self._runs if self._target.keeps_prefixes else ():
+            if other is run:
+                return False
+            prompt = other.seq.view().ids[:-1]
+            is_filling = not _is_suspended(other) and other.owner == run.owner and _waiting(other) > 0
+            if is_filling and common_length(prompt, ids) >= int(other.seq.cache.length) + _PIECE:
+                return True
+        return False
+
+    def _resume(self) -> None:
+        """Give suspended runs a cache again, first come first served, until there is no room."""
+        changed, self._changed = self._changed, False
+        for run in [run for run in self._runs if changed and _is_suspended(run)]:
+            if self._follows(run):
+                continue
+            try:
+                run.seq.cache = self._open(run)
+            except OutOfMemoryError:
+                return
 
     def leave(self, run: Run) -> None:
         """Remove a sequence, finished or not."""
         del self._runs[run]
         cache = run.seq.cache
         run.close()
-        self._target.close(cache)
+        self._close(cache)
+        self._changed = True
 
     def step(self) -> list[Run]:
         """Advance every sequence with a prefilled prompt by at least one token, and some prompts by a piece.
@@ -83,8 +130,11 @@ class Batch:
         Returned are the runs that advanced or ended. Ended ones have left the batch.
         """
         start = perf_counter_ns()
-        verifications = self._verifications([run for run in self._runs if not run.ended and not _waiting(run)])
-        parts = [part for part in verifications + self._pieces(verifications) if self._has_room(part)]
+        self._resume()
+        running = [run for run in self._runs if not _is_suspended(run)]
+        verifications = self._verifications([run for run in running if not _waiting(run)])
+        pieces = self._pieces([run for run in running if _waiting(run)], verifications)
+        parts = [part for part in verifications + pieces if self._has_room(part)]
         passed = perf_counter_ns()
         layouts, caches = [part.layout for part in parts], [part.run.seq.cache for part in parts]
         scored, hidden = [part.budget is not None for part in parts], any(p.run.drafter.needs.hidden for p in parts)
@@ -95,11 +145,13 @@ class Batch:
             run = part.run
             if part.budget is None or own is None:
                 run.seq.cache.commit(range(part.layout.rows))
-                run.prefill_seconds = (perf_counter_ns() - self._runs[run]) / 1e9
+                self._changed = True
+                if not run.records:
+                    run.prefill_seconds = (perf_counter_ns() - self._runs[run]) / 1e9
                 continue
             try:
                 verdict, took = settle(run, part.budget, part.draft, own)
-            except NumericsError as error:
+            except Exception as error:  # noqa: BLE001  # whatever a logits processor raises ends its text alone
                 run.failure = error
                 continue
             run.records.append(record_of(verdict, run.drafter, (*part.nanoseconds, forward, *took)))
@@ -118,13 +170,24 @@ class Batch:
         return advanced + [run for run in ended if run not in advanced]
 
     def _verifications(self, runs: list[Run]) -> list[_Part]:
-        """Return the verifications of the next pass: for each run its root and the drafted nodes."""
-        drafts, budgets, times = list[Draft](), list[Budget](), list[int]()
-        for run in runs:
+        """Return the verifications of the next pass: for each run its root and the drafted nodes.
+
+        A run whose draft is not a tree of tokens has failed, and has none.
+        """
+        drafts, budgets, times, lanes = list[Draft](), list[Budget](), list[int](), len(runs)
+        for run in list(runs):
             start, depth = perf_counter_ns(), run.seq.useful_depth
-            budget = self._control.budget(depth, len(runs)) if run.shared else run.control.budget(depth)
-            draft = proposed(run, budget)
-            drafts.append(draft if run.shared else run.control.trim(draft, budget))
+            budget = self._control.budget(depth, lanes) if run.shared else run.control.budget(depth)
+            most = min(run.context.max_nodes, self._target.most_rows // lanes - 1)
+            budget = budget if budget.nodes <= most else replace(budget, nodes=most)
+            try:
+                draft = proposed(run, budget)
+                draft = draft if run.shared else run.control.trim(draft, budget)
+            except ValueError as error:
+                run.failure = error
+                runs.remove(run)
+                continue
+            drafts.append(draft)
             budgets.append(budget)
             times.append(perf_counter_ns() - start)
         shared = [number for number, run in enumerate(runs) if run.shared]
@@ -141,14 +204,14 @@ class Batch:
             parts.append(_Part(run, layout, draft, budget, (drafting, perf_counter_ns() - start)))
         return parts
 
-    def _pieces(self, verifications: list[_Part]) -> list[_Part]:
-        """Return the pieces of prompts that fit into the pass with `verifications`, first come first served."""
+    def _pieces(self, runs: list[Run], verifications: list[_Part]) -> list[_Part]:
+        """Return pieces of the prompts of `runs` that fit into the pass with `verifications`, in order of joining."""
         left = self._target.most_rows - sum(part.layout.rows for part in verifications)
         if verifications:
             left = min(left, _PIECE)
         pieces = []
-        for run in self._runs:
-            count = 0 if run.ended else min(_waiting(run), left)
+        for run in runs:
+            count = min(_waiting(run), left)
             if count > 0:
                 at = int(run.seq.cache.length)
                 pieces.append(_Part(run, lay_out_text(run.seq.view().ids[at : at + count].copy(), at)))
@@ -156,16 +219,27 @@ class Batch:
         return pieces
 
     def _has_room(self, part: _Part) -> bool:
-        """Reserve a sequence's rows of the pass and return whether there is room; without room its text ends."""
+        """Reserve a sequence's rows of the pass and return whether there is room.
+
+        Without room it is suspended until another one leaves; a text that is alone ends.
+        """
+        run = part.run
         try:
-            self._target.reserve(part.run.seq.cache, part.layout)
+            self._target.reserve(run.seq.cache, part.layout)
         except OutOfMemoryError as error:
-            if len(part.run.seq.emitted):
-                part.run.seq.finish = "memory"
+            if any(each is not run and not _is_suspended(each) for each in self._runs):
+                cache, run.seq.cache = run.seq.cache, None
+                self._close(cache)
+            elif len(run.seq.emitted):
+                run.seq.finish = "memory"
             else:
-                part.run.failure = error
+                run.failure = error
             return False
         return True
+
+
+def _is_suspended(run: Run) -> bool:
+    return run.seq.cache is None
 
 
 def _waiting(run: Run) -> int:

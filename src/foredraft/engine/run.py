@@ -10,7 +10,7 @@ from foredraft.contracts import Control, DraftContext, Drafter, Drafting, StepRe
 from foredraft.engine.state import SequenceState
 from foredraft.engine.statistics import Statistics, summarize
 from foredraft.engine.step import step
-from foredraft.errors import ForedraftError, ForedraftWarning, OutOfMemoryError
+from foredraft.errors import ForedraftWarning, OutOfMemoryError
 
 
 @dataclass(slots=True, eq=False)
@@ -26,10 +26,12 @@ class Run:
     context: DraftContext  # for the drafter
     target: Target
     shared: bool = False  # whether a batch may use its own control instead, one for all of its texts
+    owner: str = ""  # in a batch: keys and values are reused among the texts of one owner only
     drafting: Drafting = field(init=False)  # from `open` to `close`
     records: list[StepRecord] = field(default_factory=list)
     prefill_seconds: float = 0.0  # in a batch, from joining to the last piece of the prompt
-    failure: ForedraftError | None = None  # the error that ended it in a batch
+    cached_tokens: int = 0  # of the prompt, that a batch did not compute again
+    failure: Exception | None = None  # the error that ended it in a batch
 
     @property
     def ended(self) -> bool:

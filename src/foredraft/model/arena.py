@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from foredraft.contracts import TokenIds
-from foredraft.errors import OutOfMemoryError
+from foredraft.errors import OutOfMemoryError, PromptTooLongError
 from foredraft.graph.tree import common_length
 from foredraft.model.kv_cache import kept_rows, move_rows, whole_blocks
 
@@ -21,8 +21,8 @@ _LEAST_SHARED = 16  # tokens; a shorter common prefix is computed as fast as it 
 class Lease:
     """The cache of one sequence: `capacity` slots of an arena from `start` on, those of `tokens` committed."""
 
-    def __init__(self, arena: "Arena", start: int, capacity: int, tokens: TokenIds) -> None:
-        self._arena, self.start, self.capacity = arena, start, capacity
+    def __init__(self, arena: "Arena", start: int, capacity: int, tokens: TokenIds, owner: str) -> None:
+        self._arena, self.start, self.capacity, self.owner = arena, start, capacity, owner
         self.tokens = tokens  # int64[length]
         self.idle = False  # whether its sequence is finished
         self._last: TokenIds = tokens[:0]
@@ -65,21 +65,26 @@ class Arena:
         """The number of slots leased to unfinished sequences."""
         return sum(lease.capacity for lease in self._leases if not lease.idle)
 
-    def open(self, token_ids: TokenIds, capacity: int) -> Lease:
-        """Lease slots to a sequence, int64[n]; a prefix shared with an earlier sequence is committed already.
+    def open(self, token_ids: TokenIds, capacity: int, owner: str = "") -> Lease:
+        """Lease slots to a sequence, int64[n]; a prefix shared with another one of its owner is committed already.
 
         Its last token is the root, which is never committed. More tokens than `capacity` make the lease grow. Raises
-        OutOfMemoryError if unfinished sequences take too much room.
+        OutOfMemoryError if unfinished sequences take too much room, and PromptTooLongError if all slots are too few.
         """
+        if len(token_ids) > self.most_slots:
+            raise PromptTooLongError(
+                f"The prompt has {len(token_ids)} tokens, and the key-value cache has room for {self.most_slots}; "
+                "shorten the prompt, or give the cache more memory."
+            )
         shared = 0
         source: Lease | None = None
-        for lease in self._leases:
+        for lease in (each for each in self._leases if each.owner == owner):
             if (common := common_length(lease.tokens, token_ids[:-1])) >= max(shared + 1, _LEAST_SHARED):
                 shared, source = common, lease
         if source is not None and source.idle and shared == source.length:  # nothing to copy
             source.idle = False
             return source
-        capacity = whole_blocks(max(capacity, len(token_ids)))
+        capacity = min(whole_blocks(max(capacity, len(token_ids))), self.most_slots)
         try:
             start = self._place(capacity, keep=source)
         except OutOfMemoryError:
@@ -87,7 +92,7 @@ class Arena:
                 raise
             shared, source = 0, None
             start = self._place(capacity)
-        lease = Lease(self, start, capacity, token_ids[:shared])
+        lease = Lease(self, start, capacity, token_ids[:shared], owner)
         self._leases.append(lease)
         if source is not None:
             self._copy(source.start, lease.start, shared)
@@ -109,10 +114,11 @@ class Arena:
             return
         try:
             start = self._place(capacity)
-        except OutOfMemoryError:  # by now the idle leases behind it are gone
-            if not self._extend(lease, whole_blocks(needed)):
-                raise
-            return
+        except OutOfMemoryError:  # by now the idle leases are gone
+            capacity = max(needed, min(whole_blocks(needed), self.most_slots))
+            if self._extend(lease, capacity):
+                return
+            start = self._place(capacity, moved=lease)
         self._copy(lease.start, start, lease.length)
         lease.start, lease.capacity = start, capacity
 
@@ -124,11 +130,14 @@ class Arena:
         lease.capacity = capacity
         return True
 
-    def _place(self, capacity: int, keep: Lease | None = None) -> int:
-        """Return the start of a free range, evicting idle leases other than `keep` if needed."""
+    def _place(self, capacity: int, keep: Lease | None = None, moved: Lease | None = None) -> int:
+        """Return the start of a free range, evicting idle leases other than `keep` if needed.
+
+        It may overlap the slots of `moved`, a lease that is to be moved there.
+        """
         while True:
             end = 0
-            for lease in sorted(self._leases, key=lambda each: each.start):
+            for lease in sorted((each for each in self._leases if each is not moved), key=lambda each: each.start):
                 if lease.start - end >= capacity:
                     return end
                 end = lease.start + lease.capacity
@@ -143,4 +152,6 @@ class Arena:
             self._leases.remove(evicted)
 
     def _copy(self, source: int, target: int, count: int) -> None:
-        self.store[:, :, target : target + count] = self.store[:, :, source : source + count]
+        copied = self.store[:, :, source : source + count]
+        overlaps = abs(source - target) < count
+        self.store[:, :, target : target + count] = copied.clone() if overlaps else copied

@@ -30,7 +30,7 @@ class SequentialBatch:
         self.most_rows = PREFILL_ROWS if target.compiled is None else MOST_ROWS
         self.memory_use = 0.0
 
-    def open(self, _token_ids: TokenIds, _capacity: int) -> Any:
+    def open(self, _token_ids: TokenIds, _capacity: int, _owner: str) -> Any:
         return self._target.new_cache()
 
     def close(self, _cache: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from foredraft.contracts import StepRecord
 from foredraft.drafters.prediction import ChainDrafter
-from foredraft.server.processors import Logprobs, TokenLogprobs
+from foredraft.server.processors import Logprobs, Position
 from foredraft.server.writer import Event, Job
 from foredraft.text import TextStream
 
@@ -23,7 +23,7 @@ class Delta:
     """An increment of an answer: its text, log-probabilities if requested, and OpenAI's finish reason."""
 
     pieces: list[Piece] = field(default_factory=list)
-    tokens: list[TokenLogprobs] = field(default_factory=list)
+    tokens: list[Position] = field(default_factory=list)
     finish: str | None = None
 
     @property
@@ -119,9 +119,19 @@ class Answers:
     """The answers of a request: `n` choices for each prompt, in order."""
 
     choices: list[Choice]
-    prompt_tokens: int  # ids of all prompts
+    each: int  # choices of a prompt
     news: asyncio.Event  # set when a choice goes on
     until: float  # deadline, in seconds of the loop's clock
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Ids of all prompts."""
+        return sum(choice.job.run.seq.prompt_length for choice in self.choices[:: self.each])
+
+    @property
+    def cached_tokens(self) -> int:
+        """Ids of the prompts that were computed for earlier requests."""
+        return sum(choice.job.run.cached_tokens for choice in self.choices[:: self.each])
 
     @property
     def records(self) -> list[StepRecord]:

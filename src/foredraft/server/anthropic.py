@@ -15,8 +15,8 @@ from foredraft.server.openai import usage_of
 from foredraft.server.replies import RequestError
 
 _KINDS = {
-    400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 413: "request_too_large",
-    429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error",
+    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+    413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error",
 }  # fmt: skip
 
 
@@ -37,6 +37,10 @@ class CountRequest(bodies.Body):
         return [*first, *(message.for_template() for message in self.messages)]
 
 
+class _NoThinking(bodies.Body):
+    type: Literal["disabled"]
+
+
 class MessagesRequest(CountRequest, bodies.GenerationRequest):
     """`/v1/messages`, text only."""
 
@@ -45,6 +49,7 @@ class MessagesRequest(CountRequest, bodies.GenerationRequest):
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: NonNegativeInt | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
+    thinking: _NoThinking | None = None
 
     def text_request(self) -> bodies.TextRequest:
         options = self.options(self.max_tokens, top_k=self.top_k) | {"stop_strings": self.stop_sequences}
@@ -84,4 +89,8 @@ def _stop_reason(answers: Answers) -> dict[str, str | None]:
 
 def _usage(answers: Answers) -> dict[str, int]:
     usage = usage_of(answers)
-    return {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]}
+    cached = usage["prompt_tokens_details"]["cached_tokens"]  # Anthropic does not count them as input tokens
+    return {
+        "input_tokens": usage["prompt_tokens"] - cached, "cache_read_input_tokens": cached,
+        "cache_creation_input_tokens": 0, "output_tokens": usage["completion_tokens"],
+    }  # fmt: skip

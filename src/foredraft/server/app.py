@@ -6,6 +6,8 @@ Does not depend on how answers are generated or formatted.
 import asyncio
 import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -24,11 +26,11 @@ from foredraft.server.openai import ChatRequest, CompletionRequest
 from foredraft.server.replies import RequestError, failure_of, sent
 from foredraft.server.responses import ResponsesRequest
 from foredraft.server.service import Service
-from foredraft.text import decode
 
 AnyBody = TypeVar("AnyBody", bound=bodies.Body)
 
 _MOST_BYTES = 4 << 20  # of a body (chosen)
+_BODY_SECONDS = 30.0  # for receiving a body, and for sending the end of a late answer (chosen)
 _PAGE = Path(__file__).with_name("page.html")
 _GENERATING = {
     "/v1/chat/completions": ChatRequest,
@@ -88,8 +90,9 @@ class _AnswerStream(StreamingResponse):
             yield sent(self._body.failed(failure_of(error)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._service.attending(self._answers):
-            await super().__call__(scope, receive, send)
+        with self._service.attending(self._answers), suppress(TimeoutError):  # the client does not read
+            async with asyncio.timeout_at(self._answers.until + _BODY_SECONDS):
+                await super().__call__(scope, receive, send)
 
 
 def _add_tokens(app: FastAPI, service: Service) -> None:
@@ -114,7 +117,8 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         if any(not 0 <= token < target.vocabulary for token in body.tokens):
             most = target.vocabulary - 1
             raise RequestError(400, f"tokens has an id outside the vocabulary; use ids from 0 to {most}.")
-        return JSONResponse({"prompt": await service.in_turn(decode, generator.tokenizer, body.tokens)})
+        text = await service.in_turn(partial(generator.tokenizer.decode, body.tokens))
+        return JSONResponse({"prompt": text})
 
 
 def _add_stores(app: FastAPI, service: Service) -> None:
@@ -146,6 +150,8 @@ def _add_facts(app: FastAPI, service: Service) -> None:
 
     @app.get("/health", response_class=PlainTextResponse)
     async def _health() -> str:
+        if not service.writer.alive:
+            raise RequestError(503, "The server is stopping.", "server_error")
         return "ok"
 
     @app.get("/metrics")
@@ -180,10 +186,15 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, None]) -> Non
 async def _read(request: Request, kind: type[AnyBody]) -> tuple[str, AnyBody]:
     """Return the key and the body of a request, after checking its size, key and model."""
     key, data = _key(request), bytearray()
-    async for part in request.stream():
-        data += part
-        if len(data) > _MOST_BYTES:
-            raise RequestError(413, f"The body has more than {_MOST_BYTES:,} bytes; send less.", code="body_too_large")
+    try:
+        async with asyncio.timeout(_BODY_SECONDS):
+            async for part in request.stream():
+                data += part
+                if len(data) > _MOST_BYTES:
+                    problem = f"The body has more than {_MOST_BYTES:,} bytes; send less."
+                    raise RequestError(413, problem, code="body_too_large")
+    except TimeoutError as error:
+        raise RequestError(408, f"The body took more than {_BODY_SECONDS:.0f} seconds; send it at once.") from error
     body = kind.model_validate_json(bytes(data))
     model = getattr(body, "model", None)
     if model is not None:
@@ -212,7 +223,7 @@ def _key(request: Request) -> str:
     host, origin = request.headers.get("host", ""), request.headers.get("origin")
     allowed = not hosts or urlsplit(f"//{host}").hostname in hosts
     if not allowed or (origin and urlsplit(origin).netloc != host):
-        raise RequestError(403, "Pages of other sites may not use this server; start it with --api-key to allow them.")
+        raise RequestError(403, "Pages of other sites may not use this server; send requests from a program.")
     return ""
 
 

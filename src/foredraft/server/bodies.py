@@ -3,9 +3,11 @@
 Checks names, types and ranges. Does not depend on the model.
 """
 
+import json
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
@@ -26,9 +28,17 @@ Shape = str | dict[str, Any]  # what a text must match: a regular expression, or
 
 
 class Body(BaseModel):
-    """A body that rejects unknown fields."""
+    """A body that rejects unknown fields. A field that is null has its default, as in OpenAI's API."""
 
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", protected_namespaces=(), allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_null(cls, given: Any) -> Any:
+        optional = {name for name, each in cls.model_fields.items() if not each.is_required()}
+        if not isinstance(given, dict):
+            return given
+        return {name: each for name, each in given.items() if each is not None or name not in optional}
 
 
 class TextPart(Body):
@@ -90,19 +100,22 @@ class Message(Turn):
 
     def for_template(self) -> dict[str, Any]:
         optional = self.model_dump(include={"tool_calls", "tool_call_id", "name"})
+        for call in optional["tool_calls"] or []:
+            with suppress(ValueError):  # templates expect arguments as an object
+                call["function"]["arguments"] = json.loads(call["function"]["arguments"])
         return super().for_template() | {name: each for name, each in optional.items() if each}
 
 
 class Speculation(Body):
     """Drafting options of one request; missing ones have the server's values.
 
-    `stores` names stores of `/v1/stores`; `options` are the method's.
+    `stores` names stores of `/v1/stores`; `options` are the method's, and may name what is learned and the control.
     """
 
     method: str | None = None
     num_speculative_tokens: Annotated[int, Field(ge=0, le=256)] | None = None
     stores: list[str] = []
-    options: dict[str, bool | int | float] = {}
+    options: dict[str, bool | int | float | Literal["request", "off", "measured", "fixed"]] = {}  # no other text: paths
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,8 @@ class Metrics:
         ):
             self._made(Gauge, name, words).set_function(read)
         self._prompts = self._made(Counter, "prompt_tokens", "Tokens of prompts.")
+        self._asked = self._made(Counter, "prefix_cache_queries", "Tokens of prompts looked for in the KV cache.")
+        self._cached = self._made(Counter, "prefix_cache_hits", "Tokens of prompts that were found there.")
         self._written = self._made(Counter, "generation_tokens", "Tokens generated.")
         self._drafts = self._made(Counter, "spec_decode_num_drafts", "Drafts verified.")
         self._drafted = self._made(Counter, "spec_decode_num_draft_tokens", "Drafted tokens verified.")
@@ -59,7 +61,9 @@ class Metrics:
             for _ in range(total.emitted):
                 self._between.observe((now - job.last_event) / total.emitted)
         else:
-            self._prompts.inc(job.run.seq.prompt_length)
+            for counter in (self._prompts, self._asked):
+                counter.inc(job.run.seq.prompt_length)
+            self._cached.inc(job.run.cached_tokens)
             self._queued.observe(job.started - job.submitted)
             self._first.observe(now - job.submitted)
         job.last_event = now

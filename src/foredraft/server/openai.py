@@ -17,7 +17,7 @@ from foredraft.server import bodies
 from foredraft.server.answers import TOOL_CALL, Answers, Delta, Piece
 from foredraft.server.bodies import Body, Many, TextRequest, text_of
 from foredraft.server.metrics import drafting_of
-from foredraft.server.processors import TokenLogprobs
+from foredraft.server.processors import Position, TokenLogprob
 
 _CALL = re.compile(TOOL_CALL + r"\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
 _Part = tuple[dict[str, Any], list[Piece]]  # of a streamed choice: its format, and the pieces of text in it
@@ -179,9 +179,10 @@ class ChatRequest(_Request):
     def whole(self, answers: Answers) -> dict[str, Any]:
         choices = []
         for number, choice in enumerate(answers.choices):
-            message: dict[str, Any] = {"role": "assistant", "content": choice.text + choice.held, "refusal": None}
-            if calls := _calls_in(choice.held):
-                message |= {"content": choice.text.strip() or None, "tool_calls": calls}
+            calls, after = _calls_in(choice.held)
+            message: dict[str, Any] = {"role": "assistant", "content": choice.text + after, "refusal": None}
+            if calls:
+                message |= {"content": message["content"].strip() or None, "tool_calls": calls}
             finish = "tool_calls" if calls else choice.finish
             choices.append(self._choice(number, finish, choice.tokens, message=message))
         return self._whole(choices, answers)
@@ -193,21 +194,18 @@ class ChatRequest(_Request):
             if delta.pieces or delta.tokens:
                 yield self._choice(number, None, delta.tokens, delta={"content": delta.text}), delta.pieces
             if delta.finish is not None:
-                held = answers.choices[number].held
-                if calls := _calls_in(held):
+                calls, after = _calls_in(answers.choices[number].held)
+                if calls:
                     listed = [{"index": place} | call for place, call in enumerate(calls)]
                     yield self._choice(number, delta={"tool_calls": listed}), []
-                elif held:
-                    yield self._choice(number, delta={"content": held}), []
+                if after:
+                    yield self._choice(number, delta={"content": after}), []
                 yield self._choice(number, "tool_calls" if calls else delta.finish, delta={}), []
 
     def _choice(
-        self, number: int, finish: str | None = None, tokens: Sequence[TokenLogprobs] = (), **said: Any
+        self, number: int, finish: str | None = None, tokens: Sequence[Position] = (), **said: Any
     ) -> dict[str, Any]:
-        content = [
-            _token(each.text, each.logprob) | {"top_logprobs": [_token(*other) for other in each.top]}
-            for each in tokens
-        ]
+        content = [_shown(each.token) | {"top_logprobs": [_shown(other) for other in each.top]} for each in tokens]
         logprobs = {"content": content, "refusal": None} if self.logprobs else None
         return {"index": number, "finish_reason": finish, "logprobs": logprobs} | said
 
@@ -236,15 +234,15 @@ class CompletionRequest(_Request):
         async for number, delta in answers.deltas():
             if delta.pieces or delta.tokens or delta.finish:
                 yield self._choice(number, delta, offsets[number]), delta.pieces
-                offsets[number] += sum(len(each.text) for each in delta.tokens)
+                offsets[number] += sum(len(each.token.text) for each in delta.tokens)
 
     def _choice(self, number: int, delta: Delta, offset: int = 0) -> dict[str, Any]:
         """Return an answer, or the part of it that follows the tokens whose texts have `offset` characters."""
-        tokens = delta.tokens
+        tokens = [each.token for each in delta.tokens]
         logprobs = None if self.logprobs is None else {
             "tokens": [each.text for each in tokens],
             "token_logprobs": [each.logprob for each in tokens],
-            "top_logprobs": [dict(each.top) for each in tokens],
+            "top_logprobs": [{each.text: each.logprob for each in position.top} for position in delta.tokens],
             "text_offset": [offset + sum(len(each.text) for each in tokens[:place]) for place in range(len(tokens))],
         }  # fmt: skip
         return {"index": number, "text": delta.text, "finish_reason": delta.finish, "logprobs": logprobs}
@@ -261,14 +259,15 @@ def usage_of(answers: Answers) -> dict[str, Any]:
     return {
         "prompt_tokens": answers.prompt_tokens, "completion_tokens": written,
         "total_tokens": answers.prompt_tokens + written,
+        "prompt_tokens_details": {"cached_tokens": answers.cached_tokens},
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted,
         },
     }  # fmt: skip
 
 
-def _token(text: str, logprob: float) -> dict[str, Any]:
-    return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}
+def _shown(token: TokenLogprob) -> dict[str, Any]:
+    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.bytes)}
 
 
 class _Call(BaseModel):
@@ -276,12 +275,13 @@ class _Call(BaseModel):
     arguments: _JsonText = "{}"
 
 
-def _calls_in(text: str) -> list[dict[str, Any]]:
-    """Return the tool calls of a text in OpenAI's format; none if one cannot be parsed."""
+def _calls_in(text: str) -> tuple[list[dict[str, Any]], str]:
+    """Return the tool calls of a text in OpenAI's format, and the rest of it; none if one cannot be parsed."""
     try:
         calls = [_Call.model_validate_json(body) for body in _CALL.findall(text)]
     except ValidationError:
-        return []
-    return [
+        return [], text
+    listed = [
         {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": call.model_dump()} for call in calls
     ]
+    return listed, _CALL.sub("", text).strip() if calls else text

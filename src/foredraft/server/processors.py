@@ -5,7 +5,7 @@ Each is called once per emitted position, drafted or not, in order, with the ids
 
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import llguidance
 import numpy as np
@@ -18,6 +18,7 @@ from foredraft.server.bodies import Shape
 
 GRAMMAR = "grammar"  # source name of the tokens that a constraint forces
 _FORCED_SCORE = 0.999  # acceptance estimate of each forced token (chosen)
+_LEAST_LOGPROB = -9999.0  # of a token that is not allowed, as in OpenAI's API: JSON has no infinity
 
 
 class Penalties:
@@ -44,12 +45,22 @@ class Penalties:
         return scores
 
 
-class TokenLogprobs(NamedTuple):
-    """A token's text, its log-probability, and the most probable tokens of its position with theirs, descending."""
+class TokenLogprob(NamedTuple):
+    """A token's bytes, which may be a part of a character, and its log-probability."""
 
-    text: str
+    bytes: bytes
     logprob: float
-    top: list[tuple[str, float]]
+
+    @property
+    def text(self) -> str:
+        return self.bytes.decode(errors="replace")
+
+
+class Position(NamedTuple):
+    """The log-probability of a position's token, and of its most probable tokens, descending."""
+
+    token: TokenLogprob
+    top: list[TokenLogprob]
 
 
 class Logprobs:
@@ -58,7 +69,7 @@ class Logprobs:
     `take` is called on another thread, as soon as a position's token is known.
     """
 
-    def __init__(self, top: int, tokenizer: Any) -> None:
+    def __init__(self, top: int, tokenizer: llguidance.LLTokenizer) -> None:
         self._top, self._tokenizer = top, tokenizer
         self._rows: deque[torch.Tensor] = deque()  # float32[V], of the positions not taken yet
 
@@ -67,13 +78,13 @@ class Logprobs:
         self._rows.append(scores[0].float().log_softmax(dim=-1))
         return scores
 
-    def take(self, token: int) -> TokenLogprobs:
+    def take(self, token: int) -> Position:
         """Return the log-probabilities of the next position, whose token is `token`."""
-        row = self._rows.popleft()
+        row = self._rows.popleft().clamp(min=_LEAST_LOGPROB)
         values, tokens = row.topk(self._top)
-        told = [(token, float(row[token])), *zip(tokens.tolist(), values.tolist(), strict=True)]
-        (text, logprob), *top = [(self._tokenizer.decode([each]), logprob) for each, logprob in told]
-        return TokenLogprobs(text, logprob, top)
+        found = [(token, float(row[token])), *zip(tokens.tolist(), values.tolist(), strict=True)]
+        first, *top = [TokenLogprob(self._tokenizer.decode_bytes([each]), logprob) for each, logprob in found]
+        return Position(first, top)
 
 
 class Constraint:

@@ -14,7 +14,7 @@ from foredraft.server.app import make_app
 from foredraft.server.service import Service
 
 _GRACE = 30.0  # seconds to finish texts after a stop (chosen)
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class Listening(uvicorn.Server):
@@ -34,7 +34,7 @@ class Listening(uvicorn.Server):
             problem = f"Nothing can listen on {host}, port {port} ({error}); choose another --port or --host."
             raise UsageError(problem) from error
         self._service, self._signalled = service, False
-        app = make_app(service, keys, _LOOPBACK if host in _LOOPBACK else ())
+        app = make_app(service, keys, LOOPBACK if host in LOOPBACK else ())
         super().__init__(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5))
         shown = f"[{host}]" if ":" in host else host
         self.address = f"http://{shown}:{self._socket.getsockname()[1]}"

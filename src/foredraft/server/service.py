@@ -68,8 +68,8 @@ class Service:
         """Submit the texts of a request; UsageError if it is invalid, BusyError if too many texts are waiting."""
         self._loop, news = asyncio.get_running_loop(), asyncio.Event()
         until, count = self._loop.time() + self._timeout, len(request.prompts) * request.n
-        if count > _MOST_TEXTS:
-            raise UsageError(f"The request needs {count} texts; the limit is {_MOST_TEXTS}.")
+        if count > (most := min(_MOST_TEXTS, self.writer.most_texts)):
+            raise UsageError(f"The request needs {count} texts; the limit is {most}.")
         self.writer.check_room(self._preparing_now + count)
         self._preparing_now += count
         try:
@@ -77,8 +77,7 @@ class Service:
         finally:
             self._preparing_now -= count
         self.writer.submit([choice.job for choice in choices])
-        prompt_tokens = sum(choice.job.run.seq.prompt_length for choice in choices[:: request.n])
-        return Answers(choices, prompt_tokens, news, until)
+        return Answers(choices, request.n, news, until)
 
     @contextmanager
     def attending(self, answers: Answers) -> Iterator[None]:
@@ -130,7 +129,7 @@ class Service:
 
     @cached_property
     def _grammar_tokenizer(self) -> llguidance.LLTokenizer:
-        """The tokenizer for constraints; making it takes half a second."""
+        """The tokenizer for constraints and the bytes of tokens; making it takes half a second."""
         size, eos = self.generator.target.vocabulary, self.generator.eos_token_ids()
         return llguidance.hf.from_tokenizer(self.generator.tokenizer, n_vocab=size, eos_token=list(eos) or None)
 
@@ -145,13 +144,15 @@ class Service:
         for prompt in request.prompts:
             ids = generator.encode(prompt, request.tools)
             made += [self._choice(generator, ids, request, number, news) for number in range(request.n)]
+        for choice in made:
+            choice.job.run.owner = key
         return made
 
     def _choice(
         self, generator: Generator, ids: TokenIds, request: TextRequest, number: int, news: asyncio.Event
     ) -> Choice:
         target, tokenizer = generator.target, generator.tokenizer
-        logprobs = None if request.logprobs is None else Logprobs(request.logprobs, tokenizer)
+        logprobs = None if request.logprobs is None else Logprobs(request.logprobs, self._grammar_tokenizer)
         constraint = None if request.shape is None else Constraint(self._grammar_tokenizer, request.shape, len(ids))
         weights = request.presence, request.frequency, request.bias
         penalties = Penalties(len(ids), *weights, target.vocabulary) if any(weights) else None

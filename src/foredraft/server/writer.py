@@ -61,6 +61,16 @@ class Writer:
         self._thread.start()
 
     @property
+    def alive(self) -> bool:
+        """Whether new texts are accepted."""
+        return self._thread.is_alive() and not self._stopping
+
+    @property
+    def most_texts(self) -> int:
+        """The number of texts that it can generate and queue together."""
+        return self._most_at_once + self._most_waiting
+
+    @property
     def running(self) -> int:
         return len(self._joined)
 
@@ -79,7 +89,7 @@ class Writer:
         """Raise the error of `submit` for `count` more texts, if any."""
         if self._stopping:
             raise StoppingError("The server is stopping; try again later.")
-        if self.running + self.waiting + count > self._most_at_once + self._most_waiting:
+        if self.running + self.waiting + count > self.most_texts:
             raise BusyError(
                 f"{self.running} texts are being generated and {self.waiting} wait; {count} more are too many. Try "
                 "again later."
