@@ -28,9 +28,10 @@ from foredraft.sampling.filters import distribution
 from foredraft.sampling.noise import gumbel_noise, philox
 from foredraft.sampling.rejection import SeededChance, as_drawn, choose_token, draw_siblings, residual
 from foredraft.testing import VOCABULARY, ToyTarget, check_drafter, checks
-from foredraft.testing.enumeration import PROMPT, DrawingDrafter, World, distance, drawn_tree, outcomes
+from foredraft.testing.recording import begun, written
 from foredraft.verify import verify
 from support.drafts import path_to
+from support.enumeration import PROMPT, DrawingDrafter, World, distance, drawn_tree, outcomes
 from support.scripted import OracleDrafter, RandomTreeDrafter, ScriptedDrafting, logits_of
 
 EXACT = 1e-9
@@ -694,3 +695,22 @@ def keeps_the_probable(draft):
 def test_the_conformance_suite_finds_a_drafter_whose_q_is_not_what_it_drew_from(mistake):
     with pytest.raises(AssertionError, match="Drawn text must have the target's distribution"):
         checks.drawn_text_has_the_targets_distribution(lambda: Mistaken(mistake))
+
+
+# --- whole texts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["matched", "rejection"])
+def test_whole_texts_have_the_distribution_of_plain_decoding(rule):
+    """Of 3,000 seeds, two tokens each, by the engine's own steps."""
+    world, counts = World(4, sampled(temperature=0.8)), {}
+    for seed in range(3000):
+        sampling = dataclasses.replace(world.sampling, seed=seed)
+        run = begun(world.drafter((2, 1)), PROMPT, sampling, rule, 2, FixedControl(4), world)
+        text = tuple(written(run).emitted.tolist())
+        counts[text] = counts.get(text, 0) + 1
+    exact = world.continued({(): 1.0}, 2)
+    assert counts.keys() <= exact.keys()
+    found = [counts.get(text, 0) for text in exact]
+    assert stats.chisquare(found, [3000 * share for share in exact.values()]).pvalue > LEAST_P

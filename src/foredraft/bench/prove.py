@@ -1,14 +1,11 @@
-"""Tests that drafting is lossless: compares methods with plain decoding token by token, and tests verification rules.
+"""Tests that drafting is lossless: compares methods with plain decoding token by token.
 
 A pass over several rows rounds differently from a pass over one row, so in 16-bit arithmetic two nearly tied best
-tokens can swap; only such a difference is a near-tie. The rules are tested on small tabular targets of
-`foredraft.testing`, whose distribution is known exactly: by enumeration, and by a chi-square test of whole texts. Under
-matched verification only the latter applies, because there the seed determines the text. Does not depend on drafters.
+tokens can swap; only such a difference is a near-tie. Does not depend on drafters.
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,26 +14,15 @@ import torch
 from foredraft.api import Generator, Prompt
 from foredraft.bench.method import PEER, Method
 from foredraft.bench.tasks import TaskPrompt
-from foredraft.contracts import Verification
-from foredraft.control import FixedControl
 from foredraft.errors import UsageError
 from foredraft.graph.layout import lay_out_text
 from foredraft.graph.tree import common_length
 from foredraft.model.rounding import EXACT, dtype_name
 from foredraft.request import GenerationOptions
-from foredraft.sampling import SamplingOptions
 from foredraft.sampling.filters import filter_row, penalize
 from foredraft.sampling.noise import gumbel_noise
-from foredraft.testing.enumeration import PROMPT, World, distance, drawn_tree
-from foredraft.testing.recording import begun, written
 
 NEAR_TIE_STEPS = 8.0  # machine epsilons, times the largest absolute logit, that count as rounding (chosen)
-ROUNDING = 1e-9  # maximum difference of a correct rule's distribution in float64 (chosen)
-LEAST_P = 1e-6  # minimum p-value; a correct rule fails once in a million runs
-_VOCABULARY = 4
-_SHAPES = ((1, 1), (3,), (2, 1))  # widths of the levels of drawn trees
-_TEXTS, _LENGTH, _NODES = 3000, 2, 4  # chi-square test: texts, tokens per text, drafted nodes per step
-_LEAST_EXPECTED = 5.0  # minimum expected count per class, the usual rule for the chi-square test
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,61 +130,3 @@ def is_exact(generator: Generator) -> bool:
         return True
     compiled = generator.target.compiled
     return compiled is not None and compiled.rounds_alike(generator.amount.most_nodes + 1)
-
-
-# --- the rules
-
-
-@dataclass(frozen=True, slots=True)
-class RuleProof:
-    """The result of one test of a verification rule."""
-
-    rule: Verification
-    test: str  # "enumeration" or "chi-square"
-    of: str  # description of what was tested
-    figure: float  # enumeration: maximum difference of a text's probability; chi-square: p-value
-    limit: float  # upper limit of the difference, or lower limit of the p-value
-
-    @property
-    def holds(self) -> bool:
-        return self.figure < self.limit if self.test == "enumeration" else self.figure >= self.limit
-
-
-def prove_rule(rule: Verification, sampling: SamplingOptions) -> list[RuleProof]:
-    """Test a verification rule under sampling options; greedy options need no test."""
-    if not sampling.do_sample:
-        return []
-    world = World(_VOCABULARY, sampling)
-    proofs = [RuleProof(rule, "chi-square", f"{_TEXTS} texts of {_LENGTH} tokens", _p_value(rule, world), LEAST_P)]
-    for widths in _SHAPES if rule == "rejection" else ():
-        of = f"every outcome of a drawn tree of widths {', '.join(map(str, widths))}"
-        found = distance(world, drawn_tree(world, widths), len(widths) + 1)
-        proofs.append(RuleProof(rule, "enumeration", of, found, ROUNDING))
-    return proofs
-
-
-def _p_value(rule: Verification, world: World) -> float:
-    """Generate short texts with many seeds; return the p-value of their counts under the target's distribution."""
-    counts: Counter[tuple[int, ...]] = Counter()
-    drafter = world.drafter((2, 1))
-    for seed in range(_TEXTS):
-        sampling, control = replace(world.sampling, seed=seed), FixedControl(_NODES)
-        text = written(begun(drafter, PROMPT, sampling, rule, _LENGTH, control, world)).emitted
-        counts[tuple(text.tolist())] += 1
-    exact = world.continued({(): 1.0}, _LENGTH)
-    if counts.keys() - exact.keys():
-        return 0.0  # a text that has probability 0 under the target
-    return chi_square_p([counts[text] for text in exact], [_TEXTS * share for share in exact.values()])
-
-
-def chi_square_p(counts: list[int], expected: list[float]) -> float:
-    """Return the chi-square p-value; the rarest classes are pooled until each has `_LEAST_EXPECTED`."""
-    pairs = sorted(zip(expected, counts, strict=True), reverse=True)
-    while len(pairs) > 1 and pairs[-1][0] < _LEAST_EXPECTED:
-        (rare, few), (more, many) = pairs.pop(), pairs.pop()
-        pairs.append((more + rare, many + few))
-    if len(pairs) < 2:
-        return 1.0
-    wanted, found = np.array(pairs, np.float64).T
-    half = torch.tensor([len(pairs) - 1, ((found - wanted) ** 2 / wanted).sum()], dtype=torch.float64) / 2
-    return float(torch.special.gammaincc(half[0], half[1]))

@@ -182,7 +182,7 @@ class World(ToyTarget):
         """Return the tokens that one step emits, using the engine's state and verifier."""
         seq = SequenceState(
             PROMPT, self.sampling, max_new_tokens=99, processors=self.processors, eos=self.eos,
-            verification="rejection", chance=lambda position: chance,  # noqa: ARG005  # the same at every position
+            verification="rejection", chance=lambda position: chance,  # the same at every position
         )  # fmt: skip
         return verify(draft, scores, seq.chooser(scores, draft), seq.ends, len(PROMPT) - 1).tokens
 
