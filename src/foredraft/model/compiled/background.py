@@ -1,6 +1,6 @@
-"""A compilation that goes on in a process of its own, at low priority, while generation goes on with what there is.
+"""Compiles in another process, at low priority, while generation continues uncompiled.
 
-Knows the process and the record that it writes. Does not know what is compiled, or how.
+Uses the process and the record that it writes. Does not depend on what is compiled, or how.
 """
 
 import subprocess
@@ -18,15 +18,15 @@ from foredraft.model.rounding import dtype_name
 
 
 class Compilation:
-    """Compiles a model on the CPU, by the name it was loaded by, until all is compiled or this process ends.
+    """Compiles a model on the CPU, loaded by its name, until all is compiled or this process ends.
 
-    Raises StoreError if the cache folder cannot be written to.
+    Raises StoreError if the cache folder is not writable.
     """
 
     def __init__(self, name: str, model: Any) -> None:
         self._folder = compiled_folder(model, cache_folder())
         self._seen = self._stamp()
-        command = [  # the folder that was loaded, where there is one: of a GGUF file, or of a rounded checkpoint
+        command = [  # the loaded folder, if there is one, as of a GGUF file
             sys.executable, "-m", "foredraft", "compile", model.name_or_path or name, "--dtype", dtype_name(model),
             "--threads", str(torch.get_num_threads()), "--background",
         ]  # fmt: skip
@@ -41,7 +41,7 @@ class Compilation:
         return self._process.poll() is None
 
     def has_news(self) -> bool:
-        """Say whether a package was added since this was asked last; a failure is told once, as a warning."""
+        """Return whether a package was added since the last call; warns once if the process failed."""
         if self._end.alive and not self.running:
             self._end.detach()
             _, said = self._process.communicate()
@@ -62,6 +62,6 @@ class Compilation:
 
 
 def _end(process: "subprocess.Popen[str]") -> None:
-    """Stop a process that is still running, and give back its pipe."""
+    """Stop a process that is still running, and close its pipe."""
     process.terminate()
     process.communicate()

@@ -1,9 +1,9 @@
 """Quantised weights as compiled forwards read them: integers by blocks of 32, with their scales.
 
-A model that was loaded from a GGUF file has dequantised weights. A compiled pass reads the file's integers in their
-place, a quarter to a half of the bytes, and widens them to the same numbers in registers. Which weights these are is
-found by comparing rows of the model's matrices with rows of the file. Models that only draft may be rounded to 8 bits
-here. Knows GGUF's blocks and torch's linear maps. Does not know the kernel's code, or who compiles.
+A model that was loaded from a GGUF file has dequantised weights. A compiled pass reads the file's integers instead, a
+quarter to half of the bytes; they are found by comparing rows of the model's matrices with rows of the file. Models
+that only draft may be rounded to 8 bits here. Uses GGUF's blocks and torch's linear maps. Does not depend on the
+kernel's code, or on how it is compiled.
 """
 
 import copy
@@ -23,7 +23,7 @@ DEPTH = 32
 STRIP = 32
 """Columns of a product that the kernel makes together: two tiles."""
 LEAST = -8
-"""Integer of 4 bits where there are no minima, as in GGUF's Q4_0; how far the others are above it is what is kept."""
+"""The least integer of 4 bits without minima, as in GGUF's Q4_0; integers are stored as differences from it."""
 
 _TILE = 16  # columns of a tile, and numbers of a vector register
 _NIBBLES = 8  # integers of 4 bits in a word of 32
@@ -31,7 +31,7 @@ _DTYPES = {4: torch.uint8, 8: torch.int8}  # of blocks, by the bits of an intege
 
 
 class BlockLayout(NamedTuple):
-    """How blocks are kept: bits of an integer, numbers that share a scale, and whether these have a minimum too."""
+    """The layout of blocks: bits per integer, numbers that share a scale, and whether they have a minimum too."""
 
     bits: int
     numbers: int
@@ -75,7 +75,7 @@ class BlockMatrix:
 
 
 def read_blocks(kind: str, data: npt.NDArray[np.uint8]) -> BlockMatrix:
-    """Take a GGUF tensor of a format such as "Q4_1" apart: uint8[N, bytes of a row]."""
+    """Decode a GGUF tensor, uint8[N, bytes of a row], of a format such as "Q4_1"."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants  # an optional package
 
     layout, which = _LAYOUTS[kind], GGMLQuantizationType[kind]
@@ -139,7 +139,7 @@ def round_weights(model: Any, kept: Set[int] = frozenset()) -> None:
 
 
 class QuantisedRows:
-    """The quantised rows of a GGUF file, found by what they are dequantised to; few of them are in memory at a time.
+    """The quantised rows of a GGUF file, found by their dequantised numbers; few of them are in memory at a time.
 
     `dtype` is of the dequantised rows. Without a file there are none.
     """
@@ -162,7 +162,7 @@ class QuantisedRows:
             self._tensors.append(tensor)
 
     def packed(self, weight: torch.Tensor, *, tiled: bool) -> torch.Tensor | None:
-        """Return the blocks of a matrix as `packed_blocks` does; None where the file has not exactly its rows."""
+        """Return the blocks of a matrix as `packed_blocks` does; None unless the file has exactly its rows."""
         if not self._places or weight.dtype != self._dtype or weight.shape[0] % STRIP or weight.shape[1] % DEPTH:
             return None
         packed = []
@@ -185,7 +185,7 @@ def _row_hashes(matrix: torch.Tensor) -> list[int]:
 
 
 def packed_blocks(matrix: BlockMatrix, *, tiled: bool) -> torch.Tensor:
-    """Lay a matrix of N rows, a multiple of 32, out as the kernel reads it.
+    """Arrange a matrix of N rows, a multiple of 32, as the kernel reads it.
 
     `tiled` says whether the kernel multiplies by tiles. Returns uint8 for 4 bits or int8 for 8, [N / 32, K / numbers,
     size]: for 32 columns and the numbers that share a scale the integers, first those of 16 columns, then float16[32]
@@ -242,8 +242,7 @@ torch.library.register_fake(
 class BlockLinear(nn.Module):
     """A linear map by quantised weights, `tiled` or not as `packed_blocks` made them, with a bias, float[N] or None.
 
-    What comes out is in bfloat16, or where it is to be `precise` in float32, as the sums are.
-    Its forward can be traced and compiled, not run.
+    Its result is bfloat16, or float32 like the sums if `precise`. Its forward can be traced and compiled, not run.
     """
 
     def __init__(self, blocks: torch.Tensor, bias: torch.Tensor | None, *, tiled: bool, precise: bool) -> None:
@@ -264,9 +263,9 @@ def product_bytes(model: nn.Module) -> int:
 
 @contextmanager
 def quantised_weights(model: Any, rows: QuantisedRows, *, tiled: bool) -> Iterator[int]:
-    """Have a model multiply by quantised weights, a file's or those of `round_weights`, until the block ends.
+    """Make a model multiply by quantised weights, a file's or those of `round_weights`, until the block ends.
 
-    Its LM head returns float32. What is yielded is how many linear maps do.
+    Its LM head returns float32. Yields the number of linear maps that do.
     """
     theirs: dict[str, nn.Linear] = {}
     head = model.get_output_embeddings()

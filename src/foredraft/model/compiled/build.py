@@ -1,9 +1,9 @@
-"""Compile a model's forward ahead of time for this machine, and keep the packages in the cache folder.
+"""Compiles a model's forward ahead of time for this machine, and keeps the packages in the cache folder.
 
-One package covers what generation asks for, made of kernels in which a row comes out the same to the last bit whatever
-rows stand beside it; so plain and drafted steps find the same weights in the processor's cache. Where a row alone comes
-out otherwise, it has a package of its own. Each is timed against the model itself, so that the slower one is never
-used. Knows torch's exporter and compiler. Does not know who calls the result.
+One package is enough for generation if its kernels give a row the same bits whatever other rows are in the pass; then
+plain and drafted steps use the same weights in the processor's cache. If a single row gets other bits, it has a package
+of its own. Each package is timed against the uncompiled model, and the faster one is used. Uses torch's exporter and
+compiler. Does not depend on what runs the packages.
 """
 
 import gc
@@ -52,34 +52,35 @@ from foredraft.model.support import inspect
 
 _MEMORY_FOR = 2.5  # peak memory over the size of the weights: 5.8 GiB for 2.4, of which 0.5 are Python's
 
-_TRACED_ROWS, _TRACED_SCORED = 4, 3  # different, lest the exporter take them for one number
+_TRACED_ROWS, _TRACED_SCORED = 4, 3  # different numbers, so that the exporter tells the two dimensions apart
+# chosen: numbers of rows at which passes are timed; rounds, each of which times all packages; and passes per round
 _TIMED_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, MOST_ROWS)
 _ROUNDS = 4
 _REPEATS = 2
 _ENOUGH_SECONDS = 0.5  # of passes of one row count: slow ones vary little, and are timed less often; chosen
 _PROBED_ROWS = (*range(1, 17), 17, 24, 31, 32, 33, 48, 63, 64, 65, 128, 255)
-"""Passes of so many rows are compared with one of the most: all row counts up to two blocks of any kernel, and those
+"""Numbers of rows whose passes are compared with a pass of the most rows: all up to two blocks of any kernel, and those
 around the sizes at which rows are divided among threads and caches."""
-_PROBED_AT_LEAST = 32  # rows of the chain that each of them goes through, in several passes where need be
+_PROBED_AT_LEAST = 32  # rows compared for each number, in several passes if it is smaller (chosen)
 _DTYPES = ("float32", "bfloat16")
 _LEAST_SHARED = 16 * 1024
-"""Numbers of each thread from which on elementwise work is divided among threads. torch's 512 has two threads meet
-twelve times a layer for a draft of four rows, which takes longer than the numbers do."""
+"""Elements per thread above which elementwise work is divided among threads. With torch's 512, two threads synchronise
+twelve times per layer for a draft of four rows, which takes longer than the work."""
 
-_OWN = "our kernels"  # and our rewritings
-RECIPES = (_OWN, "torch's kernels")  # ways to compile, as a record names them; the first that succeeds is taken
+_OWN = "our kernels"  # and our changes of the graph
+RECIPES = (_OWN, "torch's kernels")  # ways to compile, by their names in a record; the first that succeeds is used
 Progress = Callable[[float, str], None]
 
 
 def compile_forward(
     model: Any, cache: Path, *, again: bool = False, progress: Progress | None = None
 ) -> tuple[Path, CompiledRecord]:
-    """Compile what is missing of a model's packages, or all `again`, and time them all anew.
+    """Compile a model's missing packages, or all of them `again`, and time all of them.
 
-    Takes a model in evaluation mode on the CPU, and a writable cache folder. `progress` is told about each package.
-    Returns the folder of the packages, and what it holds now. A killed compilation leaves what was complete. Raises
+    The model is in evaluation mode on the CPU, and the cache folder writable. `progress` is called for each package.
+    Returns the folder of the packages and its record. A killed compilation leaves complete packages intact. Raises
     UsageError with the reason for a model that cannot be compiled here, StoreError if the folder's record is damaged,
-    and ForedraftError without a compiler, for a forward that cannot be compiled, or without room for the result.
+    and ForedraftError without a compiler, for a forward that cannot be compiled, or if the disk is full.
     """
     _check(model)
     tell = progress or (lambda _share, _what: None)
@@ -105,7 +106,7 @@ def compile_forward(
 
 
 def _lost_recipe(package: PackageRecord, before: list[CompiledRecord]) -> str:
-    """Return a sentence where a better recipe made the same package of the same weights earlier; else nothing."""
+    """Return a warning if an earlier torch compiled the same package by a better recipe; else ""."""
     for record in before:
         for earlier in record.packages:
             if earlier.name == package.name and earlier.recipe in package.lost:
@@ -119,9 +120,9 @@ def _lost_recipe(package: PackageRecord, before: list[CompiledRecord]) -> str:
 
 
 def _time(subject: Subject, folder: Path, packages: tuple[PackageRecord, ...], warning: str) -> CompiledRecord:
-    """Try whether rows come out alike, time every package and the model itself, and keep what was found.
+    """Compare the bits of rows, time every package and the uncompiled model, and write the record.
 
-    Where a row alone comes out of the package for any number as it does beside others, that package takes it too.
+    If a single row has the same bits in the package for any number of rows, that package runs it too.
     """
     loaded = load_packages(folder, packages)
     alike = _same_bits(subject, loaded)
@@ -134,7 +135,7 @@ def _time(subject: Subject, folder: Path, packages: tuple[PackageRecord, ...], w
 
 
 def _check(model: Any) -> None:
-    """Raise UsageError with the reason for what cannot be compiled, or gains nothing by it."""
+    """Raise UsageError with the reason for a model that cannot be compiled, or would gain nothing."""
     support = inspect(model.config)
     size = sum(each.numel() * each.element_size() for each in chain(model.parameters(), model.buffers()))
     if not can_load():
@@ -151,13 +152,13 @@ def _check(model: Any) -> None:
         )
     if support.window is not None and support.window < CONTEXT + MOST_ROWS:
         raise UsageError(
-            f"The model's window of {support.window} tokens is too short to compile for: {CONTEXT + MOST_ROWS}."
+            f"The model's window of {support.window} tokens is too short to compile; it needs {CONTEXT + MOST_ROWS}."
         )
 
 
 @contextmanager
 def _as_sentence() -> Iterator[None]:
-    """Turn what torch's exporter and compiler raise, of which there is no list, into one sentence."""
+    """Turn any exception of torch's exporter and compiler into a ForedraftError."""
     try:
         yield
     except ForedraftError:
@@ -177,7 +178,7 @@ def _as_sentence() -> Iterator[None]:
 
 
 def _compiled(subject: Subject, package: PackageRecord, folder: Path) -> PackageRecord:
-    """Compile one package by the first recipe that succeeds, and describe it; the file is there whole or not at all."""
+    """Compile one package by the first recipe that succeeds, and return its record; its file is complete or absent."""
     path = folder / package.file
     beside = folder / f"{package.name}.{os.getpid()}{TEMPORARY_SUFFIX}.pt2"  # torch insists on the ending
     lost: dict[str, str] = {}
@@ -191,9 +192,9 @@ def _compiled(subject: Subject, package: PackageRecord, folder: Path) -> Package
                 gc.collect()  # the compiler's graphs refer to each other, and hold weights
                 return_memory()
                 break
-            except OSError:  # no room: another recipe finds none either
+            except OSError:  # the disk is full, for any recipe
                 raise
-            except Exception as error:  # noqa: BLE001  # of what goes wrong inside the compiler there is no list
+            except Exception as error:  # noqa: BLE001  # the compiler may raise anything
                 lost[recipe] = told(error)
                 weights_beside(beside).unlink(missing_ok=True)
         else:
@@ -210,7 +211,7 @@ def _compiled(subject: Subject, package: PackageRecord, folder: Path) -> Package
 
 
 def _compile(subject: Subject, package: PackageRecord, recipe: str, path: Path) -> None:
-    """Trace a package and compile it by one recipe, into `path`."""
+    """Trace the forward and compile it by one recipe, to the file `path`."""
     from torch._inductor import aoti_compile_and_package  # the documented compiler; slow to import
 
     own = recipe == _OWN
@@ -218,7 +219,7 @@ def _compile(subject: Subject, package: PackageRecord, recipe: str, path: Path) 
     options = {
         "freezing": True, "max_autotune": True, "max_autotune_gemm_backends": backends,
         "cpp.min_chunk_size": _LEAST_SHARED,
-        "aot_inductor.precompile_headers": False,  # they serve two files, and take longer than those save
+        "aot_inductor.precompile_headers": False,  # for two files they take longer than they save
     }  # fmt: skip
     ranges = own and subject.takes_ranges
     token_ids = np.zeros(min(_TRACED_ROWS, package.most_rows), np.int64)
@@ -247,7 +248,7 @@ def _compile(subject: Subject, package: PackageRecord, recipe: str, path: Path) 
 def _timed(
     subject: Subject, packages: tuple[PackageRecord, ...], loaded: Mapping[str, CompiledLibrary]
 ) -> dict[str, CostCurve]:
-    """Return what passes cost of the timed row counts, the least time of each, of the model and of each package."""
+    """Return the least time of passes, by number of rows, of the uncompiled model and of each package."""
     seconds: dict[str, dict[int, float]] = {name: {} for name in (EAGER, *loaded)}
     buffers = subject.buffers()
     for rows in _TIMED_ROWS:
@@ -260,21 +261,21 @@ def _timed(
                 passes[each.name] = partial(loaded[each.name].run, flat)
         left = dict.fromkeys(passes, _ENOUGH_SECONDS)
         for name in list(passes) * _ROUNDS:
-            for _ in range(_REPEATS):  # as when steps follow each other: the first one finds others' weights cached
+            for _ in range(_REPEATS):  # as in generation: in the first pass the caches hold another package's weights
                 if left[name] > 0:
                     took = timeit(passes[name], number=1)
                     left[name] -= took
                     seconds[name][rows] = min(seconds[name].get(rows, np.inf), took)
-    # more rows that took less time show that the fewer were disturbed
+    # if more rows took less time, the pass of fewer rows was disturbed
     falling = {name: np.minimum.accumulate(list(of.values())[::-1])[::-1] for name, of in seconds.items()}
     return {name: CostCurve(tuple(of), tuple(falling[name].tolist())) for name, of in seconds.items()}
 
 
 @torch.inference_mode()
 def _same_bits(subject: Subject, packages: Mapping[str, CompiledLibrary]) -> bool:
-    """Run a chain of the most rows at once, and again in passes of each probed number; say whether bits are the same.
+    """Return whether every row has the same bits in one pass of the most rows and in passes of each probed number.
 
-    What is compared are the scores of every row, and the states that it leaves in the cache.
+    The logits of the rows and their states in the cache are compared.
     """
     noise = torch.Generator().manual_seed(0)
     vocabulary = subject.model.config.get_text_config().vocab_size
@@ -297,7 +298,7 @@ def _same_bits(subject: Subject, packages: Mapping[str, CompiledLibrary]) -> boo
         rows = max(together, _PROBED_AT_LEAST)
         try:
             found = outcome(together, rows)
-        except RuntimeError:  # traced for two rows and more, the package may refuse one
+        except RuntimeError:  # a package that was traced for two rows or more may refuse one
             return False
         if not all(map(torch.equal, found, (scores[:rows], *(each[:, :, : CONTEXT + rows] for each in states)))):
             return False

@@ -1,7 +1,7 @@
-"""A model's forward as a function of tensors alone, which is what a compiler ahead of time takes, and its trace.
+"""A model's forward as a function of tensors alone, as an ahead-of-time compiler needs it, and changes of its trace.
 
-The cache goes in as its buffers and is written in place; masks, positions and slots go in as they are laid out. Knows
-transformers' forward and attention interface, and torch's exporter. Does not know how it is compiled, or who calls it.
+The cache's buffers are arguments and are written in place; masks, positions and slots are arguments too. Uses
+transformers' forward and attention interface, and torch's exporter. Does not depend on how it is compiled.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -28,7 +28,7 @@ from foredraft.model.layers import scored_states
 from foredraft.model.mask import attention_mask
 from foredraft.model.support import inspect
 
-CONTEXT = 200  # slots in use behind which a forward is traced, tried and timed
+CONTEXT = 200  # slots in use when a forward is traced, compared and timed; chosen
 _SHAPED = (1, 2)  # sequences, and tokens of each, that show what the model writes into its cache
 _COMPILED = "foredraft_compiled"
 _LINEAR = torch.ops.aten.linear.default
@@ -112,7 +112,7 @@ class _BufferLayer(TreeLayer):
 
 
 class Subject:
-    """A model as what is compiled and timed: its functional forward, with arguments for it.
+    """A model's functional forward, with arguments to trace and time it.
 
     Raises UsageError for a layer without its own keys and values.
     """
@@ -137,7 +137,7 @@ class Subject:
         return len(attended) == len(self.shapes)
 
     def dynamic(self, least_rows: int, most_rows: int, *, ranges: bool) -> tuple[Any, ...]:
-        """Say which dimensions of the arguments vary: the slots in use and allocated of each window, and the rows."""
+        """Return the dimensions that vary: of each window, the slots in use and allocated; and the rows."""
         rows = scored = None
         if most_rows > least_rows:
             rows = torch.export.Dim("rows", min=least_rows, max=most_rows)
@@ -152,7 +152,7 @@ class Subject:
         return ({1: rows}, {1: rows}, {0: scored}, masks, slots, of_rows, buffers, list(buffers))
 
     def buffers(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Return the keys and the values of every layer, with room for the most rows behind some context."""
+        """Return the keys and the values of every layer, with room for the most rows after some context."""
         # windows differ in what is allocated, lest the exporter take them for one
         keys = [
             torch.zeros(1, heads, CONTEXT + MOST_ROWS + 56 + 8 * window, size, dtype=self.dtype)
@@ -163,7 +163,7 @@ class Subject:
     def arguments(
         self, token_ids: I64, at: int = CONTEXT, *, ranges: bool, scored: int | None = None
     ) -> tuple[Any, ...]:
-        """Return the arguments of `FunctionalForward.forward` before the buffers: a chain behind `at` slots."""
+        """Return the arguments of `FunctionalForward.forward` before the buffers: a chain after `at` slots."""
         layout, spans = lay_out_text(token_ids, at), [Span(None, stored=at)] * len(self.forward.windows)
         return row_arguments(layout, spans, self.dtype, ranges=ranges, scored=scored)
 
@@ -189,7 +189,7 @@ def row_arguments(
 
 
 def _buffer_shapes(model: Any) -> list[tuple[int, int]]:
-    """Return the key heads and the head's size of each layer, as the model itself writes them, or raise UsageError."""
+    """Return the number of key heads and their size of each layer, as the model writes them, or raise UsageError."""
     from transformers import DynamicCache
 
     cache = DynamicCache()
@@ -206,7 +206,7 @@ def _buffer_shapes(model: Any) -> list[tuple[int, int]]:
 
 @contextmanager
 def compiled_attention(forward: FunctionalForward, attend: Callable[..., torch.Tensor] = attend) -> Iterator[list[int]]:
-    """Have the model of `forward` attend by `attend`, for which the compiler has a kernel, until the block ends.
+    """Make the model of `forward` use `attend`, for which the compiler has a kernel, until the block ends.
 
     For passes that are given ranges, or what else `attend` takes in their place and the masks'. What is yielded lists
     the layers that attended so.
@@ -242,7 +242,7 @@ def compiled_attention(forward: FunctionalForward, attend: Callable[..., torch.T
 
 @contextmanager
 def precise_logits(model: Any) -> Iterator[None]:
-    """Have a model's LM head return its sums in float32, as kernels have them, until the block ends.
+    """Make a model's LM head return its sums in float32, as kernels compute them, until the block ends.
 
     Rounded to bfloat16, the two most probable tokens of a row in twenty have equal logits.
     """
@@ -275,7 +275,7 @@ def merge_products(program: torch.export.ExportedProgram, *, apart: bool = False
 
 
 def _merge(graph: Graph, group: list[Node]) -> None:
-    """Put one linear map in the place of several of the same rows."""
+    """Replace several linear maps of the same rows by one."""
     operation, (rows, *others) = group[0].target, group[0].args
     with graph.inserting_before(group[0]):
         given = [
@@ -295,7 +295,7 @@ def _merge(graph: Graph, group: list[Node]) -> None:
 
 
 def _call(graph: Graph, operation: Any, *arguments: Any) -> Node:
-    """Insert a call, with the shape and dtype of what comes out, as the exporter notes them."""
+    """Insert a call, with the shape and dtype of its result, as the exporter notes them."""
     node = graph.call_function(operation, arguments)
     values = torch.fx.map_arg(arguments, lambda given: given.meta["val"])
     with enable_python_dispatcher():  # sizes are symbols

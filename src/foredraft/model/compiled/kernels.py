@@ -1,12 +1,12 @@
-"""The kernels that torch's compiler makes a forward of in the place of its own: attention, and products with weights.
+"""Our kernels, which replace those of torch's compiler in a forward: attention, and products with weights.
 
-In each of them a row comes out the same to the last bit, whatever rows stand beside it. `own_kernels` hands them to the
-compiler: attention of a few rows, each over its own range of slots (attention.cpp.jinja); products in float32 and
-bfloat16, by single numbers or pairs (products.cpp.jinja) or tiles (tile_products.cpp.jinja), divided among threads and
-caches once they are compiled (blocking.cpp.jinja); and products with the integers of a GGUF file (blocks.cpp.jinja),
-by tiles (tile_blocks.cpp.jinja), by pairs (pair_blocks.cpp.jinja) or as integers (integer_blocks.cpp.jinja).
-docs/explanation/compiled.md says why each is quicker.
-Knows the compiler's interfaces for templates, some of them private. Does not know models, or how a forward is traced.
+In each of them a row has the same bits whatever other rows are in the pass. `own_kernels` gives them to the compiler:
+attention of a few rows, each over its own range of slots (attention.cpp.jinja); products in float32 and bfloat16, by
+single numbers or pairs (products.cpp.jinja) or tiles (tile_products.cpp.jinja), with their division among threads and
+caches (blocking.cpp.jinja); and products with the integers of a GGUF file (blocks.cpp.jinja), by tiles
+(tile_blocks.cpp.jinja), by pairs (pair_blocks.cpp.jinja) or as integers (integer_blocks.cpp.jinja).
+docs/explanation/compiled.md explains why they are faster. Uses the compiler's template interfaces, some of them
+private. Does not depend on models, or on how a forward is traced.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -25,8 +25,8 @@ from torch.nn.functional import linear
 
 from foredraft.model.compiled.blocks import LEAST, STRIP, layout_of
 
-LANES = 16  # the most numbers that a vector register holds; the size of a head must be a multiple of this
-PAIR_TRIALS = 20  # products that are timed of each kind to say whether multiplying by pairs is quicker
+LANES = 16  # numbers in the widest vector register; the size of a head must be a multiple of this
+PAIR_TRIALS = 20  # products of each kind that `pairs_are_quicker` times; chosen
 _QUERIES = 4  # query rows whose values are summed together, so that each value is read once for all of them
 _ALL_CACHES = 3  # locality of a prefetch, as GCC's __builtin_prefetch takes it; 0 is past the caches
 _BYTES_AHEAD = 9 * 1024  # that weights are prefetched; 2 KiB are too few where the cache is shared, 18 no better
@@ -48,7 +48,7 @@ def attend(
     ranges: torch.Tensor,  # int64[2, R], each row's first slot, and how many it has, 1 to W; equal ones stand together
     scaling: float,  # of the scores
 ) -> torch.Tensor:
-    """Attend from `R` rows to their slots: what runs where nothing is compiled, and what the kernel is tested by.
+    """Attend from R rows to their slots; used where nothing is compiled, and to test the kernel.
 
     Returns float[R, heads * D] in the dtype of `query`; sums are in float32 at least.
     """
@@ -72,7 +72,7 @@ def _(query: torch.Tensor, *_others: object) -> torch.Tensor:
 
 @contextmanager
 def own_kernels(*, cached: bool = False) -> Iterator[None]:
-    """Have torch's compiler use these kernels until the block ends.
+    """Make torch's compiler use these kernels until the block ends.
 
     Weights that are `cached`, as a draft model's can be, are prefetched into the caches. Others are prefetched past
     them, so that what steps need beside passes, such as the draft model's weights, is found there. (Not by tiles and
@@ -115,9 +115,9 @@ def own_kernels(*, cached: bool = False) -> Iterator[None]:
 @cache
 @torch.inference_mode()
 def pairs_are_quicker(clock: Callable[[], float] = perf_counter) -> bool:
-    """Say whether this processor multiplies bfloat16 by pairs, and more quickly than float32; takes some 20 ms.
+    """Return whether this processor multiplies bfloat16 by pairs, and faster than float32; takes some 20 ms.
 
-    What is timed is the vendor's library, which has kernels of both kinds.
+    Times the vendor's library, which has kernels of both kinds.
     """
     if not torch.cpu._is_avx512_bf16_supported():  # noqa: SLF001  # torch has no public name for it
         return False
@@ -130,13 +130,13 @@ def pairs_are_quicker(clock: Callable[[], float] = perf_counter) -> bool:
 
 
 def _has_tiles() -> bool:
-    """Say whether this processor multiplies tiles of bfloat16 (Intel's AMX)."""
+    """Return whether this processor multiplies tiles of bfloat16 (Intel's AMX)."""
     return torch.cpu._is_amx_tile_supported()  # noqa: SLF001  # torch has no public name for it
 
 
 @cache
 def _template(name: str) -> Any:
-    """Return the C++ source of a kernel, which lies beside this module, as Jinja's template."""
+    """Return the Jinja template of a kernel's C++ source."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined  # needed by those who compile alone
 
     sources = FileSystemLoader(Path(__file__).parent)
@@ -155,7 +155,7 @@ def _kept(lowering: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _kernel_call(name: str, template: str, inputs: Mapping[str, Any], layout: Any, **values: Any) -> Any:
-    """Return the call of a kernel as torch's compiler represents it; `layout` is of what comes out.
+    """Return the call of a kernel as torch's compiler represents it; `layout` is that of the result.
 
     The `template` finds `inputs`, the compiler's realised tensors, and `values` by their names; `kernel` and
     `template` as torch's own templates do; `output`; and `num_threads`.
@@ -222,7 +222,7 @@ def _lowered_attention(query: Any, key: Any, value: Any, mask: Any, ranges: Any,
 
 
 def block_kernel() -> str | None:
-    """Return what multiplies by quantised weights here: "tile", "pair" or "integer"; None without AVX2."""
+    """Return the kind of kernel for quantised weights here: "tile", "pair" or "integer"; None without AVX2."""
     if _has_tiles():
         return "tile"
     if pairs_are_quicker():
@@ -270,7 +270,7 @@ def _lowered_blocks(rows: Any, blocks: Any, tiled: bool, precise: bool, *, local
 
 
 def _product_kernels(locality: int) -> dict[Any, list[Any]]:
-    """Return our kernels of products with their sizes, of which torch's compiler takes the largest that fits.
+    """Return our product kernels with their sizes; torch's compiler uses the largest that fits.
 
     Eight rows by three vectors fill the registers of AVX-512, four by three those of AVX2, and two tiles by two the
     tiles of AMX. Pairs and tiles multiply bfloat16 alone.
@@ -289,7 +289,7 @@ def _product_kernels(locality: int) -> dict[Any, list[Any]]:
 
 
 def _product_kernel(locality: int = _ALL_CACHES, *, tiles: bool = False, ahead: int = _BYTES_AHEAD) -> Any:
-    """Return a kernel, by tiles or by vectors, as the class that torch's compiler asks for.
+    """Return a kernel, by tiles or by vectors, as a class for torch's compiler.
 
     Whether vectors hold single numbers or pairs is told by the depth of its sizes. `ahead` are the bytes that weights
     are prefetched, and `locality` how many caches are to keep them, as the compiler's builtin function takes it.
@@ -324,7 +324,7 @@ def _product_kernel(locality: int = _ALL_CACHES, *, tiles: bool = False, ahead: 
 
 
 def _configurations(instructions: Any, dtype: torch.dtype, sizes: list[tuple[int, int, int]]) -> list[Any]:
-    """Return which sizes of a kernel there are, rows by columns by depth, for torch's compiler."""
+    """Return a kernel's sizes, rows by columns by depth, for torch's compiler."""
     from torch._inductor.codegen.cpp_micro_gemm import generate_gemm_config
 
     def taken(config: Any, _m: Any, n: Any, k: Any, alpha: float, *_: Any, **__: Any) -> bool:

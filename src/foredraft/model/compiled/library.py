@@ -1,9 +1,8 @@
-"""The shared library in a compiled package, called through the C interface that torch keeps stable for it.
+"""Runs the shared library of a compiled package through the C interface that torch keeps stable for it.
 
-torch's own loader holds Python's global lock during a pass, so that no other thread runs: a server could neither read a
-request nor send a token. A call through ctypes lets go of it. The weights lie in a file beside the package, which is
-mapped: processes share them, and while a large model is compiled they are not in memory once more. Knows tensors, and
-what the compiler does with constants; not what a package was compiled from.
+torch's own loader holds Python's global lock during a pass, so a server could neither read a request nor send a token.
+A call through ctypes releases it. The weights are in a mapped file beside the package: processes share them, and
+compiling a large model needs no second copy in memory. Does not depend on what a package was compiled from.
 """
 
 import ctypes
@@ -28,21 +27,21 @@ _CAPSULE_OF = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char
 
 
 def can_load() -> bool:
-    """Say whether this torch hands tensors to compiled libraries and takes them back."""
+    """Return whether this torch can pass tensors to compiled libraries and back."""
     return hasattr(torch._C, "_aoti") and hasattr(torch._C._aoti, "alloc_tensors_by_stealing_from_void_ptrs")  # noqa: SLF001  # torch has no public name for it
 
 
 def weights_beside(package: Path) -> Path:
-    """Return where the weights of a package lie; without such a file they are in its library."""
+    """Return the file of a package's weights; if it does not exist, they are in the library."""
     return package.with_suffix(".weights")
 
 
 @contextmanager
 def weights_apart(path: Path) -> Iterator[dict[str, Any]]:
-    """Have torch's compiler write a library's weights to `path` until the block ends; yields options that it needs.
+    """Make torch's compiler write a library's weights to `path` until the block ends; yields the options it needs.
 
-    An older torch, whose libraries cannot be given weights, keeps them inside. Compiling raises RuntimeError for
-    weights that only the vendor's library can read.
+    Libraries of an older torch cannot be given weights, and contain them. Compiling raises RuntimeError for weights in
+    a layout that only the vendor's library can read.
     """
     from torch._inductor.codecache import AotCodeCompiler  # slow to import, and needed by those who compile alone
 
@@ -72,10 +71,10 @@ def weights_apart(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def release_threads() -> None:
-    """Let go of the threads that share the calling thread's passes; called before another thread runs them.
+    """Release OpenMP's threads of the calling thread, before another thread runs passes.
 
-    Every thread from which passes are run has threads of its own. As soon as there are more of them than processors,
-    OpenMP no longer has them wait actively for each other, and a pass of SmolLM2 takes three times as long.
+    Each thread that runs passes gets OpenMP threads of its own. If these outnumber the processors, they no longer wait
+    actively for each other, and a pass of SmolLM2 takes three times as long.
     """
     pause = getattr(ctypes.CDLL(None), "omp_pause_resource_all", None)  # OpenMP 5.0; older ones lack it
     if pause is not None:
@@ -83,7 +82,7 @@ def release_threads() -> None:
 
 
 def return_memory() -> None:
-    """Give the system back what was freed; glibc keeps blocks of up to 32 MB, of which weights are made."""
+    """Return freed memory to the system; glibc keeps blocks of up to 32 MB, such as weights."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
     if trim is not None:
         trim(0)
@@ -97,12 +96,12 @@ class CompiledLibrary:
     """The loaded library of the package `path`, with the weights beside it; one pass at a time.
 
     With `ranges`, each row has its own range of slots. Raises OSError if the package cannot be read or unpacked,
-    BadZipFile if it is no archive, and RuntimeError if it holds no library, or one that cannot be loaded.
+    BadZipFile if it is not an archive, and RuntimeError without a library that can be loaded.
     """
 
     def __init__(self, path: Path, *, ranges: bool) -> None:
         self.ranges = ranges
-        torch.cpu._init_amx()  # noqa: SLF001  # asks the system for the tiles that kernels may use, as torch's compiler does
+        torch.cpu._init_amx()  # noqa: SLF001  # asks the system for AMX, as torch's compiler does
         with zipfile.ZipFile(path) as package, tempfile.TemporaryDirectory() as folder:
             name = next((name for name in package.namelist() if name.endswith(".so")), None)
             if name is None:
@@ -128,7 +127,7 @@ class CompiledLibrary:
             self._weights = _pointers(list(weights.values()))
             named = [_Weight(name.encode(), each) for name, each in zip(weights, self._weights, strict=True)]
             use = function(_USE_WEIGHTS, pointer, pointer, size, ctypes.c_bool, ctypes.c_bool)
-            # not those of the buffer out of use; and all weights must be given
+            # of the buffer in use; all weights must be given
             _check(use(self._handle, (_Weight * len(named))(*named), len(named), False, True))
 
     def __del__(self) -> None:
@@ -137,7 +136,7 @@ class CompiledLibrary:
         _tensors(getattr(self, "_weights", []))
 
     def run(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return what the library makes of its inputs, whose shapes are not checked; RuntimeError if it refuses."""
+        """Return the library's outputs; shapes of inputs are not checked. RuntimeError if the library fails."""
         given = _pointers(tensors)
         inputs, outputs = (ctypes.c_void_p * len(given))(*given), (ctypes.c_void_p * self._outputs)()
         _check(self._run(self._handle, inputs, len(given), outputs, self._outputs, None, None))
@@ -145,13 +144,13 @@ class CompiledLibrary:
 
 
 def _pointers(tensors: list[torch.Tensor]) -> list[int]:
-    """Return pointers to tensors, for a library that takes these over, or for `_tensors`."""
+    """Return owning pointers to tensors, for a library or for `_tensors`."""
     exchange = torch._C._aoti  # noqa: SLF001  # torch has no public name for it
     return [_CAPSULE_ADDRESS(each, None) for each in exchange.unsafe_alloc_void_ptrs_from_tensors(tensors)]
 
 
 def _tensors(pointers: Iterable[int]) -> list[torch.Tensor]:
-    """Take over tensors from pointers to them."""
+    """Return the tensors of owning pointers."""
     exchange = torch._C._aoti  # noqa: SLF001  # torch has no public name for it
     found: list[torch.Tensor] = exchange.alloc_tensors_by_stealing_from_void_ptrs(
         [_CAPSULE_OF(each, None, None) for each in pointers]
@@ -161,4 +160,4 @@ def _tensors(pointers: Iterable[int]) -> list[torch.Tensor]:
 
 def _check(status: int) -> None:
     if status != 0:
-        raise RuntimeError("the compiled library refused; the standard error says why")
+        raise RuntimeError("the compiled library failed; see standard error")

@@ -1,8 +1,8 @@
-"""A model's forward compiled ahead of time for this machine: found in the cache folder, checked, and called.
+"""Finds a model's compiled forward in the cache folder, checks it, and chooses the package of each pass.
 
-What is found was compiled for exactly these weights, this dtype, number of threads, processor and torch. A package
-takes one row or any number of rows, behind any number of tokens, so that nothing is padded; which package a pass goes
-through, or none, follows what each cost when it was compiled. Does not know how to compile.
+It was compiled for exactly these weights, this dtype, number of threads, processor and torch. A package runs one row or
+any number of rows after any number of tokens, so nothing is padded. A pass runs in the package, or uncompiled, by
+whichever took less time when it was compiled. Does not depend on how packages are compiled.
 """
 
 import hashlib
@@ -28,19 +28,19 @@ from foredraft.errors import ForedraftWarning, StoreError, told
 from foredraft.model.compiled.library import CompiledLibrary, weights_beside
 from foredraft.model.fingerprint import architecture
 
-MOST_ROWS = 256  # that a package takes; longer prompts are put in by so many tokens at a time
+MOST_ROWS = 256  # of a compiled pass; longer prompts take several passes; chosen
 EAGER = "eager"
 _FORMAT = 16  # of a package; increased when the code that it is compiled from changes
 RECORD = "compiled.json"  # the file beside the packages of a folder
 _CLEARLY = 1.1
-"""Times as long as the model as it is: a package that takes no longer is used. Timing the same passes twice on a shared
-machine gives figures that differ by as much."""
+"""A package is used if it takes at most this many times as long as the uncompiled model, because the same passes, timed
+twice on a shared machine, differ by as much."""
 _FOLDER = "compiled"
 
 
 @dataclass(frozen=True, slots=True)
 class PackageRecord:
-    """One compiled package, as the record beside it tells; before it is compiled, its name and rows alone."""
+    """The record of one compiled package; before it is compiled, only its name and rows are set."""
 
     name: str  # for `any` number of rows, or for `one`
     file: str  # in the folder
@@ -48,46 +48,46 @@ class PackageRecord:
     most_rows: int
     sha256: str = ""  # of its bytes
     recipe: str = ""  # how it was compiled
-    kernels: tuple[str, ...] = ()  # of ours that are in it, and of the vendor's
-    lost: Mapping[str, str] = field(default_factory=dict)  # better recipes, and why each of them failed
-    ranges: bool = False  # whether each row has its own range of slots, so that one pass may serve several sequences
+    kernels: tuple[str, ...] = ()  # ours and the vendor's that it calls
+    lost: Mapping[str, str] = field(default_factory=dict)  # better recipes that failed, and why
+    ranges: bool = False  # whether each row has its own range of slots, as passes over several sequences need
 
     def takes(self, rows: int) -> bool:
-        """Say whether it runs passes of so many rows."""
+        """Return whether it runs passes of `rows` rows."""
         return self.least_rows <= rows <= self.most_rows
 
     def told(self) -> str:
-        """Return how it was compiled, in a sentence or two."""
+        """Describe how it was compiled."""
         rows = "one row" if self.most_rows == 1 else f"{self.least_rows} to {self.most_rows} rows"
         made_of = f" ({', '.join(self.kernels)})" if self.kernels else ""
         failed = "".join(f" {name[0].upper()}{name[1:]} failed: {reason}." for name, reason in self.lost.items())
         return f"The package for {rows} is made of {self.recipe}{made_of}.{failed}"
 
 
-ANY = PackageRecord("any", "any.pt2", 2, MOST_ROWS)  # the exporter takes a dimension that may be 1 for a constant
+ANY = PackageRecord("any", "any.pt2", 2, MOST_ROWS)  # from 2: the exporter treats a dimension that may be 1 as constant
 ONE = PackageRecord("one", "one.pt2", 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledRecord:
-    """What a folder of packages holds, and what passes cost when they were compiled."""
+    """The record of a folder of packages, with the times of their passes."""
 
     packages: tuple[PackageRecord, ...]  # in the order in which they were compiled
-    costs: Mapping[str, CostCurve]  # by package name, and `eager`, what passes cost of the rows that it takes
-    same_bits: bool  # whether rows that were tried came out the same, to the last bit, alone and beside others
-    shapes: tuple[tuple[int, int], ...]  # for each layer, its key heads and their size
+    costs: Mapping[str, CostCurve]  # times of passes, by package name and `eager`, the uncompiled model
+    same_bits: bool  # whether a row's bits do not depend on the other rows of its pass, as far as compared
+    shapes: tuple[tuple[int, int], ...]  # of each layer: its key heads and their size
     torch: str  # the version that compiled
-    warning: str  # what an earlier torch compiled better, in a sentence; empty where there is nothing to warn of
+    warning: str  # what an earlier torch compiled better; "" for nothing
 
     def told(self) -> list[str]:
-        """Return in sentences how each package was compiled, and what there is to warn of."""
+        """Describe how each package was compiled, with the warning."""
         packages = (package.told() for package in self.packages)
         return [f"Compiled by torch {self.torch}.", *packages, *([self.warning] if self.warning else [])]
 
     def quickest(self) -> list[str]:
-        """Return for 0 .. MOST_ROWS rows the name of what runs them in the least time; entry 0 says `eager`.
+        """Return the fastest package or `eager` for 0 .. MOST_ROWS rows; entry 0 is `eager`.
 
-        The model as it is takes a pass only where it is clearly quicker, as its rows round otherwise.
+        The uncompiled model is chosen only if it is clearly faster, because its rows round differently.
         """
         names = list(self.costs)
         times = np.stack([self.costs[name].table(MOST_ROWS) for name in names])
@@ -99,7 +99,7 @@ class CompiledRecord:
 
 
 class CompiledForward:
-    """Loaded packages, ready to run: those of a folder, with what it holds."""
+    """The loaded packages of a folder, with its record."""
 
     def __init__(self, folder: Path, record: CompiledRecord) -> None:
         self.record = record
@@ -107,11 +107,11 @@ class CompiledForward:
         self.packages = load_packages(folder, record.packages)
 
     def package_for(self, rows: int) -> CompiledLibrary | None:
-        """Return the loaded package to run `rows` rows with, or None where the model itself is as quick."""
+        """Return the loaded package that runs `rows` rows, or None if the uncompiled model is faster."""
         return self.packages.get(self._quickest[rows]) if rows <= MOST_ROWS else None
 
     def rounds_alike(self, rows: int) -> bool:
-        """Say whether passes of up to so many rows all run here, and a row comes out the same in each of them."""
+        """Return whether all passes of up to `rows` rows are compiled, and give a row the same bits."""
         return self.record.same_bits and rows <= MOST_ROWS and EAGER not in self._quickest[1 : rows + 1]
 
 
@@ -131,17 +131,17 @@ _REMEDY = "`foredraft compile MODEL --again` makes it anew."
 
 
 def compiled_folder(model: Any, cache: Path) -> Path:
-    """Return where the packages of this model lie or would lie, named after everything that a package is true of."""
+    """Return the folder of this model's packages, which may not exist, named by all that a package depends on."""
     return cache / _FOLDER / _setting(model) / weights_hash(model)
 
 
 def find_compiled(model: Any, cache: Path) -> CompiledForward | None:
-    """Load what was compiled for a model on the CPU, on this machine, in this dtype, with this many threads, or None.
+    """Load what was compiled for a model on this CPU, in its dtype, with torch's current number of threads, or None.
 
-    Raises StoreError if what lies there is damaged.
+    Raises StoreError for a damaged package or record.
     """
     setting = cache / _FOLDER / _setting(model)
-    if not setting.exists():  # then there is no need to read every weight
+    if not setting.exists():  # avoids hashing every weight
         return None
     folder = setting / weights_hash(model)
     record = read_record(folder)
@@ -154,12 +154,12 @@ def find_compiled(model: Any, cache: Path) -> CompiledForward | None:
 
 
 def runs_on_cpu(model: Any) -> bool:
-    """Say whether all of a model lies on the CPU, the only device that is compiled for."""
+    """Return whether all of a model is on the CPU, the only device that packages are compiled for."""
     return model.device.type == "cpu" and not getattr(model, "hf_device_map", None)
 
 
 def kept_forward(model: Any) -> CompiledForward | None:
-    """Load what the cache folder holds for this model; a damaged package is told as a warning, and not used."""
+    """Load this model's packages from the cache folder; warns of a damaged one, which is not used."""
     if not runs_on_cpu(model):
         return None
     try:
@@ -170,7 +170,7 @@ def kept_forward(model: Any) -> CompiledForward | None:
 
 
 def read_record(folder: Path) -> CompiledRecord | None:
-    """Return what `folder` holds, or None where nothing was compiled; raises StoreError if the record is damaged."""
+    """Return the record of `folder`, or None if nothing was compiled; raises StoreError if it is damaged."""
     path = folder / RECORD
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -187,27 +187,27 @@ def read_record(folder: Path) -> CompiledRecord | None:
 
 
 def records_of(model: Any, cache: Path) -> list[CompiledRecord]:
-    """Return what was compiled of the same weights in the same dtype by any torch, with any number of threads."""
+    """Return the records of the same weights, compiled by any torch with any number of threads."""
     records = []
     for folder in sorted((cache / _FOLDER).glob(f"*/{weights_hash(model)}")):
-        with suppress(StoreError):  # it is told when it is asked for
+        with suppress(StoreError):  # reported when it is used
             records.append(read_record(folder))
     return [record for record in records if record is not None]
 
 
 def write_record(folder: Path, record: CompiledRecord) -> None:
-    """Keep what `folder` holds beside its packages; raises OSError if it cannot be written."""
+    """Write the record of `folder`; raises OSError if it cannot be written."""
     data: dict[str, Any] = asdict(record)
     rows = record.costs[EAGER].rows
     seconds = {name: dict(zip(curve.rows, curve.seconds, strict=True)) for name, curve in record.costs.items()}
-    del data["costs"]  # in their place, a table of all rows, null where a package does not take so many
+    del data["costs"]  # written as a table by all numbers of rows, null where a package does not run so many
     table = {name: [of.get(count) for count in rows] for name, of in seconds.items()}
     data |= {"format": _FORMAT, "rows": rows, "seconds": table}
     write_file(folder / RECORD, json.dumps(data, indent=1).encode())
 
 
 def kernels_in(path: Path) -> tuple[str, ...]:
-    """Name the kernels of ours, and the calls into torch, that the C++ sources in a package hold."""
+    """Return the names of our kernels, and of torch's, in the C++ sources of a package."""
     with zipfile.ZipFile(path) as package:
         sources = [package.read(name).decode() for name in package.namelist() if name.endswith(".cpp")]
     found = set(re.findall(r"// foredraft kernel: (.+)", "".join(sources)))
@@ -216,13 +216,13 @@ def kernels_in(path: Path) -> tuple[str, ...]:
 
 
 def _curve(rows: list[int], seconds: list[float | None]) -> CostCurve:
-    """Return a curve of the rows that were timed; ValueError where there is not a time or null for each."""
+    """Return the curve of the timed numbers of rows; ValueError unless each has a time or null."""
     timed = [(int(count), float(each)) for count, each in zip(rows, seconds, strict=True) if each is not None]
     return CostCurve(tuple(count for count, _ in timed), tuple(each for _, each in timed))
 
 
 def _setting(model: Any) -> str:
-    """Name all but the weights: architecture, dtype, kernel, threads, processor, and who compiles and traces."""
+    """Hash what a package depends on but the weights: architecture, dtype, threads, processor, library versions."""
     flags = processor_lines("flags", "features", "model name")  # code compiled for other instructions may crash
     processor = (platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability(), *flags)
     parts = (
@@ -233,7 +233,7 @@ def _setting(model: Any) -> str:
 
 
 def processor_lines(*names: str) -> list[str]:
-    """Return the different lines of /proc/cpuinfo that begin with one of these names; none where it does not exist."""
+    """Return the distinct lines of /proc/cpuinfo that begin with one of these names; none without that file."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -251,7 +251,7 @@ def weights_hash(model: Any) -> str:
 
 
 def package_hash(path: Path) -> str:
-    """Return the SHA-256 of a package and the weights beside it, in hexadecimal; nothing if they cannot be read."""
+    """Return the SHA-256 of a package and its weights, in hexadecimal; "" if they cannot be read."""
     digest = hashlib.sha256()
     try:
         for each in [path, weights_beside(path)] if weights_beside(path).exists() else [path]:
