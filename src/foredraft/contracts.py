@@ -245,7 +245,10 @@ class Drafting(Protocol):
     """One sequence's state in a drafter."""
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        """Draft a continuation of `view` within `budget`; the draft may be empty."""
+        """Draft a continuation of `view` within `budget`; the draft may be empty.
+
+        It is called again for the same view if there was no memory to verify the draft.
+        """
 
     def observe(self, verdict: Verdict) -> None:
         """Learn from a verification, whose draft may be a cut or a blend of what was proposed, if anything was."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from foredraft.cache_folder import cache_folder, cache_path
 from foredraft.contracts import CostCurve, DraftContext, Drafter, Learner, Saver, TokenIds, Verification
-from foredraft.control import MOST_NODES, BatchControl, MeasuredControl, StepCosts, choose_control
+from foredraft.control import BatchControl, MeasuredControl, StepCosts, choose_control
 from foredraft.corpus.words import vocabulary_size
 from foredraft.drafters import make_drafter
 from foredraft.drafters.prediction import ChainDrafter, Prediction
@@ -254,7 +254,7 @@ class Generator:
         None is room for two texts that fill the model's window.
         """
         target = batch_target(self.target, cache_bytes)
-        return Batch(target, BatchControl(lambda: self.cost, target.most_rows, MOST_NODES, self._costs))
+        return Batch(target, BatchControl(lambda: self.cost, target.most_rows, target.most_rows - 1, self._costs))
 
     def conversation(self) -> Batch | None:
         """Return a batch for `stream` in which each turn of a conversation is computed once, up to the model's window.

@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, StepRecord
 from foredraft.control import BatchControl
 from foredraft.engine.run import Run
 from foredraft.engine.step import proposed, record_of, settle
-from foredraft.errors import ForedraftWarning, OutOfMemoryError, UsageError
+from foredraft.errors import ForedraftWarning, OutOfMemoryError, PromptTooLongError, UsageError
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
-from foredraft.graph.tree import common_length
 
 if TYPE_CHECKING:
     from foredraft.model.batch_target import JointBatch, SequentialBatch
@@ -73,7 +74,7 @@ class Batch:
         waits = self._follows(run)
         if not waits and any(_is_suspended(each) and not self._follows(each) for each in self._runs):
             raise OutOfMemoryError("Texts of the batch wait for room in the key-value cache.")
-        cache = None if waits else self._open(run)
+        cache = None if waits else self._open(run)  # the length of a text that waits is checked then
         try:
             run.open(cache)
         except BaseException:
@@ -85,7 +86,7 @@ class Batch:
     def _open(self, run: Run) -> Any:
         ids = run.seq.view().ids
         cache = self._target.open(ids, len(ids) + _AHEAD, run.owner)
-        if not len(run.seq.emitted):
+        if run.cached_tokens is None:
             run.cached_tokens = int(cache.length)
         return cache
 
@@ -99,9 +100,11 @@ class Batch:
         for other in self._runs if self._target.keeps_prefixes else ():
             if other is run:
                 return False
-            prompt = other.seq.view().ids[:-1]
-            is_filling = not _is_suspended(other) and other.owner == run.owner and _waiting(other) > 0
-            if is_filling and common_length(prompt, ids) >= int(other.seq.cache.length) + _PIECE:
+            if _is_suspended(other) or other.owner != run.owner or not _waiting(other):
+                continue
+            soon = int(other.seq.cache.length) + _PIECE
+            prompt = other.seq.view().ids[:-1][:soon]
+            if len(prompt) == soon and np.array_equal(prompt, ids[:soon]):
                 return True
         return False
 
@@ -115,6 +118,8 @@ class Batch:
                 run.seq.cache = self._open(run)
             except OutOfMemoryError:
                 return
+            except PromptTooLongError as error:
+                run.failure = error
 
     def leave(self, run: Run) -> None:
         """Remove a sequence, finished or not."""
@@ -146,9 +151,9 @@ class Batch:
             if part.budget is None or own is None:
                 run.seq.cache.commit(range(part.layout.rows))
                 self._changed = True
-                if not run.records:
-                    run.prefill_seconds = (perf_counter_ns() - self._runs[run]) / 1e9
                 continue
+            if not run.records:
+                run.prefill_seconds = (start - self._runs[run]) / 1e9
             try:
                 verdict, took = settle(run, part.budget, part.draft, own)
             except Exception as error:  # noqa: BLE001  # whatever a logits processor raises ends its text alone
@@ -175,10 +180,11 @@ class Batch:
         A run whose draft is not a tree of tokens has failed, and has none.
         """
         drafts, budgets, times, lanes = list[Draft](), list[Budget](), list[int](), len(runs)
+        room = self._target.most_rows - (_PIECE if lanes < len(self._runs) else 0)  # others may wait for prefill
         for run in list(runs):
             start, depth = perf_counter_ns(), run.seq.useful_depth
             budget = self._control.budget(depth, lanes) if run.shared else run.control.budget(depth)
-            most = min(run.context.max_nodes, self._target.most_rows // lanes - 1)
+            most = min(run.context.max_nodes, max(room // lanes - 1, 0))
             budget = budget if budget.nodes <= most else replace(budget, nodes=most)
             try:
                 draft = proposed(run, budget)
@@ -230,6 +236,7 @@ class Batch:
             if any(each is not run and not _is_suspended(each) for each in self._runs):
                 cache, run.seq.cache = run.seq.cache, None
                 self._close(cache)
+                self._changed = True  # others may have waited for its prompt
             elif len(run.seq.emitted):
                 run.seq.finish = "memory"
             else:
@@ -279,16 +286,21 @@ def write_all(batch: Batch, texts: Iterable[Run], most: int) -> list[Run]:
     runs: list[Run] = []
     waiting = iter(texts)
     following = next(waiting, None)
-    while following is not None or len(batch):
-        while following is not None and len(batch) < most:
-            try:
-                runs.append(batch.join(following))
-            except OutOfMemoryError:
-                if not len(batch):
-                    raise
-                break  # wait until others have ended
-            following = next(waiting, None)
-        batch.step()
+    try:
+        while following is not None or len(batch):
+            while following is not None and len(batch) < most:
+                try:
+                    runs.append(batch.join(following))
+                except OutOfMemoryError:
+                    if not len(batch):
+                        raise
+                    break  # wait until others have ended
+                following = next(waiting, None)
+            batch.step()
+    finally:
+        for run in runs:
+            if run in batch:
+                batch.leave(run)
     for run in runs:
         if run.failure is not None:
             raise run.failure

@@ -29,8 +29,8 @@ class Run:
     owner: str = ""  # in a batch: keys and values are reused among the texts of one owner only
     drafting: Drafting = field(init=False)  # from `open` to `close`
     records: list[StepRecord] = field(default_factory=list)
-    prefill_seconds: float = 0.0  # in a batch, from joining to the last piece of the prompt
-    cached_tokens: int = 0  # of the prompt, that a batch did not compute again
+    prefill_seconds: float = 0.0  # in a batch, from joining to the first step
+    cached_tokens: int | None = None  # of the prompt, that a batch did not compute again; None if not known yet
     failure: Exception | None = None  # the error that ended it in a batch
 
     @property

@@ -81,10 +81,16 @@ class Arena:
         for lease in (each for each in self._leases if each.owner == owner):
             if (common := common_length(lease.tokens, token_ids[:-1])) >= max(shared + 1, _LEAST_SHARED):
                 shared, source = common, lease
+        capacity = min(whole_blocks(max(capacity, len(token_ids))), self.most_slots)
         if source is not None and source.idle and shared == source.length:  # nothing to copy
             source.idle = False
+            try:
+                if source.capacity < capacity:
+                    self.move(source, capacity)
+            except OutOfMemoryError:
+                source.idle = True
+                raise
             return source
-        capacity = min(whole_blocks(max(capacity, len(token_ids))), self.most_slots)
         try:
             start = self._place(capacity, keep=source)
         except OutOfMemoryError:
@@ -114,7 +120,7 @@ class Arena:
             return
         try:
             start = self._place(capacity)
-        except OutOfMemoryError:  # by now the idle leases are gone
+        except OutOfMemoryError:
             capacity = max(needed, min(whole_blocks(needed), self.most_slots))
             if self._extend(lease, capacity):
                 return
@@ -135,23 +141,27 @@ class Arena:
 
         It may overlap the slots of `moved`, a lease that is to be moved there.
         """
-        while True:
-            end = 0
-            for lease in sorted((each for each in self._leases if each is not moved), key=lambda each: each.start):
-                if lease.start - end >= capacity:
-                    return end
-                end = lease.start + lease.capacity
-            if end + capacity <= self.most_slots:
+        evictable = [lease for lease in self._leases if lease.idle and lease is not keep]
+        left = [lease for lease in self._leases if lease not in evictable and lease is not moved]
+        if self._gap(left, capacity) is None:
+            raise OutOfMemoryError(
+                f"There is no room for {capacity} more tokens: of the key-value cache's {self.most_slots} slots, "
+                f"{self.used} are taken. Wait for other texts to end, or give the cache more memory."
+            )
+        while (start := self._gap([*left, *evictable], capacity)) is None:
+            self._leases.remove(evictable.pop(0))
+        return start
+
+    def _gap(self, leases: Sequence[Lease], capacity: int) -> int | None:
+        """Return the start of the first free range beside these leases, or None."""
+        end = 0
+        for lease in sorted(leases, key=lambda each: each.start):
+            if lease.start - end >= capacity:
                 return end
-            evicted = next((lease for lease in self._leases if lease.idle and lease is not keep), None)
-            if evicted is None:
-                raise OutOfMemoryError(
-                    f"There is no room for {capacity} more tokens: of the key-value cache's {self.most_slots} slots, "
-                    f"{self.used} are taken. Wait for other texts to end, or give the cache more memory."
-                )
-            self._leases.remove(evicted)
+            end = lease.start + lease.capacity
+        return end if end + capacity <= self.most_slots else None
 
     def _copy(self, source: int, target: int, count: int) -> None:
-        copied = self.store[:, :, source : source + count]
-        overlaps = abs(source - target) < count
-        self.store[:, :, target : target + count] = copied.clone() if overlaps else copied
+        for plane in self.store:  # one by one, because ranges that overlap are copied twice
+            copied = plane[:, source : source + count]
+            plane[:, target : target + count] = copied.clone() if abs(source - target) < count else copied

@@ -59,6 +59,7 @@ class Rollout:
         self.hidden: torch.Tensor | None = None
         self._cache = model.new_cache()
         self._parents: IntArray = np.empty(0, np.int32)
+        self._root: tuple[torch.Tensor, torch.Tensor | None] | None = None  # logits and hidden states of the last start
 
     @property
     def committed(self) -> int:
@@ -70,7 +71,9 @@ class Rollout:
         """Cache a sequence, int64[n]; begin a tree and return the root's logits, float[1, V]."""
         if len(self._parents):
             self.keep([])
-        assert self._cache.length < len(ids), "the root is not in the cache yet, because its logits are needed"
+        if self._root is not None and self._cache.length == len(ids):  # the last draft was not verified
+            logits, self.hidden = self._root
+            return logits
         new = ids[self._cache.length :].copy()  # torch rejects read-only arrays
         before, last = new[:-_SCORED_TOGETHER], new[-_SCORED_TOGETHER:]
         self._model.prefill(before, self._cache)
@@ -78,6 +81,7 @@ class Rollout:
         logits = self._scored(lay_out_text(last, self._cache.length))
         self._cache.commit(range(len(last)))
         self.hidden = None if self.hidden is None else self.hidden[-1:]
+        self._root = logits[-1:], self.hidden
         return logits[-1:]
 
     @torch.inference_mode()

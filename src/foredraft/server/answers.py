@@ -131,7 +131,7 @@ class Answers:
     @property
     def cached_tokens(self) -> int:
         """Ids of the prompts that were computed for earlier requests."""
-        return sum(choice.job.run.cached_tokens for choice in self.choices[:: self.each])
+        return sum(choice.job.run.cached_tokens or 0 for choice in self.choices[:: self.each])
 
     @property
     def records(self) -> list[StepRecord]:

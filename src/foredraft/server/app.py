@@ -117,7 +117,8 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         if any(not 0 <= token < target.vocabulary for token in body.tokens):
             most = target.vocabulary - 1
             raise RequestError(400, f"tokens has an id outside the vocabulary; use ids from 0 to {most}.")
-        text = await service.in_turn(partial(generator.tokenizer.decode, body.tokens))
+        decode = partial(generator.tokenizer.decode, clean_up_tokenization_spaces=False)
+        text = await service.in_turn(decode, body.tokens)
         return JSONResponse({"prompt": text})
 
 

@@ -35,10 +35,14 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_null(cls, given: Any) -> Any:
-        optional = {name for name, each in cls.model_fields.items() if not each.is_required()}
-        if not isinstance(given, dict):
+        if not isinstance(given, dict) or None not in given.values():
             return given
-        return {name: each for name, each in given.items() if each is not None or name not in optional}
+        fields = cls.model_fields
+        return {
+            name: each
+            for name, each in given.items()
+            if each is not None or name not in fields or fields[name].is_required()
+        }
 
 
 class TextPart(Body):
@@ -101,7 +105,7 @@ class Message(Turn):
     def for_template(self) -> dict[str, Any]:
         optional = self.model_dump(include={"tool_calls", "tool_call_id", "name"})
         for call in optional["tool_calls"] or []:
-            with suppress(ValueError):  # templates expect arguments as an object
+            with suppress(ValueError, RecursionError):  # templates expect arguments as an object
                 call["function"]["arguments"] = json.loads(call["function"]["arguments"])
         return super().for_template() | {name: each for name, each in optional.items() if each}
 
@@ -147,7 +151,7 @@ class GenerationRequest(Body):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Share | None = None
     seed: int | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: dict[str, str | None] | None = None
     speculative: Speculation | bool | None = None
     _id: str = PrivateAttr(default_factory=lambda: uuid.uuid4().hex)  # of the answer
     _created: int = PrivateAttr(default_factory=lambda: int(time.time()))

@@ -63,7 +63,7 @@ class Metrics:
         else:
             for counter in (self._prompts, self._asked):
                 counter.inc(job.run.seq.prompt_length)
-            self._cached.inc(job.run.cached_tokens)
+            self._cached.inc(job.run.cached_tokens or 0)
             self._queued.observe(job.started - job.submitted)
             self._first.observe(now - job.submitted)
         job.last_event = now

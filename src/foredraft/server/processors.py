@@ -53,7 +53,11 @@ class TokenLogprob(NamedTuple):
 
     @property
     def text(self) -> str:
-        return self.bytes.decode(errors="replace")
+        r"""The token's text; the bytes of a part of a character as in OpenAI's API, such as `bytes:\xe6`."""
+        try:
+            return self.bytes.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{each:02x}" for each in self.bytes)
 
 
 class Position(NamedTuple):

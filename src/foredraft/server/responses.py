@@ -94,7 +94,8 @@ class ResponsesRequest(GenerationRequest):
         usage = usage_of(answers)
         return self._response(status, [self._item(status, [_part(choice.text)])]) | {
             "usage": {
-                "input_tokens": usage["prompt_tokens"], "input_tokens_details": usage["prompt_tokens_details"],
+                "input_tokens": usage["prompt_tokens"],
+                "input_tokens_details": usage["prompt_tokens_details"] | {"cache_write_tokens": 0},
                 "output_tokens": usage["completion_tokens"], "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": usage["total_tokens"],
             },

@@ -99,6 +99,18 @@ def budget_more_is_obeyed(make: MakeDrafter) -> None:
         _require(known, f"Estimates given to Budget.more must be 0 to 1, or None; these are {asked}.")
 
 
+def a_draft_may_be_dropped(make: MakeDrafter) -> None:
+    """`propose` is called again for the same view if its draft was not verified; decoding continues afterwards."""
+    recorder = Recorder(make())
+    run = begun(recorder, _PROMPT)
+    run.prefill()
+    for _ in range(3):
+        with _must("propose must be callable again for the same view"):
+            draft = run.drafting.propose(run.seq.view(), Budget(8, 8))
+            draft.check(VOCABULARY)
+    run.drafting.close()
+
+
 def the_view_is_left_as_it_was(make: MakeDrafter) -> None:
     """A drafter does not change the sequence that it reads."""
     drafting = _opened(make(), _PROMPT[:1])
@@ -180,6 +192,7 @@ CHECKS: list[Callable[[MakeDrafter], None]] = [
     proposals_stay_within_the_budget,
     steps_not_shown_change_no_draft,
     budget_more_is_obeyed,
+    a_draft_may_be_dropped,
     the_same_seed_gives_the_same_drafts,
     sequences_do_not_influence_each_other,
     a_sequence_of_one_token_is_drafted_for,
