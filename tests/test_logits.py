@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from foredraft.sampling.logits import largest_of_row, rough_sum, top_from_bits, top_on_device, top_probabilities
+from foredraft.sampling.logits import (
+    TOP,
+    block_maxima,
+    largest_of_row,
+    rough_sum,
+    top_by_blocks,
+    top_from_bits,
+    top_on_device,
+    top_probabilities,
+)
 
 pytestmark = pytest.mark.kernels
 
@@ -13,13 +22,21 @@ def copied_from_device(logits, k):
     return top_from_bits(top_on_device(logits, min(k, logits.shape[1])))
 
 
+def of_blocks(logits, k):
+    """Of a compiled pass, which summarises its logits in float32."""
+    logits = logits.float()
+    best, (tokens, probabilities) = top_by_blocks(logits, block_maxima(logits), logits.logsumexp(-1))
+    assert best.tolist() == logits.argmax(-1).tolist()
+    return tokens[:, :k], probabilities[:, :k]
+
+
 def some_logits(rows, vocabulary, dtype=torch.float32):
     return (3 * torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(vocabulary))).to(dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("vocabulary", "k"), [(7, 3), (64, 6), (65, 6), (1000, 1), (1000, 8), (5, 9)])
-@pytest.mark.parametrize("found", [top_probabilities, copied_from_device])
+@pytest.mark.parametrize("found", [top_probabilities, copied_from_device, of_blocks])
 def test_top_probabilities_are_those_of_the_softmax(found, dtype, vocabulary, k):
     logits = (3 * torch.randn(4, vocabulary, generator=torch.Generator().manual_seed(vocabulary))).to(dtype)
     tokens, probabilities = found(logits, k)
@@ -57,6 +74,20 @@ def test_the_sum_of_exponentials_is_right_to_hundredths(spread):
     row[7] = -np.inf
     expected = np.exp(row.astype(np.float64) - row.max()).sum()
     assert rough_sum(row, row.max()) == pytest.approx(expected, rel=0.031)
+
+
+def test_of_a_row_that_cannot_be_used_there_is_no_best_token():
+    logits = some_logits(6, 150)
+    logits[0, 100] = logits[1, 140] = torch.nan
+    logits[2, 70] = torch.inf
+    logits[3] = -torch.inf
+    logits[4, 8] = -torch.inf
+    best, (tokens, _) = top_by_blocks(logits, block_maxima(logits), logits.logsumexp(-1))
+    assert best[:4].tolist() == [-1] * 4
+    assert best[4:].tolist() == logits[4:].argmax(-1).tolist()
+    assert tokens.shape == (6, TOP)
+    equal = torch.zeros(1, 150)
+    assert top_by_blocks(equal, block_maxima(equal), equal.logsumexp(-1))[1][0].tolist() == [list(range(TOP))]
 
 
 def test_a_row_with_nan_has_no_probabilities():

@@ -74,12 +74,15 @@ def compile_steps(dtype: str) -> None:
     from foredraft.drafters import Resources, make_drafter
     from foredraft.index.own_words import TOP
     from foredraft.sampling import SamplingOptions
+    from foredraft.sampling.logits import block_maxima, top_by_blocks
     from foredraft.testing import ToyTarget
     from foredraft.testing.recording import begun, written
 
     class Target(ToyTarget):
         def forward(self, *given: Any, **options: Any) -> Scores:
             scores = super().forward(*given, **options)
+            logits = scores.logits.float()
+            top_by_blocks(logits, block_maxima(logits), logits.logsumexp(-1))  # as of compiled passes
             return replace(scores, logits=scores.logits.to(getattr(torch, dtype, torch.float32)))
 
     target = Target()

@@ -17,7 +17,7 @@ from foredraft.model.arena import MOST_SLOTS, Arena, Lease
 from foredraft.model.compiled.library import CompiledLibrary
 from foredraft.model.compiled.package import MOST_ROWS, CompiledForward
 from foredraft.model.mask import joined_mask
-from foredraft.model.target import PREFILL_ROWS, TorchTarget
+from foredraft.model.target import PREFILL_ROWS, TorchTarget, scores_of_pass
 
 
 class SequentialBatch:
@@ -96,12 +96,12 @@ class JointBatch:
         ]
         package = _batch_package(self._compiled, sum(rows))
         assert package is not None, "`batch_target` has checked it"
-        logits, states = package.run([*arguments, *self._arena.buffers])
+        results = package.run([*arguments, *self._arena.buffers])
         found: list[Scores | None] = []
         start = 0
         for count, wanted in zip(rows, scored, strict=True):
-            own = slice(start, start + count)
-            found.append(Scores(logits[own], states[own] if hidden else None) if wanted else None)
+            own = [each[start : start + count] for each in results] if wanted else []
+            found.append(scores_of_pass(*own, hidden=hidden) if wanted else None)
             start += count if wanted else 0
         return found
 

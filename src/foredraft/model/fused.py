@@ -19,11 +19,10 @@ from foredraft.errors import ForedraftWarning, told
 from foredraft.model.compiled.export import FunctionalForward, compiled_attention, merge_products
 from foredraft.model.mask import slot_mask
 from foredraft.model.position_attention import attend_by_position, near_slots
-from foredraft.sampling.logits import top_on_device
+from foredraft.sampling.logits import TOP, top_on_device
 
 COLUMNS = 256  # maximum number of held rows and rows of a pass together: the width of the ancestor mask; chosen
 _TRACED_ROWS = 4  # chosen: unlike the other sizes, lest the exporter take them for one
-_TOP = 8  # most probable tokens that are found in the pass, as many as `auto` reads
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # that our attention takes
 
 Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -65,7 +64,7 @@ class ScoredPass(nn.Module):
         )
         largest, best = logits.max(dim=-1)
         best = best.to(torch.int32).masked_fill(~largest.isfinite(), -1)
-        return logits, hidden, torch.cat([best[:, None], *top_on_device(logits, min(_TOP, logits.shape[1]))], dim=1)
+        return logits, hidden, torch.cat([best[:, None], *top_on_device(logits, min(TOP, logits.shape[1]))], dim=1)
 
 
 Pass = Callable[..., Outputs]

@@ -4,6 +4,8 @@ They are 0 where a row may attend, else the dtype's lowest value. Made from layo
 """
 
 from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,15 +45,22 @@ def joined_mask(layouts: Sequence[Layout], committed: Sequence[int], dtype: torc
     """
     rows = sum(layout.rows for layout in layouts)
     width = max(at + len(layout.held) + layout.rows for at, layout in zip(committed, layouts, strict=True))
-    mask = torch.zeros((1, 1, rows, width), dtype=dtype)
-    first = 0
+    lowest = _lowest(dtype)
+    mask, first = np.zeros((1, 1, rows, width), lowest.dtype), 0  # numpy's calls take a third of the time of torch's
     for layout, at in zip(layouts, committed, strict=True):
         if layout.rows > 1 or len(layout.held):  # a row alone sees all before it
-            blocked = torch.from_numpy(~seen_rows(layout))
-            own = mask[0, 0, first : first + layout.rows, at : at + blocked.shape[1]]
-            own.masked_fill_(blocked, torch.finfo(dtype).min)
+            seen = seen_rows(layout)
+            mask[0, 0, first : first + layout.rows, at : at + seen.shape[1]][~seen] = lowest
         first += layout.rows
-    return mask
+    return torch.from_numpy(mask).view(dtype)
+
+
+@cache
+def _lowest(dtype: torch.dtype) -> np.signedinteger[Any]:
+    """Return the bits of a dtype's lowest value; numpy has no bfloat16."""
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    found: np.signedinteger[Any] = torch.tensor([torch.finfo(dtype).min], dtype=dtype).view(bits).numpy()[0]
+    return found
 
 
 def slot_mask(

@@ -27,6 +27,7 @@ from foredraft.model.mask import attention_mask
 from foredraft.model.recordings import RecordedForward
 from foredraft.model.rounding import error_beyond_rounding
 from foredraft.model.support import Support, inspect, warn_where_rows_depend
+from foredraft.sampling.logits import top_by_blocks
 
 PREFILL_ROWS = 512  # tokens of a pass of an uncompiled model in prefill; limits the mask's memory; chosen
 _PROBED = np.arange(1, 7, dtype=np.int64)  # tokens with which a new kind of model is tried
@@ -98,7 +99,7 @@ class TorchTarget:
         with _device_errors(layout.rows, cache.length):
             compiled = self._run_compiled(layout, cache)
             if compiled is not None:
-                return Scores(compiled[0], compiled[1] if hidden else None)
+                return scores_of_pass(*compiled, hidden=hidden)
             if self.recordings is not None:
                 scores = self.recordings.forward(
                     layout, cache, lambda: self._run(layout, cache).logits[0], hidden=hidden
@@ -131,8 +132,8 @@ class TorchTarget:
 
     def _run_compiled(
         self, layout: Layout, cache: TreeCache, *, scored: int | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return logits and hidden states of the last `scored` rows, or all; None if the model must run uncompiled."""
+    ) -> list[torch.Tensor] | None:
+        """Return the results for the last `scored` rows, or all; None if the model must run uncompiled."""
         package = self.compiled.package_for(layout.rows) if self.compiled is not None else None
         buffers = cache.reserved_buffers(layout.rows) if package is not None else []
         if package is None or not buffers:
@@ -140,8 +141,7 @@ class TorchTarget:
         ids, positions, which, masks, slots, ranges = row_arguments(
             layout, cache.spans.values(), self.dtype, ranges=package.ranges, scored=scored
         )
-        found = package.run([ids, positions, which, *masks, *slots, *(ranges or ()), *buffers])
-        return found[0], found[1]
+        return package.run([ids, positions, which, *masks, *slots, *(ranges or ()), *buffers])
 
     def _masks(self, layout: Layout, cache: TreeCache) -> torch.Tensor | dict[str, torch.Tensor] | None:
         kinds = dict(zip(self.support.layer_types, self.support.windows, strict=True))
@@ -167,6 +167,14 @@ class TorchTarget:
                 f"{error:.1e}), so drafts cannot be verified exactly; foredraft supports models with rotary or learned "
                 "positions."
             )
+
+
+def scores_of_pass(
+    logits: torch.Tensor, states: torch.Tensor, maxima: torch.Tensor, totals: torch.Tensor, *, hidden: bool
+) -> Scores:
+    """Return the scores of a compiled pass, whose forward summarises its logits."""
+    best, top = top_by_blocks(logits, maxima, totals)
+    return Scores(logits, states if hidden else None, best, top)
 
 
 @contextmanager

@@ -46,9 +46,9 @@ class Sampler:
 
     def chooser(self, scores: Scores, at: int, prefix: TokenIds | None = None) -> Chooser:
         """Return the chooser of the token after each row of `scores`, whose root is at position `at`."""
-        on_device = scores.best is not None or scores.logits.device.type != "cpu"
-        tokens = self._tokens_after_rows(scores) if on_device and not self.needs_prefix else None
-        rows = None if on_device or self.needs_prefix else words_of(scores.logits)
+        tokens = None if self.needs_prefix else self._tokens_after_rows(scores)
+        on_cpu = scores.logits.device.type == "cpu"
+        rows = words_of(scores.logits) if tokens is None and on_cpu and not self.needs_prefix else None
 
         def choose(row: int, path: Sequence[int]) -> int:
             position = at + len(path) + 1
@@ -64,12 +64,14 @@ class Sampler:
         return choose
 
     def _tokens_after_rows(self, scores: Scores) -> list[int] | None:
-        """Return the tokens after all rows, computed on the device; None if rows must be read."""
+        """Return the tokens after all rows, found in the pass or on the device; None if rows must be read."""
         if self._options.do_sample:
             return None if scores.draw is None else scores.draw(self._options.seed, *self._filters)
         if scores.best is not None:
             found: list[int] = scores.best.tolist()
             return found
+        if scores.logits.device.type == "cpu":
+            return None
         values, largest = (each.tolist() for each in scores.logits.max(dim=-1))
         return [token if math.isfinite(value) else -1 for value, token in zip(values, largest, strict=True)]
 

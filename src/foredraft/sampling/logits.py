@@ -17,6 +17,7 @@ from foredraft.graph.tree import FloatArray, IntArray
 Words = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 """Bits of logits: uint32 for float32; uint16 for bfloat16, which is the upper half of a float32."""
 
+TOP = 8  # most probable tokens that are found after every row of a pass, as many as `auto` reads
 _BLOCK = 64  # logits of a block, of which only the maximum is compared first; chosen
 _LINE = np.float32(127 - 0.0436775)  # float32's exponent bias, minus the shift that balances the errors of `rough_sum`
 
@@ -64,7 +65,7 @@ def top_on_device(logits: torch.Tensor, k: int) -> torch.Tensor:
     tokens = torch.arange(width, device=logits.device).expand_as(logits)
     if width > k * _BLOCK:
         padded = torch.nn.functional.pad(logits, (0, -width % _BLOCK), value=-torch.inf)
-        blocks = padded.unflatten(1, (-1, _BLOCK)).amax(dim=-1).topk(k, dim=-1).indices
+        blocks = block_maxima(logits).topk(k, dim=-1).indices
         places = (blocks[:, :, None] * _BLOCK + torch.arange(_BLOCK, device=logits.device)).flatten(1)
         rows, tokens = padded.gather(1, places), places.clamp(max=width - 1)  # no token is beyond the last
     largest, places = rows.topk(k, dim=-1)
@@ -76,6 +77,55 @@ def top_from_bits(bits: torch.Tensor) -> tuple[IntArray, FloatArray]:
     """Copy to the host what `top_on_device` returns."""
     tokens, probabilities = bits.cpu().numpy()
     return tokens, probabilities.view(np.float32)
+
+
+def block_maxima(logits: torch.Tensor) -> torch.Tensor:
+    """Return the maximum of each block of 64 logits of a row, float[R, V / 64 rounded up], from float[R, V]."""
+    padded = torch.nn.functional.pad(logits, (0, -logits.shape[1] % _BLOCK), value=-torch.inf)
+    maxima: torch.Tensor = padded.unflatten(1, (-1, _BLOCK)).amax(dim=-1)
+    return maxima
+
+
+def top_by_blocks(
+    logits: torch.Tensor, maxima: torch.Tensor, totals: torch.Tensor
+) -> tuple[IntArray, tuple[IntArray, FloatArray]]:
+    """Return `best` and `top` of `Scores` from logits, float32[R, V] on the CPU, that a pass has summarised.
+
+    `maxima` is from `block_maxima`, and `totals`, float32[R], are the logarithms of the sums of exponentials.
+    """
+    rows, k = len(logits), min(TOP, logits.shape[1])
+    best, tokens, probabilities = (
+        np.empty(rows, np.int32),
+        np.empty((rows, k), np.int32),
+        np.empty((rows, k), np.float32),
+    )
+    _top_by_blocks(logits.numpy(), maxima.numpy(), totals.numpy(), best, tokens, probabilities)
+    return best, (tokens, probabilities)
+
+
+@njit(cache=True)
+def _top_by_blocks(
+    logits: FloatArray, maxima: FloatArray, totals: FloatArray, best: IntArray, tokens: IntArray,
+    probabilities: FloatArray,
+) -> None:  # fmt: skip
+    k = tokens.shape[1]
+    blocks, of_blocks = np.empty(k, np.int32), np.empty(k, np.float32)
+    for row in range(len(logits)):
+        of_blocks[:] = -np.inf
+        usable = True
+        for block in range(maxima.shape[1]):
+            usable &= not np.isnan(maxima[row, block])
+            if maxima[row, block] > of_blocks[k - 1]:
+                _insert(blocks, of_blocks, block, maxima[row, block])
+        tokens[row], probabilities[row] = 0, -np.inf
+        for block in range(maxima.shape[1]):
+            if maxima[row, block] >= of_blocks[k - 1]:
+                for token in range(block * _BLOCK, min((block + 1) * _BLOCK, logits.shape[1])):
+                    if logits[row, token] > probabilities[row, k - 1]:
+                        _insert(tokens[row], probabilities[row], token, logits[row, token])
+        best[row] = tokens[row, 0] if usable and np.isfinite(of_blocks[0]) else -1
+        for i in range(k):
+            probabilities[row, i] = np.exp(probabilities[row, i] - totals[row])
 
 
 @njit(cache=True)

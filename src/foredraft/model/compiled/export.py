@@ -27,6 +27,7 @@ from foredraft.model.kv_cache import Span, TreeLayer
 from foredraft.model.layers import scored_states
 from foredraft.model.mask import attention_mask
 from foredraft.model.support import inspect
+from foredraft.sampling.logits import block_maxima
 
 CONTEXT = 200  # slots in use when a forward is traced, compared and timed; chosen
 _SHAPED = (1, 2)  # sequences, and tokens of each, that show what the model writes into its cache
@@ -39,12 +40,13 @@ _TAKEN_APART = (torch.ops.aten.view.default, torch.ops.aten.reshape.default, tor
 class FunctionalForward(nn.Module):
     """The logits and last hidden states of a pass, from its rows and the buffers of a cache.
 
-    The model is in evaluation mode; its layers of one sliding window share slots and mask.
+    The model is in evaluation mode; its layers of one sliding window share slots and mask. If it `summarises`, the
+    results of `block_maxima` and `logsumexp` of the logits come with them, as `top_by_blocks` takes them.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, summarises: bool = False) -> None:
         super().__init__()
-        self.model = model
+        self.model, self._summarises = model, summarises
         self._scores_some = "logits_to_keep" in signature(model.forward).parameters
         support = inspect(model.config)
         self.windows = tuple(dict.fromkeys(support.windows))  # the different ones
@@ -66,7 +68,8 @@ class FunctionalForward(nn.Module):
         """Score rows, and write their states into the cache's buffers.
 
         A row's range is the slot that the first column of its mask stands for, and how many of the columns it has;
-        without ranges, all rows have the first W slots. Returns logits float[S, V] and last hidden states float[S, D].
+        without ranges, all rows have the first W slots. Returns logits float[S, V], last hidden states float[S, D], and
+        if it summarises float[S, V / 64] and float[S].
         """
         layers: list[Any] = []  # transformers' list type takes no subclass
         self.ranges = [] if ranges is None else [ranges[window] for window in self.window_of]
@@ -86,8 +89,10 @@ class FunctionalForward(nn.Module):
                 **options,
             )
         self.ranges = []  # the exporter objects to attributes that a forward leaves changed
-        found = (output.logits[0], states[0][0])
-        return found if scored is None or options else (found[0][scored], found[1][scored])
+        logits, hidden = output.logits[0], states[0][0]
+        if scored is not None and not options:
+            logits, hidden = logits[scored], hidden[scored]
+        return (logits, hidden, block_maxima(logits), logits.logsumexp(-1)) if self._summarises else (logits, hidden)
 
 
 class _BufferLayer(TreeLayer):
@@ -118,7 +123,7 @@ class Subject:
     """
 
     def __init__(self, model: Any) -> None:
-        self.model, self.forward = model, FunctionalForward(model).eval()
+        self.model, self.forward = model, FunctionalForward(model, summarises=True).eval()
         self.dtype = model.dtype
         self.shapes = tuple(_buffer_shapes(model))
 
