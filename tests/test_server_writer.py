@@ -93,7 +93,7 @@ def test_a_text_that_nobody_waits_for_makes_room_at_once(writer):
 
 def test_an_answer_that_nobody_takes_keeps_no_whole_rows_of_log_probabilities():
     tokenizer = SimpleNamespace(decode=lambda ids, **_: "".join(f"{token} " for token in ids))
-    kept = Logprobs(2, tokenizer)
+    kept = Logprobs(2, SimpleNamespace(decode_bytes=lambda ids: f"{ids[0]} ".encode()))
     choice = Choice(tokenizer, (), False, kept, None, asyncio.Event())
     generator = torch.Generator().manual_seed(0)
     rows = [torch.randn(1, 100, generator=generator) for _ in range(50)]
@@ -103,8 +103,8 @@ def test_an_answer_that_nobody_takes_keeps_no_whole_rows_of_log_probabilities():
     assert not kept._rows
     for number, (row, told) in enumerate(zip(rows, choice.take().tokens, strict=True)):
         expected = row[0].log_softmax(dim=-1)
-        assert told.logprob == pytest.approx(float(expected[number]))
-        assert [token for token, _ in told.top] == [f"{token} " for token in expected.topk(2).indices.tolist()]
+        assert (told.token.text, told.token.logprob) == (f"{number} ", pytest.approx(float(expected[number])))
+        assert [token.text for token in told.top] == [f"{token} " for token in expected.topk(2).indices.tolist()]
 
 
 def test_an_answer_that_cannot_be_decoded_fails_alone():

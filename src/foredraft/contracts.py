@@ -189,7 +189,7 @@ class Verdict:
     at: int  # absolute position of the root
     top_rows: IntArray | None = None  # int32[S], rows (0 is the root, i + 1 is node i) with top tokens, if needed
     top_tokens: IntArray | None = None  # int32[S, K], the target's most probable tokens after each of these rows
-    top_probabilities: FloatArray | None = None  # float32[S, K], at temperature 1, descending, within 3 %; exact after compiled passes
+    top_probabilities: FloatArray | None = None  # float32[S, K], at temperature 1, descending, within 3 % or exact
     hidden: "torch.Tensor | None" = None  # float[R, D], if needed
 
     @property
