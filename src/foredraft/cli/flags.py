@@ -110,7 +110,7 @@ def class_body(module: str, kind: str) -> tuple[list[ast.stmt], list[str]]:
 def options_in_source(module: str, kind: str) -> dict[str, dict[str, Any]]:
     """Return the fields of dataclass `kind` in `module`, and of its bases there, by name; empty without source.
 
-    Each has `name`, `type`, `description`, which is the comments above and behind it, and `default` unless it is
+    Each has `name`, `type`, `description`, which is the comments above and after it, and `default` unless it is
     required; a default that is not a literal is its source text.
     """
     lines, (body, bases) = source_of(module).splitlines(), class_body(module, kind)

@@ -1,6 +1,6 @@
 """Drafts from an expected text, such as a file to be edited (OpenAI's `prediction`), added to another drafter's drafts.
 
-After a deviation from the expected text, drafting resumes behind the edit. The output is the target's in any case. Does
+After a deviation from the expected text, drafting resumes after the edit. The output is the target's in any case. Does
 not depend on text or models.
 """
 

@@ -137,8 +137,10 @@ class Batch:
         start = perf_counter_ns()
         self._resume()
         running = [run for run in self._runs if not _is_suspended(run)]
-        verifications = self._verifications([run for run in running if not _waiting(run)])
-        pieces = self._pieces([run for run in running if _waiting(run)], verifications)
+        filling = [run for run in running if _waiting(run)]
+        room = self._target.most_rows - (_PIECE if filling else 0)
+        verifications = self._verifications([run for run in running if not _waiting(run)], room)
+        pieces = self._pieces(filling, verifications)
         parts = [part for part in verifications + pieces if self._has_room(part)]
         passed = perf_counter_ns()
         layouts, caches = [part.layout for part in parts], [part.run.seq.cache for part in parts]
@@ -174,13 +176,12 @@ class Batch:
             self.leave(run)
         return advanced + [run for run in ended if run not in advanced]
 
-    def _verifications(self, runs: list[Run]) -> list[_Part]:
-        """Return the verifications of the next pass: for each run its root and the drafted nodes.
+    def _verifications(self, runs: list[Run], room: int) -> list[_Part]:
+        """Return the verifications of the next pass, `room` rows if possible: each run's root and its drafted nodes.
 
         A run whose draft is not a tree of tokens has failed, and has none.
         """
         drafts, budgets, times, lanes = list[Draft](), list[Budget](), list[int](), len(runs)
-        room = self._target.most_rows - (_PIECE if lanes < len(self._runs) else 0)  # others may wait for prefill
         for run in list(runs):
             start, depth = perf_counter_ns(), run.seq.useful_depth
             budget = self._control.budget(depth, lanes) if run.shared else run.control.budget(depth)
@@ -227,12 +228,16 @@ class Batch:
     def _has_room(self, part: _Part) -> bool:
         """Reserve a sequence's rows of the pass and return whether there is room.
 
-        Without room it is suspended until another one leaves; a text that is alone ends.
+        Without room for a draft only the root is verified. Without any it is suspended until another one leaves; a text
+        that is alone ends.
         """
         run = part.run
         try:
             self._target.reserve(run.seq.cache, part.layout)
         except OutOfMemoryError as error:
+            if len(part.draft):
+                part.draft, part.layout = EMPTY_DRAFT, lay_out_text(part.layout.token_ids[:1], part.layout.at)
+                return self._has_room(part)
             if any(each is not run and not _is_suspended(each) for each in self._runs):
                 cache, run.seq.cache = run.seq.cache, None
                 self._close(cache)

@@ -16,6 +16,7 @@ from foredraft.model.kv_cache import kept_rows, move_rows, whole_blocks
 
 MOST_SLOTS = 2**20  # compiled forwards take no more
 _LEAST_SHARED = 16  # tokens; a shorter common prefix is computed as fast as it is copied
+_PASS = 64  # free slots after a prompt that is reused at least, as many as drafts have nodes by default
 
 
 class Lease:
@@ -83,11 +84,11 @@ class Arena:
                 shared, source = common, lease
         capacity = min(whole_blocks(max(capacity, len(token_ids))), self.most_slots)
         if source is not None and source.idle and shared == source.length:  # nothing to copy
-            source.idle = False
+            needed, source.idle = min(len(token_ids) + _PASS, self.most_slots), False
             try:
-                if source.capacity < capacity:
-                    self.move(source, capacity)
-            except OutOfMemoryError:
+                if source.capacity < needed:
+                    self.move(source, needed)
+            except BaseException:
                 source.idle = True
                 raise
             return source
@@ -118,14 +119,17 @@ class Arena:
         capacity = whole_blocks(needed + needed // 4)
         if self._extend(lease, capacity):
             return
-        try:
-            start = self._place(capacity)
-        except OutOfMemoryError:
+        start = self._gap(self._leases, capacity)
+        if start is None:  # rather a smaller lease than to evict others
             capacity = max(needed, min(whole_blocks(needed), self.most_slots))
             if self._extend(lease, capacity):
                 return
-            start = self._place(capacity, moved=lease)
-        self._copy(lease.start, start, lease.length)
+            try:
+                start = self._place(capacity)
+            except OutOfMemoryError:
+                start = self._place(capacity, moved=lease)
+        if start != lease.start:
+            self._copy(lease.start, start, lease.length)
         lease.start, lease.capacity = start, capacity
 
     def _extend(self, lease: Lease, capacity: int) -> bool:

@@ -22,7 +22,7 @@ from foredraft.model.position_attention import attend_by_position, near_slots
 from foredraft.sampling.logits import TOP, top_on_device
 
 COLUMNS = 256  # maximum number of held rows and rows of a pass together: the width of the ancestor mask; chosen
-_TRACED_ROWS = 4  # chosen: unlike the other sizes, lest the exporter take them for one
+_TRACED_ROWS = 4  # chosen: unlike the other sizes, so that the exporter tells them apart
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # that our attention takes
 
 Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

@@ -12,6 +12,7 @@ import numpy as np
 from foredraft.contracts import NO_BUDGET, Budget, Draft, Drafter, Drafting, SequenceView, TokenIds, Verification
 from foredraft.control import FixedControl
 from foredraft.drafters.none import NoDrafter
+from foredraft.engine.step import step
 from foredraft.graph.layout import lay_out_text
 from foredraft.graph.tree import depths
 from foredraft.sampling import Probabilities, SamplingOptions
@@ -54,10 +55,10 @@ def proposals_are_valid_trees(make: MakeDrafter) -> None:
 def proposals_stay_within_the_budget(make: MakeDrafter) -> None:
     """A draft has at most `budget.nodes` nodes, none deeper than `budget.depth`; if either is 0, it is empty."""
     for nodes, depth in ((0, 0), (0, 8), (8, 0), (1, 1), (1, 9), (3, 2), (7, 7), (20, 3), (64, 64)):
-        for step in _steps(make(), _Limited(Budget(nodes, depth))):
-            drafted, deepest, must = len(step.draft), _depth(step.draft), f"Proposals must stay within {step.budget}"
-            _require(drafted <= step.budget.nodes, f"{must}; this one has {drafted} nodes.")
-            _require(deepest <= step.budget.depth, f"{must}; this one is {deepest} deep.")
+        for each in _steps(make(), _Limited(Budget(nodes, depth))):
+            drafted, deepest, must = len(each.draft), _depth(each.draft), f"Proposals must stay within {each.budget}"
+            _require(drafted <= each.budget.nodes, f"{must}; this one has {drafted} nodes.")
+            _require(deepest <= each.budget.depth, f"{must}; this one is {deepest} deep.")
 
 
 def steps_not_shown_change_no_draft(make: MakeDrafter) -> None:
@@ -101,14 +102,15 @@ def budget_more_is_obeyed(make: MakeDrafter) -> None:
 
 def a_draft_may_be_dropped(make: MakeDrafter) -> None:
     """`propose` is called again for the same view if its draft was not verified; decoding continues afterwards."""
-    recorder = Recorder(make())
-    run = begun(recorder, _PROMPT)
+    run = begun(make(), _PROMPT)
     run.prefill()
-    for _ in range(3):
+    while run.seq.finish is None:
         with _must("propose must be callable again for the same view"):
-            draft = run.drafting.propose(run.seq.view(), Budget(8, 8))
-            draft.check(VOCABULARY)
-    run.drafting.close()
+            run.drafting.propose(run.seq.view(), Budget(8, 8)).check(VOCABULARY)
+        step(run)
+    run.close()
+    same = np.array_equal(run.seq.emitted, ToyTarget().greedy(_PROMPT, NEW_TOKENS))
+    _require(same, "The text must be that of plain decoding also after drafts were dropped.")
 
 
 def the_view_is_left_as_it_was(make: MakeDrafter) -> None:

@@ -26,7 +26,14 @@ from foredraft.atomic_file import TEMPORARY_SUFFIX, place_file
 from foredraft.contracts import CostCurve
 from foredraft.errors import ForedraftError, ForedraftWarning, UsageError, told
 from foredraft.model.compiled.blocks import QuantisedRows, product_bytes, quantised_weights
-from foredraft.model.compiled.export import CONTEXT, Subject, compiled_attention, merge_products, precise_logits
+from foredraft.model.compiled.export import (
+    CONTEXT,
+    FunctionalForward,
+    Subject,
+    compiled_attention,
+    merge_products,
+    precise_logits,
+)
 from foredraft.model.compiled.kernels import block_kernel, own_kernels
 from foredraft.model.compiled.library import CompiledLibrary, can_load, return_memory, weights_apart, weights_beside
 from foredraft.model.compiled.package import (
@@ -250,10 +257,10 @@ def _timed(
 ) -> dict[str, CostCurve]:
     """Return the least time of passes, by number of rows, of the uncompiled model and of each package."""
     seconds: dict[str, dict[int, float]] = {name: {} for name in (EAGER, *loaded)}
-    buffers = subject.buffers()
+    buffers, uncompiled = subject.buffers(), FunctionalForward(subject.model).eval()
     for rows in _TIMED_ROWS:
         token_ids = np.zeros(rows, np.int64)
-        eager = partial(subject.forward, *subject.arguments(token_ids, ranges=False), *buffers)
+        eager = partial(uncompiled, *subject.arguments(token_ids, ranges=False), *buffers)
         passes: dict[str, Callable[[], Any]] = {EAGER: eager}
         for each in packages:
             if each.takes(rows):

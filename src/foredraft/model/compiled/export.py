@@ -92,7 +92,10 @@ class FunctionalForward(nn.Module):
         logits, hidden = output.logits[0], states[0][0]
         if scored is not None and not options:
             logits, hidden = logits[scored], hidden[scored]
-        return (logits, hidden, block_maxima(logits), logits.logsumexp(-1)) if self._summarises else (logits, hidden)
+        if not self._summarises:
+            return logits, hidden
+        logits = logits.float()
+        return logits, hidden, block_maxima(logits), logits.logsumexp(-1)
 
 
 class _BufferLayer(TreeLayer):
@@ -147,7 +150,7 @@ class Subject:
         if most_rows > least_rows:
             rows = torch.export.Dim("rows", min=least_rows, max=most_rows)
             scored = torch.export.Dim("scored", min=2, max=most_rows)
-        # the exporter wants room behind the slots in use; where there is none, the code runs as well
+        # the exporter wants room after the slots in use; without any the code runs too
         windows = range(len(self.forward.windows))
         visible = [torch.export.Dim(f"visible{window}", min=2, max=2**20 - 1) for window in windows]
         capacity = [torch.export.Dim(f"capacity{window}", min=3, max=2**20) for window in windows]
@@ -158,7 +161,7 @@ class Subject:
 
     def buffers(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Return the keys and the values of every layer, with room for the most rows after some context."""
-        # windows differ in what is allocated, lest the exporter take them for one
+        # windows differ in what is allocated, so that the exporter tells them apart
         keys = [
             torch.zeros(1, heads, CONTEXT + MOST_ROWS + 56 + 8 * window, size, dtype=self.dtype)
             for (heads, size), window in zip(self.shapes, self.forward.window_of, strict=True)
