@@ -71,3 +71,30 @@ def converse(browser, address, message, tokens):
     if PICTURE in os.environ:
         browser.set_window_size(900, 1100)
         browser.save_screenshot(os.environ[PICTURE])
+
+
+def test_a_new_chat_ends_the_answer_that_is_being_written(browser):
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    generator = load(TOY, method="auto", speculative_config={"table": "none"}, compile=False, dtype="float32")
+    listening = Listening(Service(generator, "toy", {"table": "none"}), port=0)
+    thread = threading.Thread(target=listening.run)
+    thread.start()
+    try:
+        browser.get(listening.address)
+        WebDriverWait(browser, 20).until(lambda page: page.find_elements("css selector", "#method option"))
+        browser.execute_script("document.getElementById('tokens').value = 1000")
+        browser.switch_to.active_element.send_keys("Count to a thousand.", Keys.ENTER)
+        WebDriverWait(browser, 20).until(lambda page: page.find_elements("css selector", ".turn .text"))
+        browser.find_element(By.ID, "new").click()
+        WebDriverWait(browser, 20).until(lambda page: page.find_element(By.ID, "send").is_enabled())
+        assert not browser.find_elements("css selector", ".turn")
+        browser.execute_script("document.getElementById('tokens').value = 5")
+        browser.switch_to.active_element.send_keys("Hello", Keys.ENTER)
+        WebDriverWait(browser, 20).until(lambda page: page.find_elements("css selector", ".facts"))
+        assert browser.find_element("css selector", ".turn.user .text").text == "Hello"
+    finally:
+        listening.stop()
+        thread.join()
