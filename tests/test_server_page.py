@@ -38,24 +38,27 @@ def browser(tmp_path):
     driver.quit()
 
 
-def test_a_message_is_answered_and_compared(browser):
+@pytest.fixture(scope="module")
+def address():
     generator = load(TOY, method="auto", speculative_config={"table": "none"}, compile=False, dtype="float32")
     listening = Listening(Service(generator, "toy", {"table": "none"}), port=0)
     thread = threading.Thread(target=listening.run)
     thread.start()
-    try:
-        converse(browser, listening.address, "Write a function that adds the numbers of a list.", tokens=120)
-        assert "the texts are the same" in browser.find_element("css selector", ".verdict").text
-        assert browser.find_elements("css selector", ".text .drafted")
-        assert "auto" in browser.find_element("css selector", ".legend").text
-        assert "tokens a pass" in browser.find_element("css selector", ".facts").text
-        width = browser.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
-        assert width[0] <= width[1]  # nothing is cut off on a narrow screen
-        errors = [entry for entry in browser.get_log("browser") if "favicon" not in entry["message"]]
-        assert errors == []
-    finally:
-        listening.stop()
-        thread.join()
+    yield listening.address
+    listening.stop()
+    thread.join()
+
+
+def test_a_message_is_answered_and_compared(browser, address):
+    converse(browser, address, "Write a function that adds the numbers of a list.", tokens=120)
+    assert "the texts are the same" in browser.find_element("css selector", ".verdict").text
+    assert browser.find_elements("css selector", ".text .drafted")
+    assert "auto" in browser.find_element("css selector", ".legend").text
+    assert "tokens a pass" in browser.find_element("css selector", ".facts").text
+    width = browser.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
+    assert width[0] <= width[1]  # nothing is cut off on a narrow screen
+    errors = [entry for entry in browser.get_log("browser") if "favicon" not in entry["message"]]
+    assert errors == []
 
 
 def converse(browser, address, message, tokens):
@@ -73,28 +76,20 @@ def converse(browser, address, message, tokens):
         browser.save_screenshot(os.environ[PICTURE])
 
 
-def test_a_new_chat_ends_the_answer_that_is_being_written(browser):
+def test_a_new_chat_ends_the_answer_that_is_being_written(browser, address):
     from selenium.webdriver.common.by import By
     from selenium.webdriver.common.keys import Keys
     from selenium.webdriver.support.ui import WebDriverWait
 
-    generator = load(TOY, method="auto", speculative_config={"table": "none"}, compile=False, dtype="float32")
-    listening = Listening(Service(generator, "toy", {"table": "none"}), port=0)
-    thread = threading.Thread(target=listening.run)
-    thread.start()
-    try:
-        browser.get(listening.address)
-        WebDriverWait(browser, 20).until(lambda page: page.find_elements("css selector", "#method option"))
-        browser.execute_script("document.getElementById('tokens').value = 1000")
-        browser.switch_to.active_element.send_keys("Count to a thousand.", Keys.ENTER)
-        WebDriverWait(browser, 20).until(lambda page: page.find_elements("css selector", ".turn .text"))
-        browser.find_element(By.ID, "new").click()
-        WebDriverWait(browser, 20).until(lambda page: page.find_element(By.ID, "send").is_enabled())
-        assert not browser.find_elements("css selector", ".turn")
-        browser.execute_script("document.getElementById('tokens').value = 5")
-        browser.switch_to.active_element.send_keys("Hello", Keys.ENTER)
-        WebDriverWait(browser, 20).until(lambda page: page.find_elements("css selector", ".facts"))
-        assert browser.find_element("css selector", ".turn.user .text").text == "Hello"
-    finally:
-        listening.stop()
-        thread.join()
+    browser.get(address)
+    WebDriverWait(browser, 20).until(lambda page: page.find_elements("css selector", "#method option"))
+    browser.execute_script("document.getElementById('tokens').value = 1000")
+    browser.switch_to.active_element.send_keys("Count to a thousand.", Keys.ENTER)
+    WebDriverWait(browser, 20).until(lambda page: page.find_elements("css selector", ".turn .text"))
+    browser.find_element(By.ID, "new").click()
+    WebDriverWait(browser, 20).until(lambda page: page.find_element(By.ID, "send").is_enabled())
+    assert not browser.find_elements("css selector", ".turn")
+    browser.execute_script("document.getElementById('tokens').value = 5")
+    browser.switch_to.active_element.send_keys("Hello", Keys.ENTER)
+    WebDriverWait(browser, 20).until(lambda page: page.find_elements("css selector", ".facts"))
+    assert browser.find_element("css selector", ".turn.user .text").text == "Hello"
