@@ -4,6 +4,7 @@ Data flows one way: ids, draft, layout, forward, verify, commit; only `observe` 
 model, text, file or drafter.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
@@ -67,7 +68,7 @@ class Draft:
         for name, array, dtype in (("score", self.score, np.float32), ("source", self.source, np.uint8)):
             if array is not None and (array.dtype != dtype or array.shape != self.tokens.shape):
                 raise ValueError(f"{name} must be {dtype.__name__}[{nodes}], not {array.dtype}{list(array.shape)}.")
-        if self.score is not None and not np.isfinite(self.score).all():
+        if self.score is not None and not math.isfinite(self.score.sum(dtype=np.float64)):
             raise ValueError("score must be finite.")
         if self.source is not None and nodes and (named := int(self.source.max())) >= sources:
             raise ValueError(f"The draft names source {named}; the drafter has {sources} source names.")
