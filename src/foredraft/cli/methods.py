@@ -6,6 +6,7 @@ Includes third-party methods. Does not depend on any method.
 import ast
 import json
 import sys
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -39,7 +40,7 @@ def methods(
     if name is not None:
         kind = "control" if controls else "method"
         check_known(name, names, f"There is no {kind}", f"{kind.capitalize()}s are")
-    found = [_control(each) if controls else _method(each) for each in (names if name is None else [name])]
+    found = entries(names if name is None else [name], controls=controls)
     if as_json:
         show_json(found)
         return
@@ -53,6 +54,11 @@ def methods(
             rows.append((each["name"], default, each["type"], each["description"]))
         show_table(("option", "default", "type", "description"), rows)
     typer.echo(_CONTROL_USAGE if controls else _METHOD_USAGE)
+
+
+def entries(names: Sequence[str], *, controls: bool) -> list[dict[str, Any]]:
+    """Describe methods or controls, for JSON: name, whether it is the default, summary, more about it, and options."""
+    return [_control(each) if controls else _method(each) for each in names]
 
 
 def _control(name: str) -> dict[str, Any]:
