@@ -287,6 +287,45 @@ def test_texts_that_wait_for_a_prefix_may_be_too_long_or_leave(compiled):
     assert emitted(follower) == alone(compiled, prompt[:400], SamplingOptions(), 5)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_texts_that_come_and_go_in_little_memory_are_the_same(compiled, seed):
+    """Prompts that share beginnings, of two owners, at random steps; some leave, and there is seldom room for all."""
+    slots, rng = 2 * 2 * 2 * 16 * compiled.dtype.itemsize, np.random.default_rng(seed)
+    writers = [generator(compiled, "prompt_lookup", nodes=nodes) for nodes in (0, 3, 12)] + [
+        generator(compiled, "auto")
+    ]
+    batch, stem = writers[0].batch(1800 * slots), rng.integers(0, VOCABULARY, 500)
+    waiting, running, ended, leaving = [], {}, [], 4
+    for number in range(16):
+        prompt = np.append(stem[: rng.integers(1, 500)], rng.integers(0, VOCABULARY, rng.integers(1, 40)))
+        sampling = SamplingOptions() if number % 2 else SamplingOptions(True, temperature=0.4, seed=number)
+        waiting.append((prompt, sampling, int(rng.integers(1, 1000))))
+    steps = suspended = 0
+    while waiting or len(batch):
+        steps += 1
+        suspended += any(run.seq.cache is None for run in running)
+        assert steps < 20_000, "no text goes on"
+        if waiting and (rng.random() < 0.5 or not len(batch)):
+            run = writers[rng.integers(4)].begin(waiting[0][0], waiting[0][1], max_new_tokens=waiting[0][2])
+            run.owner = f"owner {rng.integers(2)}"
+            try:
+                batch.join(run)
+                running[run] = waiting.pop(0)
+            except OutOfMemoryError:
+                assert len(batch), "there is room for one"
+        if running and leaving and rng.random() < 0.02:
+            gone, leaving = list(running)[rng.integers(len(running))], leaving - 1
+            batch.leave(gone)
+            del running[gone]
+        ended += [(run, running.pop(run)) for run in batch.step() if run.ended]
+    assert not running
+    assert len(ended) == 12
+    assert suspended > 0
+    for run, (prompt, sampling, count) in ended:
+        assert (run.failure, run.seq.finish) == (None, "length")
+        assert emitted(run) == alone(compiled, prompt, sampling, count)
+
+
 def test_owners_share_no_prefix(compiled):
     writer, prompt = generator(compiled, "none"), np.arange(300) % 89
     batch = writer.batch()
