@@ -99,6 +99,34 @@ def test_texts_written_one_by_one_are_the_same(compiled):
     assert [emitted(lane) for lane in lanes] == [alone(target, *each) for each in given]
 
 
+def test_a_pass_that_finds_no_memory_ends_its_text_alone(compiled, monkeypatch):
+    """Of a target that runs a pass for each sequence: one fails in its prompt, one after some tokens."""
+    target = TorchTarget(compiled.model)
+    writer = generator(target, "none")
+    batch, given = writer.batch(), [(np.arange(20) + number, SamplingOptions(), 30) for number in range(3)]
+    lanes = [batch.join(writer.begin(prompt, how, max_new_tokens=count)) for prompt, how, count in given]
+
+    def full(layout, cache, limit):
+        if any(cache is lane.seq.cache and layout.at >= limit[number] for number, lane in enumerate(lanes[:2])):
+            raise OutOfMemoryError("There is no memory.")
+
+    for name in ("forward", "run"):
+        theirs = getattr(target, name)
+
+        def limited(layout, cache, theirs=theirs, **options):
+            full(layout, cache, (0, 30))
+            return theirs(layout, cache, **options)
+
+        monkeypatch.setattr(target, name, limited)
+    while len(batch):
+        batch.step()
+    monkeypatch.undo()
+    assert isinstance(lanes[0].failure, OutOfMemoryError)
+    expected = [alone(target, *each) for each in given]
+    assert (lanes[1].seq.finish, emitted(lanes[1])) == ("memory", expected[1][: len(emitted(lanes[1]))])
+    assert (lanes[2].seq.finish, emitted(lanes[2])) == ("length", expected[2])
+
+
 def test_texts_that_leave_do_not_disturb_the_others(compiled):
     given, writer = texts(9, seed=7), generator(compiled, "prompt_lookup", nodes=3)
     batch = writer.batch()

@@ -150,6 +150,9 @@ class Batch:
         advanced, shared, drafting = [], [], 0  # verdicts and nanoseconds of drafting under the batch's control
         for part, own in zip(parts, scores, strict=True):
             run = part.run
+            if isinstance(own, OutOfMemoryError):
+                _end(run, own)
+                continue
             if part.budget is None or own is None:
                 run.seq.cache.commit(range(part.layout.rows))
                 self._changed = True
@@ -242,12 +245,18 @@ class Batch:
                 cache, run.seq.cache = run.seq.cache, None
                 self._close(cache)
                 self._changed = True  # others may have waited for its prompt
-            elif len(run.seq.emitted):
-                run.seq.finish = "memory"
             else:
-                run.failure = error
+                _end(run, error)
             return False
         return True
+
+
+def _end(run: Run, error: OutOfMemoryError) -> None:
+    """End a text that finds no memory: with what is written, or as failed if that is nothing."""
+    if len(run.seq.emitted):
+        run.seq.finish = "memory"
+    else:
+        run.failure = error
 
 
 def _is_suspended(run: Run) -> bool:

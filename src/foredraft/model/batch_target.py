@@ -12,12 +12,16 @@ import numpy as np
 import torch
 
 from foredraft.contracts import Scores, TokenIds
+from foredraft.errors import OutOfMemoryError
 from foredraft.graph.layout import Layout
 from foredraft.model.arena import MOST_SLOTS, Arena, Lease
 from foredraft.model.compiled.library import CompiledLibrary
 from foredraft.model.compiled.package import MOST_ROWS, CompiledForward
 from foredraft.model.mask import joined_mask
 from foredraft.model.target import PREFILL_ROWS, TorchTarget, scores_of_pass
+
+Result = Scores | OutOfMemoryError | None
+"""Of one sequence's rows in a pass: None if they are not scored, an error if its pass found no memory."""
 
 
 class SequentialBatch:
@@ -41,14 +45,17 @@ class SequentialBatch:
 
     def forward(
         self, layouts: Sequence[Layout], caches: Sequence[Any], scored: Sequence[bool], *, hidden: bool = False
-    ) -> list[Scores | None]:
-        found: list[Scores | None] = []
+    ) -> list[Result]:
+        found: list[Result] = []
         for layout, cache, wanted in zip(layouts, caches, scored, strict=True):
-            if wanted:
-                found.append(self._target.forward(layout, cache, hidden=hidden))
-            else:
-                self._target.run(layout, cache)
-                found.append(None)
+            try:
+                if wanted:
+                    found.append(self._target.forward(layout, cache, hidden=hidden))
+                else:
+                    self._target.run(layout, cache)
+                    found.append(None)
+            except OutOfMemoryError as error:
+                found.append(error)
         return found
 
 
@@ -81,7 +88,7 @@ class JointBatch:
     @torch.inference_mode()
     def forward(
         self, layouts: Sequence[Layout], caches: Sequence[Lease], scored: Sequence[bool], *, hidden: bool = False
-    ) -> list[Scores | None]:
+    ) -> list[Result]:
         rows = [layout.rows for layout in layouts]
         which = np.flatnonzero(np.repeat(scored, rows)) if any(scored) else np.zeros(1, np.int64)
         starts, committed = np.array([(cache.start, cache.length) for cache in caches], np.int64).T
@@ -97,7 +104,7 @@ class JointBatch:
         package = _batch_package(self._compiled, sum(rows))
         assert package is not None, "`batch_target` has checked it"
         results = package.run([*arguments, *self._arena.buffers])
-        found: list[Scores | None] = []
+        found: list[Result] = []
         start = 0
         for count, wanted in zip(rows, scored, strict=True):
             own = [each[start : start + count] for each in results] if wanted else []
