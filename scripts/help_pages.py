@@ -17,7 +17,7 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parent.parent
 PAGES = REPOSITORY / "docs" / "reference"
 WIDTH = 100
-PAGE_WIDTH = 150  # of lines of Markdown
+PAGE_WIDTH = 150  # characters of a line; lines of Markdown have 160 at most
 
 HEAD = """# Commands
 

@@ -127,6 +127,15 @@ def test_a_pass_that_finds_no_memory_ends_its_text_alone(compiled, monkeypatch):
     assert (lanes[2].seq.finish, emitted(lanes[2])) == ("length", expected[2])
 
 
+def test_a_text_of_no_tokens_ends_without_any(compiled):
+    writer = generator(compiled, "none")
+    batch = writer.batch()
+    lanes = [batch.join(writer.begin(np.arange(1), SamplingOptions(), max_new_tokens=count)) for count in (0, 4)]
+    while len(batch):
+        batch.step()
+    assert [(lane.seq.finish, len(emitted(lane))) for lane in lanes] == [("length", 0), ("length", 4)]
+
+
 def test_texts_that_leave_do_not_disturb_the_others(compiled):
     given, writer = texts(9, seed=7), generator(compiled, "prompt_lookup", nodes=3)
     batch = writer.batch()

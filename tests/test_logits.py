@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from foredraft.contracts import TOP
 from foredraft.sampling.logits import (
-    TOP,
     block_maxima,
     largest_of_row,
     rough_sum,

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import naive.index_blend
+from foredraft.contracts import TOP
 from foredraft.errors import StoreError
 from foredraft.index.own_words import (
-    TOP,
     context_key,
     empty_words,
     enlarged,

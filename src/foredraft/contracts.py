@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # the records name tensors, but drafting needs no torch
 TokenIds = npt.NDArray[np.int64]
 
 Verification = Literal["matched", "rejection"]  # the text equals plain decoding's, or only its distribution does
+TOP = 8  # most probable tokens of the target that are found after a row of a pass, as many as Token Recycling stores
 Chooser = Callable[[int, Sequence[int]], int]
 """Returns the target's token after a row, given the tokens emitted before it in this step; called once for each row on
 the accepted path."""

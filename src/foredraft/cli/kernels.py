@@ -69,10 +69,9 @@ def compile_steps(dtype: str) -> None:
     import numpy as np
     import torch
 
-    from foredraft.contracts import CostCurve, Scores
+    from foredraft.contracts import TOP, CostCurve, Scores
     from foredraft.control import MeasuredControl
     from foredraft.drafters import Resources, make_drafter
-    from foredraft.index.own_words import TOP
     from foredraft.sampling import SamplingOptions
     from foredraft.sampling.logits import block_maxima, top_by_blocks
     from foredraft.testing import ToyTarget

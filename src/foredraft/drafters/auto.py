@@ -17,6 +17,7 @@ import numpy as np
 from foredraft.contracts import (
     EMPTY_DRAFT,
     NO_BUDGET,
+    TOP,
     Budget,
     Draft,
     DraftContext,
@@ -35,7 +36,6 @@ from foredraft.index.blend import NO_TOP_TOKENS, Noise, Rates, TopTokens, advanc
 from foredraft.index.library import NOTHING_TO_SAVE, Library, open_library
 from foredraft.index.own_words import (
     NO_WORDS,
-    TOP,
     OwnWords,
     empty_words,
     enlarged,

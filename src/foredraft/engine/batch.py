@@ -136,7 +136,7 @@ class Batch:
         """
         start = perf_counter_ns()
         self._resume()
-        running = [run for run in self._runs if not _is_suspended(run)]
+        running = [run for run in self._runs if not run.ended and not _is_suspended(run)]
         filling = [run for run in running if _waiting(run)]
         room = self._target.most_rows - (_PIECE if filling else 0)
         verifications = self._verifications([run for run in running if not _waiting(run)], room)
@@ -179,13 +179,14 @@ class Batch:
             self.leave(run)
         return advanced + [run for run in ended if run not in advanced]
 
-    def _verifications(self, runs: list[Run], room: int) -> list[_Part]:
+    def _verifications(self, ready: list[Run], room: int) -> list[_Part]:
         """Return the verifications of the next pass, `room` rows if possible: each run's root and its drafted nodes.
 
         A run whose draft is not a tree of tokens has failed, and has none.
         """
-        drafts, budgets, times, lanes = list[Draft](), list[Budget](), list[int](), len(runs)
-        for run in list(runs):
+        runs, drafts, budgets, times = list[Run](), list[Draft](), list[Budget](), list[int]()
+        lanes = len(ready)
+        for run in ready:
             start, depth = perf_counter_ns(), run.seq.useful_depth
             budget = self._control.budget(depth, lanes) if run.shared else run.control.budget(depth)
             most = min(run.context.max_nodes, max(room // lanes - 1, 0))
@@ -195,8 +196,8 @@ class Batch:
                 draft = draft if run.shared else run.control.trim(draft, budget)
             except ValueError as error:
                 run.failure = error
-                runs.remove(run)
                 continue
+            runs.append(run)
             drafts.append(draft)
             budgets.append(budget)
             times.append(perf_counter_ns() - start)

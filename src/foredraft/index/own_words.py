@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
+from foredraft.contracts import TOP
 from foredraft.errors import StoreError
 from foredraft.graph.tree import I64, U8, FloatArray, IntArray
 from foredraft.index.storage import check_fit, open_store, write_store
 from foredraft.index.trigram import FULL_PROBABILITY, TableArrays
 
-TOP = 8  # tokens stored per distribution, as in Token Recycling
 # contexts stored, at 52 bytes each: room at first (2^14 take as long), and at most; then those learned longest ago are
 # replaced; chosen
 _FIRST_SLOTS, MOST_SLOTS = 1 << 16, 1 << 20

@@ -10,8 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from foredraft.contracts import TOP
 from foredraft.graph.tree import F64, I64, U8, FloatArray, IntArray
-from foredraft.index.own_words import NO_TOKEN, TOP, OwnWords, context_key, find, int64
+from foredraft.index.own_words import NO_TOKEN, OwnWords, context_key, find, int64
 from foredraft.index.recent_text import RecentText, newest_place
 
 SOURCES = 7

@@ -16,7 +16,7 @@ from foredraft.model.kv_cache import kept_rows, move_rows, whole_blocks
 
 MOST_SLOTS = 2**20  # compiled forwards take no more
 _LEAST_SHARED = 16  # tokens; a shorter common prefix is computed as fast as it is copied
-_PASS = 64  # free slots after a prompt that is reused at least, as many as drafts have nodes by default
+_PASS = 64  # least free slots after a prompt that is reused: as many as drafts have nodes by default
 
 
 class Lease:

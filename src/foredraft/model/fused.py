@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from foredraft.contracts import TOP
 from foredraft.errors import ForedraftWarning, told
 from foredraft.model.compiled.export import FunctionalForward, compiled_attention, merge_products
 from foredraft.model.mask import slot_mask
 from foredraft.model.position_attention import attend_by_position, near_slots
-from foredraft.sampling.logits import TOP, top_on_device
+from foredraft.sampling.logits import top_on_device
 
 COLUMNS = 256  # maximum number of held rows and rows of a pass together: the width of the ancestor mask; chosen
 _TRACED_ROWS = 4  # chosen: unlike the other sizes, so that the exporter tells them apart

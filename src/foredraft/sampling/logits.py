@@ -12,12 +12,12 @@ import numpy.typing as npt
 import torch
 from numba import njit
 
+from foredraft.contracts import TOP
 from foredraft.graph.tree import FloatArray, IntArray
 
 Words = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 """Bits of logits: uint32 for float32; uint16 for bfloat16, which is the upper half of a float32."""
 
-TOP = 8  # most probable tokens that are found after every row of a pass, as many as `auto` reads
 _BLOCK = 64  # logits of a block, of which only the maximum is compared first; chosen
 _LINE = np.float32(127 - 0.0436775)  # float32's exponent bias, minus the shift that balances the errors of `rough_sum`
 
@@ -65,7 +65,7 @@ def top_on_device(logits: torch.Tensor, k: int) -> torch.Tensor:
     tokens = torch.arange(width, device=logits.device).expand_as(logits)
     if width > k * _BLOCK:
         padded = torch.nn.functional.pad(logits, (0, -width % _BLOCK), value=-torch.inf)
-        blocks = block_maxima(logits).topk(k, dim=-1).indices
+        blocks = block_maxima(padded).topk(k, dim=-1).indices
         places = (blocks[:, :, None] * _BLOCK + torch.arange(_BLOCK, device=logits.device)).flatten(1)
         rows, tokens = padded.gather(1, places), places.clamp(max=width - 1)  # no token is beyond the last
     largest, places = rows.topk(k, dim=-1)
@@ -81,8 +81,9 @@ def top_from_bits(bits: torch.Tensor) -> tuple[IntArray, FloatArray]:
 
 def block_maxima(logits: torch.Tensor) -> torch.Tensor:
     """Return the maximum of each block of 64 logits of a row, float[R, V / 64 rounded up], from float[R, V]."""
-    padded = torch.nn.functional.pad(logits, (0, -logits.shape[1] % _BLOCK), value=-torch.inf)
-    maxima: torch.Tensor = padded.unflatten(1, (-1, _BLOCK)).amax(dim=-1)
+    if missing := -logits.shape[1] % _BLOCK:
+        logits = torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
+    maxima: torch.Tensor = logits.unflatten(1, (-1, _BLOCK)).amax(dim=-1)
     return maxima
 
 
@@ -93,12 +94,8 @@ def top_by_blocks(
 
     `maxima` is from `block_maxima`, and `totals`, float32[R], are the logarithms of the sums of exponentials.
     """
-    rows, k = len(logits), min(TOP, logits.shape[1])
-    best, tokens, probabilities = (
-        np.empty(rows, np.int32),
-        np.empty((rows, k), np.int32),
-        np.empty((rows, k), np.float32),
-    )
+    shape = len(logits), min(TOP, logits.shape[1])
+    best, tokens, probabilities = np.empty(shape[0], np.int32), np.empty(shape, np.int32), np.empty(shape, np.float32)
     _top_by_blocks(logits.numpy(), maxima.numpy(), totals.numpy(), best, tokens, probabilities)
     return best, (tokens, probabilities)
 
@@ -108,23 +105,11 @@ def _top_by_blocks(
     logits: FloatArray, maxima: FloatArray, totals: FloatArray, best: IntArray, tokens: IntArray,
     probabilities: FloatArray,
 ) -> None:  # fmt: skip
-    k = tokens.shape[1]
-    blocks, of_blocks = np.empty(k, np.int32), np.empty(k, np.float32)
     for row in range(len(logits)):
-        of_blocks[:] = -np.inf
-        usable = True
-        for block in range(maxima.shape[1]):
-            usable &= not np.isnan(maxima[row, block])
-            if maxima[row, block] > of_blocks[k - 1]:
-                _insert(blocks, of_blocks, block, maxima[row, block])
-        tokens[row], probabilities[row] = 0, -np.inf
-        for block in range(maxima.shape[1]):
-            if maxima[row, block] >= of_blocks[k - 1]:
-                for token in range(block * _BLOCK, min((block + 1) * _BLOCK, logits.shape[1])):
-                    if logits[row, token] > probabilities[row, k - 1]:
-                        _insert(tokens[row], probabilities[row], token, logits[row, token])
-        best[row] = tokens[row, 0] if usable and np.isfinite(of_blocks[0]) else -1
-        for i in range(k):
+        _largest(logits[row], maxima[row], np.float32(-np.inf), tokens[row], probabilities[row])
+        usable = np.isfinite(probabilities[row, 0]) and not has_nan(maxima[row])
+        best[row] = tokens[row, 0] if usable else -1
+        for i in range(tokens.shape[1]):
             probabilities[row, i] = np.exp(probabilities[row, i] - totals[row])
 
 
@@ -170,23 +155,28 @@ def _insert(tokens: IntArray, values: Any, token: int, value: Any) -> None:
 
 @njit(cache=True)
 def largest_of_row(row: FloatArray, tokens: IntArray, values: FloatArray) -> None:
-    """Set `tokens`, int32[k], and `values`, float32[k], to the k largest of a row, float32[V], descending.
+    """Set `tokens`, int32[k], and `values`, float32[k], to the k largest of a row, float32[V], descending."""
+    _largest(row, _block_maxima(row), np.int32(-0x80000000), tokens, values)
+
+
+@njit(cache=True)
+def _largest(row: FloatArray, maxima: Any, lowest: Any, tokens: IntArray, values: FloatArray) -> None:
+    """Do the same by the `maxima` of blocks, floats or integers in their order, none below `lowest`.
 
     Only blocks whose maximum is among the k largest maxima are read.
     """
-    k, maxima = len(tokens), _block_maxima(row)
-    of_blocks = np.full(k, np.int32(-0x80000000))
+    k = len(tokens)
+    of_blocks = np.full(k, lowest)
     for block in range(len(maxima)):
         if maxima[block] > of_blocks[k - 1]:
             _insert(tokens, of_blocks, block, maxima[block])
     least = of_blocks[k - 1]
     tokens[:], values[:] = 0, -np.inf
     for block in range(len(maxima)):
-        if maxima[block] < least:
-            continue
-        for token in range(block * _BLOCK, min((block + 1) * _BLOCK, len(row))):
-            if row[token] > values[k - 1]:
-                _insert(tokens, values, token, row[token])
+        if maxima[block] >= least:  # false for NaN
+            for token in range(block * _BLOCK, min((block + 1) * _BLOCK, len(row))):
+                if row[token] > values[k - 1]:
+                    _insert(tokens, values, token, row[token])
 
 
 @njit(cache=True)

@@ -25,7 +25,7 @@ from torch.nn.functional import linear
 
 from foredraft.model.compiled.blocks import LEAST, STRIP, layout_of
 
-LANES = 16  # numbers in the widest vector register; the size of a head must be a multiple of this
+LANES = 16  # float32 numbers in the widest vector register, of 512 bits; the size of a head must be a multiple of this
 PAIR_TRIALS = 20  # products of each kind that `pairs_are_quicker` times; chosen
 _QUERIES = 4  # query rows whose values are summed together, so that each value is read once for all of them
 _ALL_CACHES = 3  # locality of a prefetch, as GCC's __builtin_prefetch takes it; 0 is past the caches
