@@ -82,7 +82,9 @@ def test_of_a_row_that_cannot_be_used_there_is_no_best_token():
     logits[2, 70] = torch.inf
     logits[3] = -torch.inf
     logits[4, 8] = -torch.inf
-    best, (tokens, _) = top_by_blocks(logits, block_maxima(logits), logits.logsumexp(-1))
+    best, (tokens, probabilities) = top_by_blocks(logits, block_maxima(logits), logits.logsumexp(-1))
+    assert np.isnan(probabilities[:4]).all()
+    assert np.isfinite(probabilities[4:]).all()
     assert best[:4].tolist() == [-1] * 4
     assert best[4:].tolist() == logits[4:].argmax(-1).tolist()
     assert tokens.shape == (6, TOP)

@@ -92,7 +92,8 @@ def top_by_blocks(
 ) -> tuple[IntArray, tuple[IntArray, FloatArray]]:
     """Return `best` and `top` of `Scores` from logits, float32[R, V] on the CPU, that a pass has summarised.
 
-    `maxima` is from `block_maxima`, and `totals`, float32[R], are the logarithms of the sums of exponentials.
+    `maxima` is from `block_maxima`, and `totals`, float32[R], are the logarithms of the sums of exponentials. The
+    probabilities of a row that cannot be used are NaN.
     """
     shape = len(logits), min(TOP, logits.shape[1])
     best, tokens, probabilities = np.empty(shape[0], np.int32), np.empty(shape, np.int32), np.empty(shape, np.float32)
@@ -108,7 +109,10 @@ def _top_by_blocks(
     for row in range(len(logits)):
         _largest(logits[row], maxima[row], np.float32(-np.inf), tokens[row], probabilities[row])
         usable = np.isfinite(probabilities[row, 0]) and not has_nan(maxima[row])
-        best[row] = tokens[row, 0] if usable else -1
+        if not usable:
+            best[row], probabilities[row] = -1, np.nan
+            continue
+        best[row] = tokens[row, 0]
         for i in range(tokens.shape[1]):
             probabilities[row, i] = np.exp(probabilities[row, i] - totals[row])
 
