@@ -4,11 +4,13 @@ import asyncio
 import json
 import re
 import signal
+import socket
 import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from urllib.parse import urlsplit
 
 import anthropic
 import httpx
@@ -17,6 +19,7 @@ import pytest
 import torch
 
 from foredraft.api import Generator, load
+from foredraft.server import app, stores
 from foredraft.server.bodies import Speculation
 from foredraft.server.running import Listening
 from foredraft.server.service import Service
@@ -373,6 +376,18 @@ def test_bodies_that_are_no_requests(server):
     assert httpx.get(f"{server[0].address}/nowhere").status_code == 404
 
 
+def test_a_client_may_not_fill_the_disk(server, monkeypatch):
+    monkeypatch.setattr(stores, "_MOST_TOKENS", 50)
+    monkeypatch.setattr(stores, "_MOST_STORES", 1)
+    url = f"{server[0].address}/v1/stores"
+    assert httpx.post(f"{url}/small/texts", json={"texts": ["a few words"]}).status_code == 200
+    more = httpx.post(f"{url}/small/texts", json={"texts": ["words " * 60]})
+    assert (more.status_code, "the most that a client may have" in more.text) == (400, True)
+    another = httpx.post(f"{url}/another/texts", json={"texts": ["a few words"]})
+    assert (another.status_code, "There are 1 stores" in another.text) == (400, True)
+    assert httpx.delete(f"{url}/small").status_code == 200
+
+
 def test_stores_are_filled_used_and_removed(server, client, plain):
     address = server[0].address
     text = plain(max_new_tokens=60).text
@@ -437,22 +452,68 @@ def test_an_answer_that_nobody_reads_is_not_written_on(server, client):
 def test_a_client_that_goes_before_the_first_event_is_not_written_for(tmp_path):
     """By the application alone, so that the client is gone before the response begins."""
     listening = Listening(Service(load(TOY, method="none", compile=False), "toy", {}, stores=tmp_path), port=0)
+
+    async def send(_message):
+        """Nobody reads."""
+
+    ask_alone(listening, send, stays=False)
+
+
+def ask_alone(listening, send, *, stays):
+    """Ask the application itself for a stream, and check that its text is written no longer when the call returns."""
     writer = listening._service.writer
     body = {"messages": QUESTION, "max_tokens": 900, "ignore_eos": True, "stream": True}
     given = iter([{"type": "http.request", "body": json.dumps(body).encode()}])
 
     async def receive():
-        return next(given, {"type": "http.disconnect"})
+        message = next(given, None)
+        if message is None and stays:
+            await asyncio.Event().wait()
+        return message or {"type": "http.disconnect"}
 
-    async def send(_message):
-        """Nobody reads."""
-
-    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b"",
-             "asgi": {"spec_version": "2.3"}}  # fmt: skip
-    asyncio.run(listening.config.app(scope, receive, send))
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [(b"host", b"127.0.0.1")],
+             "query_string": b"", "asgi": {"spec_version": "2.3"}}  # fmt: skip
+    asyncio.run(asyncio.wait_for(listening.config.app(scope, receive, send), PATIENCE))
+    assert b'request_success_total{finished_reason="abort",model_name="toy"} 1.0' in listening._service.metrics.text()
     until(lambda: writer.running + writer.waiting == 0)
     writer.close(0.0)
     listening._socket.close()
+
+
+def test_a_client_that_stays_but_does_not_read_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(app, "_BODY_SECONDS", 0.1)
+    service = Service(load(TOY, method="none", compile=False), "toy", {}, stores=tmp_path, timeout=0.5)
+    started = []
+
+    async def send(message):
+        started.append(message["type"])
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    ask_alone(Listening(service, port=0), send, stays=True)
+    assert started == ["http.response.start", "http.response.body"]
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(server, monkeypatch):
+    monkeypatch.setattr(app, "_BODY_SECONDS", 0.3)
+    place = urlsplit(server[0].address)
+    with socket.create_connection((place.hostname, place.port), timeout=PATIENCE) as slow:
+        slow.sendall(b"POST /tokenize HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{")
+        assert slow.recv(1000).startswith(b"HTTP/1.1 408 ")
+
+
+def test_an_answer_that_takes_too_long_fails(tmp_path):
+    listening, _, thread = served(tmp_path, timeout=0.3)
+    body = {"model": "toy", "messages": QUESTION, "max_tokens": 900, "ignore_eos": True}
+    url = f"{listening.address}/v1/chat/completions"
+    late = httpx.post(url, json=body, timeout=PATIENCE)
+    assert (late.status_code, late.json()["error"]["type"]) == (504, "timeout_error")
+    streamed = httpx.post(url, json=body | {"stream": True}, timeout=PATIENCE)
+    assert streamed.status_code == 200, "the answer had begun"
+    assert json.loads(streamed.text.split("data: ")[-1])["error"]["type"] == "timeout_error"
+    until(lambda: listening._service.writer.running == 0)
+    listening.stop()
+    thread.join()
 
 
 def test_too_many_requests_are_told_to_come_back(tmp_path):

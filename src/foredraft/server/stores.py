@@ -18,6 +18,9 @@ from foredraft.index.datastore import MANIFEST, read_manifest, write_datastore
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _MOST_SEGMENTS = 8  # more are merged, because every step searches each segment (chosen)
+# of one API key; chosen
+_MOST_TOKENS = 1 << 26  # in all its stores; 400 MB of disk
+_MOST_STORES = 256
 _GONE = ".removed"
 
 
@@ -46,12 +49,22 @@ class Stores:
         return [self._described(key, name) for name in names if _NAME.fullmatch(name)]
 
     def add(self, key: str, name: str, texts: Sequence[str]) -> dict[str, Any]:
-        """Add texts to a store, created if missing, and return its description; StoreError if it cannot be written."""
+        """Add texts to a store, created if missing, and return its description.
+
+        UsageError if the key's stores would hold too much, StoreError if the store cannot be written.
+        """
         place = self._place(key, name)
-        place.parent.mkdir(parents=True, exist_ok=True)
         documents = (Document(text, len(text)) for text in texts)
         symbols = list(tokenize(documents, self._tokenizer, self._vocabulary))
-        new = not (place / MANIFEST).exists()
+        new, present = not (place / MANIFEST).exists(), self.list(key)
+        if new and len(present) >= _MOST_STORES:
+            raise UsageError(f"There are {len(present)} stores, the most that a client may have; delete some first.")
+        if (held := sum(each["tokens"] for each in present)) + sum(map(len, symbols)) > _MOST_TOKENS:
+            raise UsageError(
+                f"The stores would hold more than {_MOST_TOKENS:,} tokens, the most that a client may have; they hold "
+                f"{held:,} now. Send fewer texts, or delete a store first."
+            )
+        place.parent.mkdir(parents=True, exist_ok=True)
         with write_datastore(place, tokenizer_hash=self._hash, vocabulary=self._vocabulary, create=new) as writer:
             if symbols and not writer.holds(symbols):
                 writer.add(symbols)
