@@ -139,7 +139,7 @@ def compile_model(
         drafting = parse_method(method or BASE)
         parse_options(drafting.method, drafting.options)  # refused before the weights are loaded
         # who starts a compilation in the background compiles numba's kernels too
-        with nullcontext() if background else compiled_beside(dtype, tell):
+        with nullcontext() if background else compiled_beside(tell):
             target = TorchTarget(load_model(model, dtype, "cpu"))
         if threads is not None:
             torch.set_num_threads(threads)

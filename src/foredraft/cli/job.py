@@ -66,7 +66,7 @@ class Job:
             from foredraft.request import GenerationOptions
 
             GenerationOptions.parse(options)
-            with compiled_beside(self.dtype, tell):
+            with compiled_beside(tell):
                 generator = load(
                     self.model, method=self.method, speculative_config=config, dtype=self.dtype, device=self.device,
                     compile=False if self.eager else "auto", progress=tell,

@@ -1,6 +1,6 @@
 """Compiles the numba kernels of a first text in processes of their own, while the model is loaded.
 
-`python -m foredraft.cli.kernels PART DTYPE` is one of them; they share numba's cache on disk. This only saves time:
+`python -m foredraft.cli.kernels PART` is one of them; they share numba's cache on disk. This only saves time:
 what was not compiled is compiled when it is needed.
 """
 
@@ -17,19 +17,13 @@ _TOKENS = 24  # of an artificial text: steps with accepted, rejected and no draf
 
 
 @contextmanager
-def compiled_beside(dtype: str, tell: Callable[[float, str], None]) -> Iterator[None]:
-    """Compile beside the block, and wait at its end, unless numba's cache has kernels already.
-
-    `dtype` is of the logits; "auto" and those that round mean bfloat16.
-    """
-    from foredraft.model.rounded import KINDS
-
+def compiled_beside(tell: Callable[[float, str], None]) -> Iterator[None]:
+    """Compile beside the block, and wait at its end, unless numba's cache has kernels already."""
     folder = os.environ.get("NUMBA_CACHE_DIR")  # set by the package if the user does not
     if folder is None or any(Path(folder).rglob("*.nbi")):
         yield
         return
-    dtype = "bfloat16" if dtype in {"auto", *KINDS} else dtype
-    commands = [[sys.executable, "-m", "foredraft.cli.kernels", part, dtype] for part in PARTS]
+    commands = [[sys.executable, "-m", "foredraft.cli.kernels", part] for part in PARTS]
     nothing = subprocess.DEVNULL
     processes = [subprocess.Popen(each, stdout=nothing, stderr=nothing) for each in commands]  # noqa: S603  # our own commands
     try:
@@ -62,12 +56,11 @@ def compile_drafting() -> None:
         drafting.close()
 
 
-def compile_steps(dtype: str) -> None:
-    """Decode a greedy and a sampled text, drafted by `prompt_lookup`; `dtype` is of the artificial model's logits."""
+def compile_steps() -> None:
+    """Decode a greedy and a sampled text of an artificial model, drafted by `prompt_lookup`."""
     from dataclasses import replace
 
     import numpy as np
-    import torch
 
     from foredraft.contracts import TOP, CostCurve, Scores
     from foredraft.control import MeasuredControl
@@ -80,9 +73,9 @@ def compile_steps(dtype: str) -> None:
     class Target(ToyTarget):
         def forward(self, *given: Any, **options: Any) -> Scores:
             scores = super().forward(*given, **options)
-            logits = scores.logits.float()
+            logits = scores.logits
             top_by_blocks(logits, block_maxima(logits), logits.logsumexp(-1))  # as of compiled passes
-            return replace(scores, logits=scores.logits.to(getattr(torch, dtype, torch.float32)))
+            return scores
 
     target = Target()
     drafter = make_drafter("prompt_lookup", {}, Resources(target.vocabulary))
@@ -93,7 +86,7 @@ def compile_steps(dtype: str) -> None:
         written(run)
 
 
-def _compile(part: str, dtype: str) -> None:
+def _compile(part: str) -> None:
     """Compile one of the `PARTS`; numba chooses the names of its files in a way that allows one process at a time."""
     from unittest.mock import patch
 
@@ -112,7 +105,7 @@ def _compile(part: str, dtype: str) -> None:
         if part == PARTS[0]:
             compile_drafting()
         else:
-            compile_steps(dtype)
+            compile_steps()
 
 
 if __name__ == "__main__":

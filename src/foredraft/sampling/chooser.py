@@ -16,7 +16,7 @@ from foredraft.errors import NumericsError
 from foredraft.graph.tree import FloatArray
 from foredraft.sampling import LogitsProcessor, Probabilities, SamplingOptions
 from foredraft.sampling.filters import distribution, filter_row, penalize
-from foredraft.sampling.logits import most_probable, row_of, words_of
+from foredraft.sampling.logits import most_probable, rows_of
 from foredraft.sampling.noise import perturbed_argmax
 
 
@@ -48,14 +48,14 @@ class Sampler:
         """Return the chooser of the token after each row of `scores`, whose root is at position `at`."""
         tokens = None if self.needs_prefix else self._tokens_after_rows(scores)
         on_cpu = scores.logits.device.type == "cpu"
-        rows = words_of(scores.logits) if tokens is None and on_cpu and not self.needs_prefix else None
+        rows = rows_of(scores.logits) if tokens is None and on_cpu and not self.needs_prefix else None
 
         def choose(row: int, path: Sequence[int]) -> int:
             position = at + len(path) + 1
             if tokens is not None:
                 token = tokens[row]
             else:
-                scored = self._row(scores.logits[row], prefix, path) if rows is None else row_of(rows, row)
+                scored = self._row(scores.logits[row], prefix, path) if rows is None else rows[row]
                 token = drawn(scored, self._seed, position, *self._filters)
             if token < 0:
                 raise NumericsError(_unusable(position))

@@ -8,36 +8,22 @@ import math
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from numba import njit
 
 from foredraft.contracts import TOP
 from foredraft.graph.tree import FloatArray, IntArray
 
-Words = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
-"""Bits of logits: uint32 for float32; uint16 for bfloat16, which is the upper half of a float32."""
-
 _BLOCK = 64  # logits of a block, of which only the maximum is compared first; chosen
 _LINE = np.float32(127 - 0.0436775)  # float32's exponent bias, minus the shift that balances the errors of `rough_sum`
 
 
-def words_of(logits: torch.Tensor) -> Words:
-    """Return the bits of logits, float[R, V] on the CPU; a view if they are contiguous float32 or bfloat16."""
-    if logits.requires_grad or not logits.is_contiguous():  # each call into torch takes some 15 us after a pass
-        logits = logits.detach().contiguous()
-    if logits.dtype == torch.bfloat16:
-        return logits.view(torch.int16).numpy().view(np.uint16)
-    return (logits if logits.dtype == torch.float32 else logits.float()).numpy().view(np.uint32)
-
-
-@njit(cache=True)
-def row_of(words: Words, row: int) -> FloatArray:
-    """Return the logits, float32[V], of one row of the result of `words_of`, uint16[R, V] or uint32[R, V]."""
-    bits, shift = np.empty(words.shape[1], np.uint32), np.uint32(32 - 8 * words.itemsize)
-    for i in range(len(bits)):
-        bits[i] = np.uint32(words[row, i]) << shift
-    return bits.view(np.float32)
+def rows_of(logits: torch.Tensor) -> FloatArray:
+    """Return logits, float[R, V] on the CPU, as float32[R, V]; a view of those that are, as after compiled passes."""
+    if logits.requires_grad or not logits.is_contiguous() or logits.dtype != torch.float32:
+        logits = logits.detach().float().contiguous()  # each call into torch takes some 15 us after a pass
+    found: FloatArray = logits.numpy()
+    return found
 
 
 def top_probabilities(logits: torch.Tensor, k: int, rows: IntArray | None = None) -> tuple[IntArray, FloatArray]:
@@ -52,7 +38,7 @@ def top_probabilities(logits: torch.Tensor, k: int, rows: IntArray | None = None
         return top_from_bits(top_on_device(chosen, k))
     wanted = np.arange(len(logits), dtype=np.int32) if rows is None else rows
     found = np.empty((len(wanted), k), np.int32), np.empty((len(wanted), k), np.float32)
-    top_of_rows(words_of(logits), wanted, *found)
+    top_of_rows(rows_of(logits), wanted, *found)
     return found
 
 
@@ -118,10 +104,10 @@ def _top_by_blocks(
 
 
 @njit(cache=True)
-def top_of_rows(words: Words, rows: IntArray, tokens: IntArray, probabilities: FloatArray) -> None:
+def top_of_rows(logits: FloatArray, rows: IntArray, tokens: IntArray, probabilities: FloatArray) -> None:
     """Set `tokens` and `probabilities`, [S, k], to those of each of `rows`, int32[S]; ties go to the lower token."""
     for place in range(len(rows)):
-        row = row_of(words, rows[place])
+        row = logits[rows[place]]
         largest_of_row(row, tokens[place], probabilities[place])
         largest = probabilities[place, 0]
         total = rough_sum(row, largest)
