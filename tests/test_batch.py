@@ -9,8 +9,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from foredraft.api import Generator
+from foredraft.contracts import EMPTY_DRAFT, Draft, Needs
 from foredraft.engine.batch import steps_in
-from foredraft.errors import OutOfMemoryError, PromptTooLongError, UsageError
+from foredraft.errors import ForedraftWarning, OutOfMemoryError, PromptTooLongError, UsageError
 from foredraft.model.arena import Arena
 from foredraft.model.batch_target import JointBatch, SequentialBatch, batch_target
 from foredraft.model.compiled.build import compile_forward
@@ -61,6 +62,11 @@ def texts(count, seed=0):
 def alone(target, prompt, sampling, count):
     run = generator(target, "none").begin(prompt, sampling, max_new_tokens=count)
     return [token for record in run.steps() for token in record.emitted]
+
+
+def steps_of(batch):
+    while len(batch):
+        yield batch.step()
 
 
 def emitted(lane):
@@ -125,6 +131,69 @@ def test_a_pass_that_finds_no_memory_ends_its_text_alone(compiled, monkeypatch):
     expected = [alone(target, *each) for each in given]
     assert (lanes[1].seq.finish, emitted(lanes[1])) == ("memory", expected[1][: len(emitted(lanes[1]))])
     assert (lanes[2].seq.finish, emitted(lanes[2])) == ("length", expected[2])
+
+
+def test_a_joint_pass_that_finds_no_memory_is_made_in_parts(compiled, monkeypatch):
+    writer = generator(compiled, "none")
+    batch, given = writer.batch(), [(np.arange(20) + number, SamplingOptions(), 30) for number in range(3)]
+    lanes = [batch.join(writer.begin(prompt, how, max_new_tokens=count)) for prompt, how, count in given]
+    theirs = JointBatch._pass
+
+    def limited(self, layouts, caches, *rest, **options):
+        if len(layouts) > 1 or (caches[0] is lanes[1].seq.cache and layouts[0].at > 30):
+            raise MemoryError
+        return theirs(self, layouts, caches, *rest, **options)
+
+    monkeypatch.setattr(JointBatch, "_pass", limited)
+    while len(batch):
+        batch.step()
+    expected = [alone(compiled, *each) for each in given]
+    assert [lane.seq.finish for lane in lanes] == ["length", "memory", "length"]
+    expected[1] = expected[1][: len(emitted(lanes[1]))]
+    assert [emitted(lane) for lane in lanes] == expected
+
+
+class Bad:
+    """A drafter that proposes what `propose` returns and cannot be closed."""
+
+    name, needs, source_names = "bad", Needs(), ("bad",)
+
+    def __init__(self, propose):
+        self.propose = lambda _view, _budget: propose()
+
+    def open(self, _context):
+        return self
+
+    def observe(self, _verdict):
+        """Learn nothing."""
+
+    def close(self):
+        raise RuntimeError("it stays open")
+
+
+@pytest.mark.parametrize("proposed", [None, Draft([1], [-1])], ids=["nothing", "lists"])
+def test_a_drafter_that_keeps_no_promise_ends_its_text_alone(compiled, proposed):
+    writer, prompt = generator(compiled, "none"), np.arange(20)
+    broken = generator(compiled, "none")
+    broken.attach("bad", Bad(lambda: proposed), 4)
+    batch = writer.batch()
+    bad = batch.join(broken.begin(prompt, SamplingOptions(), max_new_tokens=9))
+    good = batch.join(writer.begin(prompt, SamplingOptions(), max_new_tokens=9))
+    with pytest.warns(ForedraftWarning, match="it stays open"):
+        list(steps_of(batch))
+    assert isinstance(bad.failure, AttributeError)
+    assert emitted(good) == alone(compiled, prompt, SamplingOptions(), 9)
+    assert batch.memory_use == 0
+    assert repr(bad)
+
+
+def test_a_drafter_that_cannot_be_closed_does_not_take_the_text(compiled):
+    writer, prompt = generator(compiled, "none"), np.arange(20)
+    writer.attach("bad", Bad(lambda: EMPTY_DRAFT), 4)
+    run = writer.begin(prompt, SamplingOptions(), max_new_tokens=9)
+    with pytest.warns(ForedraftWarning, match="it stays open"):
+        written = [token for record in run.steps() for token in record.emitted]
+    assert written == alone(compiled, prompt, SamplingOptions(), 9)
 
 
 def test_a_text_of_no_tokens_ends_without_any(compiled):

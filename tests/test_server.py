@@ -19,14 +19,21 @@ import pytest
 import torch
 
 from foredraft.api import Generator, load
+from foredraft.errors import PromptTooLongError
 from foredraft.server import app, stores
+from foredraft.server.answers import Delta
 from foredraft.server.bodies import Speculation
+from foredraft.server.openai import CompletionRequest, _calls_in
+from foredraft.server.processors import Position, TokenLogprob
 from foredraft.server.running import Listening
 from foredraft.server.service import Service
 from support.toys import TOY
 
 pytestmark = pytest.mark.slow
 QUESTION = [{"role": "user", "content": "Write a function that adds the numbers of a list."}]
+CALLING = {"role": "assistant", "content": "", "tool_calls": [
+    {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+]}  # fmt: skip
 KEY, OTHER = "a-key-of-the-tests", "another-key-of-tests"
 TEMPLATE = (
     "{% if tools %}<|user|>Tools: {{ tools | tojson }} <tool_call>{% endif %}"
@@ -83,6 +90,39 @@ def test_an_answer_is_what_the_library_writes(client, plain):
     assert answer.choices[0].finish_reason == {"eos": "stop", "length": "length"}[written.finish_reason]
     assert answer.usage.completion_tokens == len(written.token_ids)
     assert answer.usage.prompt_tokens == written.prompt_length
+    followed = [*QUESTION, answer.choices[0].message.model_dump(), *QUESTION]
+    assert asked(client, followed, temperature=0, max_tokens=5).usage.completion_tokens == 5
+
+
+def test_log_probabilities_are_of_the_text(client):
+    answer = asked(client, temperature=0.8, seed=5, max_tokens=500, logprobs=True).choices[0]
+    assert answer.finish_reason == "stop", "the toy ends this text itself"
+    assert "".join(each.token for each in answer.logprobs.content) == answer.message.content
+
+
+def test_offsets_of_tokens_count_characters():
+    smile = "\N{GRINNING FACE}".encode()
+    tokens = [TokenLogprob(each, -1.0) for each in (b"ab", smile[:3], smile[3:], b"c")]
+    request = CompletionRequest(prompt="x", logprobs=0)
+    delta = Delta(tokens=[Position(token, []) for token in tokens])
+    assert request._choice(0, delta)["logprobs"]["text_offset"] == [0, 2, 2, 3]
+    assert request._choice(0, delta, b"1234" + smile)["logprobs"]["text_offset"] == [5, 7, 7, 8]
+
+
+@pytest.mark.parametrize(
+    ("text", "calls", "rest"),
+    [
+        ('<tool_call>{"name": "f", "arguments": {"a": "</tool_call>"}} </tool_call>.', ['{"a": "</tool_call>"}'], "."),
+        ('<tool_call>\n{"name": "f"}\n</tool_call>\n<tool_call>{"name": "g"}', ["{}", "{}"], ""),
+        ('<tool_call>{"name": "f", "parameters": {"a": 1}}</tool_call>', [], None),
+        ('<tool_call>{"name": "f", "arguments": null}</tool_call>', [], None),
+        ('<tool_call>{"name": "f", "arg', [], None),
+    ],
+)  # fmt: skip
+def test_tool_calls_are_parsed_or_left_in_the_text(text, calls, rest):
+    found, left = _calls_in(text)
+    assert [each["function"]["arguments"] for each in found] == calls
+    assert left == (text if rest is None else rest)
 
 
 def test_answers_do_not_depend_on_drafting_or_company(client, plain):
@@ -315,6 +355,9 @@ def test_messages_of_anthropics_client(server, plain):
         assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", stop)
         counted = client.messages.count_tokens(model="toy", messages=QUESTION, system="Be brief.")
         assert counted.input_tokens == text.prompt_length
+        begun = [*QUESTION, {"role": "assistant", "content": "It"}]
+        with pytest.raises(anthropic.BadRequestError, match="cannot be continued"):
+            client.messages.create(model="toy", max_tokens=3, messages=begun)
         with pytest.raises(anthropic.NotFoundError, match="has only the model"):
             client.messages.create(model="other", max_tokens=3, messages=QUESTION)
 
@@ -337,7 +380,16 @@ def test_messages_of_anthropics_client(server, plain):
         ({"speculative": {"options": {"nonsense": 1}}}, "nonsense"),
         ({"speculative": {"stores": ["nowhere"]}}, "There is no store 'nowhere'"),
         ({"speculative": {"options": {"table": "/etc/passwd"}}}, "options"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "leave tools out"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "leave out tools"),
+        ({"messages": [*QUESTION, CALLING]}, "leave out tools"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages.0.content.0",
+        ),
+        ({f"field{number}": 1 for number in range(200)}, "at most 100"),
+        ({"repetition_penalty": 1e-310}, "repetition_penalty"),
+        ({"stop": "x" * 2000}, "stop"),
+        ({"speculative": {"options": {"memory": 7}}}, "memory"),
         ({"n": 65}, "n: "),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": "word " * 5000}]}, "window"),
@@ -402,8 +454,8 @@ def test_stores_are_filled_used_and_removed(server, client, plain):
     assert httpx.get(f"{address}/v1/stores").json()["data"] == []
     with pytest.raises(openai.BadRequestError, match="no store 'mine'"):
         asked(client, temperature=0, max_tokens=5, speculative=way)
-    refused = httpx.post(f"{address}/v1/stores/..%2Fup/texts", json={"texts": ["x"]})
-    assert refused.status_code in (400, 404)
+    refused = httpx.post(f"{address}/v1/stores/Up.there/texts", json={"texts": ["x"]})
+    assert (refused.status_code, "not a valid store name" in refused.text) == (400, True)
 
 
 def test_facts(server, client, plain):
@@ -445,8 +497,10 @@ def test_an_answer_that_nobody_reads_is_not_written_on(server, client):
     stream = asked(client, temperature=0, max_tokens=1000, ignore_eos=True, stream=True)
     next(iter(stream))
     until(lambda: writer.running == 1)
+    [run] = writer._joined
     stream.close()
     until(lambda: writer.running == 0)
+    assert run.seq.finish is None
 
 
 def test_a_client_that_goes_before_the_first_event_is_not_written_for(tmp_path):
@@ -460,8 +514,10 @@ def test_a_client_that_goes_before_the_first_event_is_not_written_for(tmp_path):
 
 
 def ask_alone(listening, send, *, stays):
-    """Ask the application itself for a stream, and check that its text is written no longer when the call returns."""
-    writer = listening._service.writer
+    """Ask the application itself for a stream, and check that its text is not written to its end."""
+    writer, asked_for = listening._service.writer, []
+    submit = writer.submit
+    writer.submit = lambda jobs: (asked_for.extend(jobs), submit(jobs))
     body = {"messages": QUESTION, "max_tokens": 900, "ignore_eos": True, "stream": True}
     given = iter([{"type": "http.request", "body": json.dumps(body).encode()}])
 
@@ -476,6 +532,7 @@ def ask_alone(listening, send, *, stays):
     asyncio.run(asyncio.wait_for(listening.config.app(scope, receive, send), PATIENCE))
     assert b'request_success_total{finished_reason="abort",model_name="toy"} 1.0' in listening._service.metrics.text()
     until(lambda: writer.running + writer.waiting == 0)
+    assert [job.run.seq.finish for job in asked_for] == [None]
     writer.close(0.0)
     listening._socket.close()
 
@@ -492,6 +549,29 @@ def test_a_client_that_stays_but_does_not_read_is_given_up(tmp_path, monkeypatch
 
     ask_alone(Listening(service, port=0), send, stays=True)
     assert started == ["http.response.start", "http.response.body"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_text_that_fails_is_told_why_and_takes_its_siblings_along(server, monkeypatch, stream):
+    batch, others = server[0]._service.writer.batch, []
+    join = batch.join
+
+    def joined(run):
+        if not others:
+            others.append(None)
+            raise PromptTooLongError("The prompt needs more room than there is.")
+        others.append(join(run))
+        return run
+
+    monkeypatch.setattr(batch, "join", joined)
+    body = {"model": "toy", "messages": QUESTION, "max_tokens": 900, "ignore_eos": True, "n": 2, "stream": stream}
+    with httpx.Client(base_url=server[0].address, timeout=PATIENCE) as client:
+        failed = client.post("/v1/chat/completions", json=body)
+        told = json.loads(failed.text.split("data: ")[-1])["error"]
+        assert (failed.status_code, told["code"]) == (200 if stream else 400, "context_length_exceeded")
+        assert client.get("/health").status_code == 200, "the connection can be used again"
+    until(lambda: server[0]._service.writer.running == 0)
+    assert [run.seq.finish for run in others[1:]] in ([], [None])
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(server, monkeypatch):
@@ -605,7 +685,8 @@ def renamed(fields):
 def test_pages_of_other_sites_are_kept_out(server):
     address = server[0].address
     body = {"model": "toy", "messages": QUESTION, "max_tokens": 2}
-    for headers in ({"origin": "https://evil.example"}, {"origin": "null"}, {"host": "evil.example:80"}):
+    origins = [{"origin": origin} for origin in ("https://evil.example", "null", "http://[")]
+    for headers in (*origins, {"host": "evil.example:80"}, {"host": "["}):
         assert httpx.post(f"{address}/v1/chat/completions", json=body, headers=headers).status_code == 403
         assert httpx.get(f"{address}/v1/stores", headers=headers).status_code == 403
     assert httpx.post(f"{address}/v1/chat/completions", json=body, headers={"origin": address}).status_code == 200
@@ -642,4 +723,4 @@ def test_tools_are_told_and_their_calls_found(server, client, monkeypatch):
 def test_the_page_needs_nothing_else(server):
     page = httpx.get(server[0].address)
     assert page.headers["content-type"].startswith("text/html")
-    assert "http" not in re.sub(r"http-equiv", "", page.text)  # no other address
+    assert "//" not in re.sub(r"(?m)^\s*//.*$", "", page.text), "it names another address"

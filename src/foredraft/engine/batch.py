@@ -80,6 +80,7 @@ class Batch:
         except BaseException:
             self._close(cache)
             raise
+        run.shared = run.shared and self._target.keeps_prefixes  # else it has passes of its own, and their costs
         self._runs[run] = perf_counter_ns()
         return run
 
@@ -110,7 +111,7 @@ class Batch:
 
     def _resume(self) -> None:
         """Give suspended runs a cache again, first come first served, until there is no room."""
-        changed, self._changed = self._changed, False
+        changed, self._changed = self._changed or all(map(_is_suspended, self._runs)), False
         for run in [run for run in self._runs if changed and _is_suspended(run)]:
             if self._follows(run):
                 continue
@@ -125,9 +126,11 @@ class Batch:
         """Remove a sequence, finished or not."""
         del self._runs[run]
         cache = run.seq.cache
-        run.close()
-        self._close(cache)
-        self._changed = True
+        try:
+            run.close()
+        finally:
+            self._close(cache)
+            self._changed = True
 
     def step(self) -> list[Run]:
         """Advance every sequence with a prefilled prompt by at least one token, and some prompts by a piece.
@@ -161,10 +164,10 @@ class Batch:
                 run.prefill_seconds = (start - self._runs[run]) / 1e9
             try:
                 verdict, took = settle(run, part.budget, part.draft, own)
+                run.records.append(record_of(verdict, run.drafter, (*part.nanoseconds, forward, *took)))
             except Exception as error:  # noqa: BLE001  # whatever a logits processor raises ends its text alone
                 run.failure = error
                 continue
-            run.records.append(record_of(verdict, run.drafter, (*part.nanoseconds, forward, *took)))
             advanced.append(run)
             if run.shared:
                 shared.append(verdict)
@@ -182,7 +185,7 @@ class Batch:
     def _verifications(self, ready: list[Run], room: int) -> list[_Part]:
         """Return the verifications of the next pass, `room` rows if possible: each run's root and its drafted nodes.
 
-        A run whose draft is not a tree of tokens has failed, and has none.
+        A run whose drafter or control raises, or whose draft is not a tree of tokens, has failed, and has none.
         """
         runs, drafts, budgets, times = list[Run](), list[Draft](), list[Budget](), list[int]()
         lanes = len(ready)
@@ -194,7 +197,7 @@ class Batch:
             try:
                 draft = proposed(run, budget)
                 draft = draft if run.shared else run.control.trim(draft, budget)
-            except ValueError as error:
+            except Exception as error:  # noqa: BLE001  # as above
                 run.failure = error
                 continue
             runs.append(run)

@@ -44,11 +44,16 @@ class GuardedDrafting:
             self._fail(error)
 
     def close(self) -> None:
-        self._drafting.close()
+        try:
+            self._drafting.close()
+        except Exception as error:  # noqa: BLE001  # as above: the text is written
+            self._fail(error)
 
     def _fail(self, error: Exception) -> None:
         if is_interrupt(error):
             raise KeyboardInterrupt from error
+        if self._failed:
+            return
         self._failed = True
         warnings.warn(
             f"The drafter {self._name} failed ({told(error)}), so the rest of this text is decoded without drafts; the "

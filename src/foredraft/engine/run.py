@@ -27,7 +27,7 @@ class Run:
     target: Target
     shared: bool = False  # whether a batch may use its own control instead, one for all of its texts
     owner: str = ""  # in a batch: keys and values are reused among the texts of one owner only
-    drafting: Drafting = field(init=False)  # from `open` to `close`
+    drafting: Drafting = field(init=False, repr=False)  # from `open` to `close`
     records: list[StepRecord] = field(default_factory=list)
     prefill_seconds: float = 0.0  # in a batch, from joining to the first step
     cached_tokens: int | None = None  # of the prompt, that a batch did not compute again; None if not known yet

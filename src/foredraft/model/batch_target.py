@@ -18,7 +18,7 @@ from foredraft.model.arena import MOST_SLOTS, Arena, Lease
 from foredraft.model.compiled.library import CompiledLibrary
 from foredraft.model.compiled.package import MOST_ROWS, CompiledForward
 from foredraft.model.mask import joined_mask
-from foredraft.model.target import PREFILL_ROWS, TorchTarget, scores_of_pass
+from foredraft.model.target import PREFILL_ROWS, TorchTarget, device_errors, scores_of_pass
 
 Result = Scores | OutOfMemoryError | None
 """Of one sequence's rows in a pass: None if they are not scored, an error if its pass found no memory."""
@@ -88,6 +88,20 @@ class JointBatch:
     @torch.inference_mode()
     def forward(
         self, layouts: Sequence[Layout], caches: Sequence[Lease], scored: Sequence[bool], *, hidden: bool = False
+    ) -> list[Result]:
+        try:
+            with device_errors(sum(layout.rows for layout in layouts), max(cache.length for cache in caches)):
+                return self._pass(layouts, caches, scored, hidden=hidden)
+        except OutOfMemoryError as error:
+            if len(layouts) == 1:
+                return [error]
+        found: list[Result] = []
+        for layout, cache, wanted in zip(layouts, caches, scored, strict=True):  # smaller passes may find memory
+            found += self.forward([layout], [cache], [wanted], hidden=hidden)
+        return found
+
+    def _pass(
+        self, layouts: Sequence[Layout], caches: Sequence[Lease], scored: Sequence[bool], *, hidden: bool
     ) -> list[Result]:
         rows = [layout.rows for layout in layouts]
         which = np.flatnonzero(np.repeat(scored, rows)) if any(scored) else np.zeros(1, np.int64)

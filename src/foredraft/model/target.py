@@ -96,7 +96,7 @@ class TorchTarget:
     @torch.inference_mode()
     def forward(self, layout: Layout, cache: TreeCache, *, hidden: bool = False) -> Scores:
         """Score every row of `layout`; the rows stay after the committed ones until `cache.commit`."""
-        with _device_errors(layout.rows, cache.length):
+        with device_errors(layout.rows, cache.length):
             compiled = self._run_compiled(layout, cache)
             if compiled is not None:
                 return scores_of_pass(*compiled, hidden=hidden)
@@ -113,7 +113,7 @@ class TorchTarget:
     @torch.inference_mode()
     def run(self, layout: Layout, cache: TreeCache) -> None:
         """Run rows through the model for their keys, values and states; only the last row is scored."""
-        with _device_errors(layout.rows, cache.length):
+        with device_errors(layout.rows, cache.length):
             if self._run_compiled(layout, cache, scored=1) is None:
                 self._run(layout, cache, scored=1)
 
@@ -178,13 +178,14 @@ def scores_of_pass(
 
 
 @contextmanager
-def _device_errors(rows: int, context: int) -> Iterator[None]:
-    """Turn torch's allocation errors into an OutOfMemoryError, and those of a CUDA device into a ForedraftError."""
+def device_errors(rows: int, context: int) -> Iterator[None]:
+    """Turn errors of allocation into an OutOfMemoryError, and those of a CUDA device into a ForedraftError."""
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         what = str(error)
-        if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in what or "out of memory" in what:
+        full = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        if full or "allocate memory" in what or "out of memory" in what:
             raise OutOfMemoryError(
                 f"There is no memory left for {rows} more rows after {context} tokens; ask for fewer tokens, or use a "
                 "smaller model or dtype."

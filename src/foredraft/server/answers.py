@@ -49,7 +49,7 @@ class StopFilter:
         if places:
             passed, _, self.found = min(places)
         else:
-            begun = (n for stop in self._stops for n in range(1, len(stop)) if text.endswith(stop[:n]))
+            begun = (n for stop in self._stops for n in range(1, len(stop[: len(text) + 1])) if text.endswith(stop[:n]))
             passed = len(text) if last else len(text) - max(begun, default=0)
         pieces, self._held = _split(self._held, passed)
         return pieces
@@ -107,6 +107,8 @@ class Choice(Delta):
                 pieces.append((self._stream.push(token), source))
                 if self._logprobs is not None:
                     self._new.tokens.append(self._logprobs.take(token))
+        if event.finish == "eos":
+            self._new.tokens = self._new.tokens[:-1]  # an end token is not of the text
         if event.finish is not None:
             pieces.append((self._stream.finish(), None))
             self._new.finish = "stop" if event.finish in ("eos", "stop") else "length"

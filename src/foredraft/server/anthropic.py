@@ -4,9 +4,9 @@ Does not depend on how answers are generated.
 """
 
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from foredraft.server import bodies
 from foredraft.server.answers import Answers
@@ -31,6 +31,12 @@ class CountRequest(bodies.Body):
     model: str | None = None
     messages: bodies.Some[_Message]
     system: bodies.Content | None = None
+
+    @model_validator(mode="after")
+    def _asks_for_an_answer(self) -> Self:
+        if self.messages[-1].role == "assistant":
+            raise ValueError("the last message is the assistant's; an answer that is begun cannot be continued")
+        return self
 
     def conversation(self) -> list[dict[str, Any]]:
         first = [] if self.system is None else [{"role": "system", "content": bodies.text_of(self.system)}]

@@ -101,14 +101,14 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
     @app.post("/v1/messages/count_tokens")
     async def _count(request: Request) -> Response:
         _, body = await _read(request, CountRequest)
-        ids = await service.in_turn(generator.encode, body.conversation())
+        ids = await service.in_turn(service.encode, body.conversation())
         return JSONResponse({"input_tokens": len(ids)})
 
     @app.post("/tokenize")
     async def _tokenize(request: Request) -> Response:
         _, body = await _read(request, bodies.TokenizeRequest)
         prompt = body.prompt if body.messages is None else [each.for_template() for each in body.messages]
-        ids = await service.in_turn(generator.encode, prompt)
+        ids = await service.in_turn(service.encode, prompt)
         return JSONResponse({"tokens": ids.tolist(), "count": len(ids), "max_model_len": target.window})
 
     @app.post("/detokenize")
@@ -216,14 +216,19 @@ def _key(request: Request) -> str:
     """
     keys, hosts = request.app.state.keys, request.app.state.hosts
     if keys:
-        given = request.headers.get("x-api-key") or request.headers.get("authorization", "").removeprefix("Bearer ")
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        given = request.headers.get("x-api-key") or (token if scheme.lower() == "bearer" else "")
         for key in keys:
-            if hmac.compare_digest(key.encode(), given.encode("utf-8", "surrogateescape")):
+            if hmac.compare_digest(key.encode(), given.encode("latin-1")):  # headers are bytes, shown as Latin-1
                 return str(key)
         raise RequestError(401, "The API key is missing or wrong.", "authentication_error", code="invalid_api_key")
     host, origin = request.headers.get("host", ""), request.headers.get("origin")
-    allowed = not hosts or urlsplit(f"//{host}").hostname in hosts
-    if not allowed or (origin and urlsplit(origin).netloc != host):
+    try:
+        allowed = not hosts or urlsplit(f"//{host}").hostname in hosts
+        allowed = allowed and (not origin or urlsplit(origin).netloc == host)
+    except ValueError:  # it is no address
+        allowed = False
+    if not allowed:
         raise RequestError(403, "Pages of other sites may not use this server; send requests from a program.")
     return ""
 

@@ -20,9 +20,13 @@ Item = TypeVar("Item")
 Many = Annotated[list[Item], Field(fail_fast=True)]
 """A list that may be long: validation stops at the first error, because finding all would block other requests."""
 Some = Annotated[list[Item], Field(fail_fast=True, min_length=1)]
+Texts = Annotated[list[Item], Field(fail_fast=True, max_length=64)]
+"""A list of what a request asks texts for."""
 
 Share = Annotated[float, Field(ge=0, le=1)]
-Stops = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
+Stops = Annotated[list[Annotated[str, Field(min_length=1, max_length=1000)]], Field(max_length=16)]
+
+_MOST_FIELDS = 100  # of an object; errors of more would take long to list (chosen)
 
 Shape = str | dict[str, Any]  # what a text must match: a regular expression, or a JSON schema
 
@@ -35,14 +39,12 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_null(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or None not in given.values():
+        if not isinstance(given, dict):
             return given
-        fields = cls.model_fields
-        return {
-            name: each
-            for name, each in given.items()
-            if each is not None or name not in fields or fields[name].is_required()
-        }
+        if len(given) > _MOST_FIELDS:
+            raise ValueError(f"an object has {len(given)} fields; at most {_MOST_FIELDS} are read")
+        required = {name for name, field in cls.model_fields.items() if field.is_required()}
+        return {name: each for name, each in given.items() if each is not None or name in required}
 
 
 class TextPart(Body):
@@ -91,7 +93,7 @@ class Message(Turn):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     name: str | None = None
-    tool_calls: list[_ToolCall] | None = None
+    tool_calls: Many[_ToolCall] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
     annotations: list[Any] | None = None
@@ -119,7 +121,10 @@ class Speculation(Body):
     method: str | None = None
     num_speculative_tokens: Annotated[int, Field(ge=0, le=256)] | None = None
     stores: list[str] = []
-    options: dict[str, bool | int | float | Literal["request", "off", "measured", "fixed"]] = {}  # no other text: paths
+    # no other text, which may name a path
+    options: Annotated[
+        dict[str, bool | int | float | Literal["request", "off", "measured", "fixed"]], Field(max_length=32)
+    ] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +156,10 @@ class GenerationRequest(Body):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Share | None = None
     seed: int | None = None
-    metadata: dict[str, str | None] | None = None
+    metadata: Annotated[dict[str, str | None], Field(max_length=16)] | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
     speculative: Speculation | bool | None = None
     _id: str = PrivateAttr(default_factory=lambda: uuid.uuid4().hex)  # of the answer
     _created: int = PrivateAttr(default_factory=lambda: int(time.time()))
@@ -166,12 +174,14 @@ class GenerationRequest(Body):
     def options(self, most: int | None, **filters: Any) -> dict[str, Any]:
         """Return generation arguments, with None for missing ones; `most` is `max_new_tokens`.
 
-        The default temperature is 1, as in OpenAI's API. Filters are dropped for greedy decoding.
+        The default temperature is 1, as in OpenAI's API. Filters are dropped for greedy decoding, of which `top_p` 0 is
+        another name.
         """
         seed = None if self.seed is None else self.seed % SEED_LIMIT
         temperature = 1.0 if self.temperature is None else self.temperature
-        options = {"max_new_tokens": most, "seed": seed, "temperature": temperature}
-        return options | {"do_sample": True, "top_p": self.top_p} | filters if temperature else options
+        is_greedy = not temperature or self.top_p == 0
+        options = {"max_new_tokens": most, "seed": seed, "temperature": 0.0 if is_greedy else temperature}
+        return options if is_greedy else options | {"do_sample": True, "top_p": self.top_p} | filters
 
 
 class TokenizeRequest(Body):

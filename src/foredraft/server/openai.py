@@ -4,13 +4,14 @@ Tool calls are parsed in the format of Hermes and Qwen: `<tool_call>{"name": ...
 not depend on how answers are generated.
 """
 
+import itertools
 import json
 import re
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
 from foredraft.drafters.prediction import PREDICTION
 from foredraft.server import bodies
@@ -19,10 +20,9 @@ from foredraft.server.bodies import Body, Many, TextRequest, text_of
 from foredraft.server.metrics import drafting_of
 from foredraft.server.processors import Position, TokenLogprob
 
-_CALL = re.compile(TOOL_CALL + r"\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
+_CALL_BEGINS, _CALL_ENDS = re.compile(TOOL_CALL + r"\s*"), re.compile(r"\s*(?:</tool_call>|\Z)")
 _Part = tuple[dict[str, Any], list[Piece]]  # of a streamed choice: its format, and the pieces of text in it
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
-_JsonText = Annotated[str, BeforeValidator(lambda given: given if isinstance(given, str) else json.dumps(given))]
 _OneStopOrMore = Annotated[bodies.Stops, BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
 
 
@@ -85,11 +85,11 @@ class _Request(bodies.GenerationRequest):
     stop: _OneStopOrMore | None = None
     frequency_penalty: _Penalty = 0.0
     presence_penalty: _Penalty = 0.0
-    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = None
-    user: str | None = None
+    logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=4096)] | None = None
+    service_tier: Literal["auto", "default"] | None = None
     top_k: NonNegativeInt | None = None
     min_p: bodies.Share | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] = 1.0
     ignore_eos: bool = False
     return_sources: bool = False
 
@@ -129,10 +129,11 @@ class _Request(bodies.GenerationRequest):
         return self._head(self.whole_object) | {"choices": choices} | counts
 
     async def events(self, answers: Answers) -> AsyncIterator[dict[str, Any]]:
+        counted = self.stream_options is not None and self.stream_options.include_usage
         async for choice, pieces in self._parts(answers):
             sources = {"sources": pieces} if self.return_sources else {}
-            yield self._head(self.chunk_object) | {"choices": [choice]} | sources
-        if self.stream_options is not None and self.stream_options.include_usage:
+            yield self._head(self.chunk_object) | {"choices": [choice]} | sources | ({"usage": None} if counted else {})
+        if counted:
             yield self._whole([], answers) | self._head(self.chunk_object)
 
     def _parts(self, answers: Answers) -> AsyncIterator[_Part]:
@@ -150,14 +151,11 @@ class ChatRequest(_Request):
     max_completion_tokens: PositiveInt | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: list[_Tool] | None = None
+    tools: Many[_Tool] | None = None
     tool_choice: Literal["auto", "none"] | None = None
     parallel_tool_calls: Literal[True] | None = None
     store: Literal[False] | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    modalities: list[Literal["text"]] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
 
     id_prefix, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
@@ -183,8 +181,7 @@ class ChatRequest(_Request):
             message: dict[str, Any] = {"role": "assistant", "content": choice.text + after, "refusal": None}
             if calls:
                 message |= {"content": message["content"].strip() or None, "tool_calls": calls}
-            finish = "tool_calls" if calls else choice.finish
-            choices.append(self._choice(number, finish, choice.tokens, message=message))
+            choices.append(self._choice(number, _finish(calls, choice.finish), choice.tokens, message=message))
         return self._whole(choices, answers)
 
     async def _parts(self, answers: Answers) -> AsyncIterator[_Part]:
@@ -200,7 +197,7 @@ class ChatRequest(_Request):
                     yield self._choice(number, delta={"tool_calls": listed}), []
                 if after:
                     yield self._choice(number, delta={"content": after}), []
-                yield self._choice(number, "tool_calls" if calls else delta.finish, delta={}), []
+                yield self._choice(number, _finish(calls, delta.finish), delta={}), []
 
     def _choice(
         self, number: int, finish: str | None = None, tokens: Sequence[Position] = (), **said: Any
@@ -213,7 +210,7 @@ class ChatRequest(_Request):
 class CompletionRequest(_Request):
     """`/v1/completions`."""
 
-    prompt: str | Many[str] | Many[int] | Many[Many[int]]
+    prompt: str | bodies.Texts[str] | Many[int] | bodies.Texts[Many[int]]
     max_tokens: PositiveInt = 16
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: Literal[False] = False
@@ -230,20 +227,21 @@ class CompletionRequest(_Request):
         return self._whole([self._choice(*each) for each in enumerate(answers.choices)], answers)
 
     async def _parts(self, answers: Answers) -> AsyncIterator[_Part]:
-        offsets = [0] * len(answers.choices)
+        before = [b""] * len(answers.choices)
         async for number, delta in answers.deltas():
             if delta.pieces or delta.tokens or delta.finish:
-                yield self._choice(number, delta, offsets[number]), delta.pieces
-                offsets[number] += sum(len(each.token.text) for each in delta.tokens)
+                yield self._choice(number, delta, before[number]), delta.pieces
+                before[number] += b"".join(each.token.bytes for each in delta.tokens)
 
-    def _choice(self, number: int, delta: Delta, offset: int = 0) -> dict[str, Any]:
-        """Return an answer, or the part of it that follows the tokens whose texts have `offset` characters."""
+    def _choice(self, number: int, delta: Delta, before: bytes = b"") -> dict[str, Any]:
+        """Return an answer, or the part of it that follows the tokens of the bytes `before`."""
         tokens = [each.token for each in delta.tokens]
+        ends = itertools.accumulate((each.bytes for each in tokens), initial=before)
         logprobs = None if self.logprobs is None else {
             "tokens": [each.text for each in tokens],
             "token_logprobs": [each.logprob for each in tokens],
             "top_logprobs": [{each.text: each.logprob for each in position.top} for position in delta.tokens],
-            "text_offset": [offset + sum(len(each.text) for each in tokens[:place]) for place in range(len(tokens))],
+            "text_offset": [len(end.decode(errors="ignore")) for end in itertools.islice(ends, len(tokens))],
         }  # fmt: skip
         return {"index": number, "text": delta.text, "finish_reason": delta.finish, "logprobs": logprobs}
 
@@ -270,18 +268,30 @@ def _shown(token: TokenLogprob) -> dict[str, Any]:
     return {"token": token.text, "logprob": token.logprob, "bytes": list(token.bytes)}
 
 
+def _finish(calls: Sequence[Any], finish: str | None) -> str | None:
+    return "tool_calls" if calls and finish == "stop" else finish
+
+
 class _Call(BaseModel):
+    model_config = ConfigDict(extra="forbid")
     name: str
-    arguments: _JsonText = "{}"
+    arguments: dict[str, Any] = {}
 
 
 def _calls_in(text: str) -> tuple[list[dict[str, Any]], str]:
     """Return the tool calls of a text in OpenAI's format, and the rest of it; none if one cannot be parsed."""
-    try:
-        calls = [_Call.model_validate_json(body) for body in _CALL.findall(text)]
-    except ValidationError:
-        return [], text
-    listed = [
-        {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": call.model_dump()} for call in calls
-    ]
-    return listed, _CALL.sub("", text).strip() if calls else text
+    listed: list[dict[str, Any]] = []
+    rest, at = "", 0
+    while begin := _CALL_BEGINS.search(text, at):
+        try:
+            found, stop = json.JSONDecoder().raw_decode(text, begin.end())
+            call = _Call.model_validate(found)
+        except (ValueError, RecursionError):
+            return [], text
+        function = {"name": call.name, "arguments": json.dumps(call.arguments)}
+        listed.append({"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function})
+        end = _CALL_ENDS.match(text, stop)
+        if end is None:
+            return [], text
+        rest, at = rest + text[at : begin.start()], end.end()
+    return listed, (rest + text[at:]).strip() if listed else text

@@ -13,8 +13,9 @@ import torch
 
 from foredraft.contracts import SequenceView
 from foredraft.drafters.prediction import Chain
-from foredraft.errors import NumericsError, UsageError
+from foredraft.errors import UsageError
 from foredraft.server.bodies import Shape
+from foredraft.server.replies import RequestError
 
 GRAMMAR = "grammar"  # source name of the tokens that a constraint forces
 _FORCED_SCORE = 0.999  # acceptance estimate of each forced token (chosen)
@@ -122,7 +123,8 @@ class Constraint:
         self._matcher.consume_tokens(tokens)
         self._read += len(tokens)
         if why := self._problem():
-            raise NumericsError(f"The response format cannot be followed any further: {why}. Use a simpler one.")
+            problem = f"The response format cannot be followed any further: {why}. Use a simpler one."
+            raise RequestError(400, problem, param="response_format")
 
     def _problem(self) -> str | None:
         if not self._matcher.is_error():

@@ -53,7 +53,7 @@ class ResponsesRequest(GenerationRequest):
     max_output_tokens: PositiveInt | None = None
     text: _Text = _Text()
     store: Literal[False] | None = None
-    user: str | None = None
+    service_tier: Literal["auto", "default"] | None = None
 
     def text_request(self) -> TextRequest:
         given = [ResponsesItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input

@@ -4,7 +4,8 @@ Does not depend on routes or on the format in which answers are sent.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cached_property, lru_cache, partial
@@ -62,6 +63,7 @@ class Service:
         batch = generator.batch(cache_bytes)
         self.writer = Writer(batch, most_at_once, most_waiting)
         self.metrics = Metrics(name, self.writer)
+        _ = generator.cost  # measured now, as one thread at a time may run passes
         release_threads()  # from now on, passes run in the writer's thread
 
     async def begin(self, request: TextRequest, key: str) -> Answers:
@@ -100,6 +102,17 @@ class Service:
         self._preparing.shutdown()
         self.generator.save()
 
+    def encode(self, prompt: Any, tools: Sequence[Mapping[str, Any]] = ()) -> TokenIds:
+        """Return the ids of a text, a conversation, or ids; UsageError if the chat template does not support tools."""
+        template = str(getattr(self.generator.tokenizer, "chat_template", None))
+        called = not isinstance(prompt, str) and any(isinstance(each, dict) and "tool_calls" in each for each in prompt)
+        if (tools or called) and ("tools" not in template or TOOL_CALL not in template):
+            raise UsageError(
+                f"This model's chat template does not support tools in the format {TOOL_CALL}; leave out tools, and "
+                "messages with tool_calls."
+            )
+        return self.generator.encode(prompt, tools)
+
     def generator_for(self, key: str, speculative: Speculation | bool | None) -> Generator:
         """Return the generator of a request; UsageError for an unknown method, option or store."""
         if speculative in (None, True) and not (key and isinstance(self.generator.drafter, Learner)):
@@ -116,13 +129,14 @@ class Service:
         if folders and method not in ("auto", "rest"):
             raise UsageError(f"Method {method!r} does not use stores; leave stores out, or select 'auto' or 'rest'.")
         servers = self._config if method == own.method else {"verification": own.verification}
-        config = {**servers, **speculation.options}
+        kept = {name: each for name, each in servers.items() if name != "memory"}  # only its own generator has it
+        config = {**kept, **speculation.options}
         if speculation.num_speculative_tokens is not None:
             config["num_speculative_tokens"] = speculation.num_speculative_tokens
-        config.pop("memory", None)  # only the server's own generator has it
         if folders:
             config["store"] = folders[0]
-        made = Generator(own.target, own.tokenizer, **parse_speculation(method, config).drafting)
+        made = copy.copy(own)  # which keeps the measured cost
+        made.use(**parse_speculation(method, config).drafting)
         for folder in folders[1:]:
             cast(AutoDrafter | RestDrafter, made.drafter).library.open(folder)
         return made
@@ -134,15 +148,9 @@ class Service:
         return llguidance.hf.from_tokenizer(self.generator.tokenizer, n_vocab=size, eos_token=list(eos) or None)
 
     def _choices(self, request: TextRequest, key: str, news: asyncio.Event) -> list[Choice]:
-        generator = self.generator_for(key, request.speculative)
-        template = str(getattr(generator.tokenizer, "chat_template", None))
-        if request.tools and ("tools" not in template or TOOL_CALL not in template):
-            raise UsageError(
-                f"This model's chat template does not support tools in the format {TOOL_CALL}; leave tools out."
-            )
-        made = []
+        generator, made = self.generator_for(key, request.speculative), []
         for prompt in request.prompts:
-            ids = generator.encode(prompt, request.tools)
+            ids = self.encode(prompt, request.tools)
             made += [self._choice(generator, ids, request, number, news) for number in range(request.n)]
         for choice in made:
             choice.job.run.owner = key

@@ -7,7 +7,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -38,7 +37,7 @@ class Event(NamedTuple):
 class Job:
     """One text to generate; times are seconds of `time.monotonic`, 0 if not reached yet."""
 
-    run: Run
+    run: Run = field(repr=False)
     send: Callable[[Event], None]  # called for every event, on the writer's thread; must not raise
     cancelled: bool = False
     submitted: float = field(default_factory=time.monotonic)
@@ -87,7 +86,7 @@ class Writer:
 
     def check_room(self, count: int) -> None:
         """Raise the error of `submit` for `count` more texts, if any."""
-        if self._stopping:
+        if not self.alive:
             raise StoppingError("The server is stopping; try again later.")
         if self.running + self.waiting + count > self.most_texts:
             raise BusyError(
@@ -96,10 +95,10 @@ class Writer:
             )
 
     def cancel(self, job: Job) -> None:
-        """Drop a text before its next step; it gets no more events."""
+        """Drop a text before its next step; it gets no events after those of a step in progress."""
         with self._changed:
             job.cancelled = True
-            with suppress(ValueError):  # it is not waiting
+            if job in self._waiting:
                 self._waiting.remove(job)
             self._changed.notify()
 
