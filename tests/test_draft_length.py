@@ -29,7 +29,6 @@ from foredraft.control.levels import (
     level_chances,
 )
 from foredraft.control.payoff import PATIENCE
-from foredraft.control.whole import WholeControl
 from foredraft.engine.run import Run
 from foredraft.engine.state import SequenceState
 from foredraft.errors import UsageError
@@ -404,7 +403,7 @@ def test_the_threshold_rises_while_too_little_is_accepted_and_falls_while_enough
 @pytest.mark.parametrize(("seconds", "pays"), [(2.0, True), (4.0, False), (9.0, False)])
 def test_whole_drafts_go_on_only_while_they_write_more_a_second(seconds, pays):
     """Three tokens for these seconds, against one for one."""
-    control, drafted = WholeControl(CostCurve((1, 2, 9), (1.0, seconds, seconds)), 8), []
+    control, drafted = MeasuredControl(CostCurve((1, 2, 9), (1.0, seconds, seconds)), 8, whole=True), []
     for _ in range(300):
         budget = control.budget(30)
         drafted.append(budget.nodes > 0)
@@ -418,7 +417,7 @@ def test_whole_drafts_go_on_only_while_they_write_more_a_second(seconds, pays):
 
 def test_whole_drafts_that_pay_only_later_come_back():
     """A drafter that has to learn first is tried again at growing intervals."""
-    control, drafted = WholeControl(CostCurve((1, 2, 9), (1.0, 2.0, 2.0)), 8), []
+    control, drafted = MeasuredControl(CostCurve((1, 2, 9), (1.0, 2.0, 2.0)), 8, whole=True), []
     for step in range(300):
         budget = control.budget(30)
         drafted.append(budget.nodes > 0)

@@ -112,7 +112,7 @@ def test_the_command_ends_with_lines_that_work(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--minutes", "0"], "minutes is 0; it must be above 0"),
+        (["--minutes", "0"], "Invalid value for '--minutes'"),
         (["--temperature", "-1"], "temperature is -1"),
         (["--data", "/nowhere.jsonl"], "There is no task '/nowhere.jsonl'"),
     ],

@@ -29,12 +29,6 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Replace the contents of `path` by `data`, synced to disk; OSError keeps the old file and leaves no other."""
-    with replacing(path) as file:
-        file.write(data)
-
-
 def unwritable(path: Path, error: OSError) -> StoreError:
     """Return the exception for a path that cannot be written."""
     return StoreError(
@@ -43,9 +37,14 @@ def unwritable(path: Path, error: OSError) -> StoreError:
 
 
 def store_file(path: Path, data: bytes) -> None:
-    """Call `write_file`, and raise StoreError instead of OSError."""
+    """Replace the contents of `path` by `data`, synced to disk, in a folder that is made if it is missing.
+
+    StoreError, which keeps the old file and leaves no other, if it cannot be written.
+    """
     try:
-        write_file(path, data)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
+            file.write(data)
     except OSError as error:
         raise unwritable(path, error) from error
 

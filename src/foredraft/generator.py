@@ -246,7 +246,8 @@ class Generator:
         control = self.amount.make(lambda: self.cost, sampling.seed, self._costs)
         guarded = GuardedDrafter(self.drafter if drafter is None else drafter)
         # one measured control can decide for all texts of a batch together
-        return Run(seq, guarded, control, context, self.target, isinstance(control, MeasuredControl))
+        shared = isinstance(control, MeasuredControl) and control.joins
+        return Run(seq, guarded, control, context, self.target, shared)
 
     def batch(self, cache_bytes: int | None = CACHE_BYTES) -> Batch:
         """Return an empty batch, whose texts share forward passes and a KV cache of at most `cache_bytes`.

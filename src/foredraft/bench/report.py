@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from foredraft.atomic_file import write_file
+from foredraft.atomic_file import store_file
 from foredraft.bench.cell import COST_FILE, Cell, differences, read_cells
 from foredraft.bench.recommendation import advise
 from foredraft.bench.summary import ALL, Rows, Summary, overall, shown, source_table, summarize_cells, table
@@ -132,14 +132,8 @@ def _written(out: Path, title: str, sections: Sequence[Section]) -> list[Path]:
     files = {f"{PICTURES}/{each.name}.png": each.png for section in sections for each in section.pictures}
     for name in (MARKDOWN, PAGE):
         files[name] = f"{templates.get_template(f'{name}.j2').render(title=title, sections=sections)}\n".encode()
-    try:
-        (out / PICTURES).mkdir(parents=True, exist_ok=True)
-        for name, data in files.items():
-            write_file(out / name, data)
-    except OSError as error:
-        raise UsageError(
-            f"The report cannot be written to {out} ({error.strerror}); give another folder as --out."
-        ) from error
+    for name, data in files.items():
+        store_file(out / name, data)
     return [out / PAGE, out / MARKDOWN, out / PICTURES]
 
 

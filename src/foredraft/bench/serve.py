@@ -52,29 +52,6 @@ class Load:
     texts: tuple[str, ...]  # the generated text of each request
 
 
-@dataclass(frozen=True, slots=True)
-class Predicted:
-    """A text of a thousand tokens, generated with and without predictions.
-
-    The cases are "plain" and "drafted" without a prediction, "edited" with the text itself, five words replaced, as the
-    prediction, and "wrong" with another text.
-    """
-
-    seconds: Mapping[str, float]  # by case
-    tokens: int  # generated
-    accepted: int  # tokens of the edited prediction
-    same: bool  # whether all texts are equal
-
-
-@dataclass(frozen=True, slots=True)
-class Turns:
-    """Seconds to the first text of two turns of a conversation of about 1,500 tokens."""
-
-    first: float
-    second: float
-    prompt_tokens: int | None  # of the first turn, if the server counts them
-
-
 @contextmanager
 def own_server(model: str) -> Iterator[str]:
     """Run a server in another process and yield its address; ForedraftError if it does not start."""
@@ -182,8 +159,13 @@ async def _load(client: httpx.AsyncClient, bodies: Sequence[Body], streams: int,
     return Load(streams, way, speed, median(each.first for each in replies), tuple(each.text for each in replies))
 
 
-async def predictions(address: str, model: str, rounds: int) -> list[Predicted]:
-    """Measure predictions, with a different file in each round; raises the errors of `loads`."""
+async def predictions(address: str, model: str, rounds: int) -> list[dict[str, Any]]:
+    """Measure a text of a thousand tokens, with a different file in each round; raises the errors of `loads`.
+
+    Of each round: the `seconds` by case, the number of `tokens`, how many of the edited prediction were `accepted`, and
+    whether all texts are the `same`. The cases are "plain" and "drafted" without a prediction, "edited" with the text
+    itself, five words replaced, as the prediction, and "wrong" with another text.
+    """
     found = []
     async with _client(address) as client:
         for turn in range(rounds):
@@ -200,12 +182,17 @@ async def predictions(address: str, model: str, rounds: int) -> list[Predicted]:
             accepted = replies["edited"].usage["completion_tokens_details"]["accepted_prediction_tokens"]
             tokens = int(replies[PLAIN].usage["completion_tokens"])
             same = len({reply.text for reply in replies.values()}) == 1
-            found.append(Predicted({way: replies[way].seconds for way in ways}, tokens, accepted, same))
+            seconds = {way: replies[way].seconds for way in ways}
+            found.append({"seconds": seconds, "tokens": tokens, "accepted": accepted, "same": same})
     return found
 
 
-async def turns(address: str, model: str, rounds: int) -> list[Turns]:
-    """Measure how much a second turn gains from the cached first one, as `predictions` does."""
+async def turns(address: str, model: str, rounds: int) -> list[dict[str, Any]]:
+    """Measure how much a second turn of a conversation of about 1,500 tokens gains from the cached first one.
+
+    Of each round: the seconds to the `first` and `second` turn's first text, and the first one's `prompt_tokens`, None
+    if the server does not count them. Raises the errors of `loads`.
+    """
     found = []
     body = {"model": model, "max_tokens": 16, "temperature": 0}
     async with _client(address) as client:
@@ -215,7 +202,8 @@ async def turns(address: str, model: str, rounds: int) -> list[Turns]:
             one = await _answer(client, {**body, "messages": messages})
             messages += [{"role": "assistant", "content": one.text}, {"role": "user", "content": "Say it in one word."}]
             two = await _answer(client, {**body, "messages": messages})
-            found.append(Turns(one.first, two.first, one.usage.get("prompt_tokens")))
+            counted = one.usage.get("prompt_tokens")
+            found.append({"first": one.first, "second": two.first, "prompt_tokens": counted})
     return found
 
 

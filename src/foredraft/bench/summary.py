@@ -289,14 +289,7 @@ def source_table(summaries: Iterable[Summary]) -> Rows:
     return ["method", "source", "drafted", "accepted", "share"], rows
 
 
-def reliability_table(bins: Iterable[Mapping[str, float]]) -> Rows:
-    """Return a table of estimated against actual acceptance, from `DraftCounts.reliability`."""
-    return ["estimate", "nodes", "mean estimate", "accepted"], [
-        [
-            f"{each['low']:g} to {each['high']:g}",
-            str(each["nodes"]),
-            f"{each['estimate']:.3f}",
-            f"{each['accepted']:.3f}",
-        ]
-        for each in bins
-    ]
+def reliability_table(bins: Iterable[Mapping[str, float]]) -> tuple[list[str], list[list[Any]]]:
+    """Return a table of estimated against actual acceptance, from `DraftCounts.reliability`, for `show_table`."""
+    rows = [[f"{low:g} to {high:g}", *figures] for low, high, *figures in (each.values() for each in bins)]
+    return ["estimate", "nodes", "mean estimate|.3f", "accepted|.3f"], rows

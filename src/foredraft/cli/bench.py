@@ -4,7 +4,7 @@ Does not depend on how things are measured; that is in `foredraft.bench`.
 """
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from foredraft.model.gguf import SMOLLM2
 if TYPE_CHECKING:  # torch is imported when a command runs, so that help is fast
     from foredraft.bench.cell import Cell
     from foredraft.bench.runner import Run
-    from foredraft.bench.serve import Load, Predicted
+    from foredraft.bench.serve import Load
 
 _RUN_METHODS = ("prompt_lookup", "adaptix", "rest", "auto", "transformers")
 _PROFILE_METHODS = ("prompt_lookup", "auto")
@@ -198,15 +198,14 @@ def serve(
         predicted = [] if plain_only else asyncio.run(measured.predictions(address, name, rounds))
         turns = asyncio.run(measured.turns(address, name, rounds))
     if as_json:
-        found: dict[str, Sequence[Any]] = {"loads": loads, "predictions": predicted, "turns": turns}
-        show_json({name: [asdict(each) for each in figures] for name, figures in found.items()})
+        show_json({"loads": [asdict(each) for each in loads], "predictions": predicted, "turns": turns})
         return
     _show_loads(loads)
     if predicted:
         _show_predictions(predicted)
-    figures = [(1e3 * each.first, 1e3 * each.second, each.second / each.first) for each in turns]
+    figures = [(1e3 * each["first"], 1e3 * each["second"], each["second"] / each["first"]) for each in turns]
     row = [median(column) for column in zip(*figures, strict=True)]
-    counted = turns[0].prompt_tokens
+    counted = turns[0]["prompt_tokens"]
     title = f"Two turns of a conversation{'' if counted is None else f'; the first has {counted} tokens'}"
     show_table(("first turn, ms to text|.0f", "second|.0f", "share|.3f"), [row], title)
 
@@ -220,7 +219,7 @@ def recommend(
         str | None, flags.in_text(help="Your prompts: FILE or FILE:FIELD of JSON lines or Parquet [default: embedded]")
     ] = None,
     temperature: flags.TemperatureOption = 0.0,
-    minutes: Annotated[float, typer.Option(help="Time limit of the measurement, without loading")] = 3.0,
+    minutes: Annotated[float, typer.Option(help="Time limit of the measurement, without loading", min=0.001)] = 3.0,
     dtype: flags.DtypeOption = "auto",
     eager: flags.EagerOption = False,
     as_json: flags.JsonOption = False,
@@ -229,8 +228,6 @@ def recommend(
     from foredraft.bench.recommendation import recommend as compare
     from foredraft.bench.summary import table
 
-    if not minutes > 0:
-        raise UsageError(f"minutes is {minutes:g}; it must be above 0.")
     sampling = setting(temperature)
     prompts = load_task(data or EMBEDDED, None, _RECOMMEND_PROMPTS)
     with working("loading") as tell:
@@ -295,13 +292,13 @@ def _show_loads(loads: "Sequence[Load]") -> None:
     show_table(("streams", "way", "tokens/s|.0f", "of one stream's|.2f", "ms to first|.0f", "of plain's"), rows, title)
 
 
-def _show_predictions(found: "Sequence[Predicted]") -> None:
+def _show_predictions(found: Sequence[Mapping[str, Any]]) -> None:
     rows = []
-    for name in found[0].seconds:
-        times = [(each.seconds[name], each.seconds["plain"], each.seconds["drafted"]) for each in found]
+    for name in found[0]["seconds"]:
+        times = [tuple(each["seconds"][case] for case in (name, "plain", "drafted")) for each in found]
         figures = [(own, plain / own, own / drafted) for own, plain, drafted in times]
         rows.append([name, *(median(column) for column in zip(*figures, strict=True))])
-    same = "all texts are equal" if all(each.same for each in found) else "THE TEXTS DIFFER"
-    counts = f"{found[0].tokens} tokens, {found[0].accepted} of them from the edited prediction"
+    same = "all texts are equal" if all(each["same"] for each in found) else "THE TEXTS DIFFER"
+    counts = f"{found[0]['tokens']} tokens, {found[0]['accepted']} of them from the edited prediction"
     headings = ("prediction", "seconds|.2f", "times as fast as plain|.2f", "time / drafted|.2f")
     show_table(headings, rows, f"{counts}; {same}")

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from foredraft.atomic_file import check_place, write_file
+from foredraft.atomic_file import check_place, store_file
 from foredraft.cli import flags
 from foredraft.cli.job import Job
 from foredraft.cli.screen import Ink, say, show_table, working
@@ -44,7 +44,7 @@ def demo(
         outcomes.append(perform(generator, scene, ink.print))
         ink.legend()
         if picture is not None and scene is SCENES[0]:
-            write_file(picture, ink.picture(scene.title).encode())
+            store_file(picture, ink.picture(scene.title).encode())
     names = {"none": "ours, plain", "transformers": "transformers generate"}
     times = [names.get(name, f"ours, {name}") + "|.1f" for name in outcomes[0].milliseconds]
     rows = [

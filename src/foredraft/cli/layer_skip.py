@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from foredraft.atomic_file import check_place
 from foredraft.cli import flags
 from foredraft.cli.job import load_plain, setting
 from foredraft.cli.screen import working
@@ -27,6 +28,9 @@ _LEAST_TEXTS = 4  # chosen
 _HELD_OUT_ONE_IN = 4  # one in this many texts only checks the result (chosen)
 
 
+TextsOption = Annotated[
+    int, typer.Option(help="Texts to generate; one in four only checks the result", min=_LEAST_TEXTS)
+]
 WholeLayersOption = Annotated[
     bool, typer.Option(help="Skip attention and MLP of a layer together only, so that it can be compiled")
 ]
@@ -39,14 +43,14 @@ def layer_skip(
     ],
     out: Annotated[Path, typer.Option(help="The file to write, for layer_skip's option skipped")],
     model: flags.ModelOption = SMOLLM2,
-    trials: Annotated[int, typer.Option(help="Sets of sub-layers to try")] = 300,
-    minutes: Annotated[float | None, typer.Option(help="Time limit of the search")] = None,
-    texts: Annotated[int, typer.Option(help="Texts to generate; one in four only checks the result")] = 16,
-    prompt_tokens: Annotated[int, typer.Option(help="Tokens of each prompt, a document's beginning")] = 48,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate after each prompt")] = 64,
+    trials: Annotated[int, typer.Option(help="Sets of sub-layers to try", min=1)] = 300,
+    minutes: Annotated[float | None, typer.Option(help="Time limit of the search", min=0.01)] = None,
+    texts: TextsOption = 16,
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens of each prompt, a document's beginning", min=1)] = 48,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate after each prompt", min=1)] = 64,
     temperature: Annotated[float, typer.Option(help="Temperature of the texts; 0 is greedy")] = 0.7,
     top_p: flags.TopPOption = 1.0,
-    levels: Annotated[int, typer.Option(help="Maximum number of drafted tokens per step")] = 12,
+    levels: Annotated[int, typer.Option(help="Maximum number of drafted tokens per step", min=1)] = 12,
     whole_layers: WholeLayersOption = False,
     dtype: flags.DtypeOption = "auto",
     device: flags.DeviceOption = None,
@@ -54,8 +58,7 @@ def layer_skip(
     overwrite: flags.OverwriteOption = False,
 ) -> None:
     """Search for the sub-layers that a model can skip when it drafts for itself (Self-SD)."""
-    counts = {"prompt_tokens": prompt_tokens, "max_new_tokens": max_new_tokens}
-    _check(out, overwrite, minutes, trials=trials, texts=texts, levels=levels, **counts)
+    _check(out, overwrite)
     arguments = setting(temperature, top_p)
     prompts = _beginnings(data, model, texts, prompt_tokens)
 
@@ -95,17 +98,10 @@ def layer_skip(
     _print(out, count, found, checked)
 
 
-def _check(out: Path, overwrite: bool, minutes: float | None, **numbers: int) -> None:
+def _check(out: Path, overwrite: bool) -> None:
     if out.exists() and not overwrite:
         raise UsageError(f"{out} exists; give --overwrite to replace it, or another name.")
-    if not out.resolve().parent.is_dir():
-        raise UsageError(f"{out.parent} is not a folder; create it, or name another file.")
-    for name, number in numbers.items():
-        least = _LEAST_TEXTS if name == "texts" else 1
-        if number < least:
-            raise UsageError(f"{name.replace('_', '-')} is {number}; it must be at least {least}.")
-    if minutes is not None and not minutes > 0:
-        raise UsageError(f"minutes is {minutes:g}; it must be above 0.")
+    check_place(out)
 
 
 def _beginnings(data: list[Path], model: str, texts: int, prompt_tokens: int) -> list[list[int]]:

@@ -12,7 +12,6 @@ from foredraft.control import levels
 from foredraft.control.levels import FixedControl, LevelControl, Rule
 from foredraft.control.measured import MOST_NODES, BatchControl, MeasuredControl
 from foredraft.control.payoff import StepCosts, cut
-from foredraft.control.whole import WholeControl
 from foredraft.errors import UsageError
 from foredraft.options import NoOptions, check_known, options_from, shown
 
@@ -69,7 +68,7 @@ class ControlChoice:
         if self.name == "measured":
             return MeasuredControl(curve(), nodes, costs)
         if self.name == "whole":
-            return WholeControl(curve(), nodes)
+            return MeasuredControl(curve(), nodes, whole=True)
         rule: dict[str, Callable[[], Rule]] = {
             "exit_threshold": lambda: levels.ExitThresholdRule(options),
             "beta_ts": lambda: levels.BetaRule(options, seed),

@@ -39,13 +39,15 @@ class BatchControl:
     """The number of nodes, over all sequences of a batch, with the most expected tokens per second.
 
     `curve` is called when first needed, as it may have to be measured; `costs` are what earlier steps taught, updated
-    in place; `clock` returns seconds. docs/explanation/control.md has the rule.
+    in place; `clock` returns seconds. With `whole`, no node is weighed by itself: the whole draft is verified, or none
+    while such steps write fewer tokens per second than plain ones. docs/explanation/control.md has the rule.
     """
 
     def __init__(
         self, curve: Callable[[], CostCurve], most_rows: int, most_nodes: int, costs: StepCosts,
-        clock: Callable[[], float] = perf_counter,
+        clock: Callable[[], float] = perf_counter, *, whole: bool = False,
     ) -> None:  # fmt: skip
+        self._whole = whole
         self._measure, self._most_rows, self._most_nodes, self._costs = curve, most_rows, most_nodes, costs
         self._clock = clock
         self._price = 0.0  # smoothed tokens per second that drafts promise, at least those of plain decoding
@@ -64,6 +66,8 @@ class BatchControl:
         if not self._asked or depth <= 0 or room <= 0:
             return NO_BUDGET
         least = max(self._cheap(lanes) // lanes, _LEAST)
+        if self._whole:
+            return Budget(room, depth)
         wanted = room if self._drawn else max(least, int(_HEADROOM * self._each))
         return Budget(min(room, wanted), depth, self._more())
 
@@ -98,7 +102,7 @@ class BatchControl:
         lanes, base = len(drafts), len(drafts) + other_rows
         costs, passes = self._costs, self._costs.passes(self._curve)[base:]
         plain = float(lanes / (passes[0] + costs.plain * lanes))
-        self._drawn = any(draft.q is not None for draft in drafts)
+        self._drawn = self._whole or any(draft.q is not None for draft in drafts)
         if self._drawn:  # drawn tokens must not decide whether they are kept
             self._price = plain
             return [cut(draft, budget) for draft, budget in zip(drafts, budgets, strict=True)]
@@ -134,7 +138,7 @@ class BatchControl:
         self._costs.observe(self._curve, rows, forward, other / lanes, drafting / lanes if self._asked else None)
         if not self._asked:
             self._costs.rests.passed()
-        elif any(verdict.draft.q is not None for verdict in verdicts):
+        elif self._whole or any(verdict.draft.q is not None for verdict in verdicts):
             written = sum(len(verdict.tokens) for verdict in verdicts) / lanes
             self._written += _SHARE * (written - self._written) if self._written else written
             self._costs.tried_whole(self._curve, lanes, rows, self._written)
@@ -149,17 +153,18 @@ class BatchControl:
 
 
 class MeasuredControl:
-    """`BatchControl` for a batch of one text."""
+    """`BatchControl` for a batch of one text; with `whole`, the control of that name."""
 
     def __init__(
         self, curve: CostCurve, most_nodes: int = MOST_NODES, costs: StepCosts | None = None,
-        clock: Callable[[], float] = perf_counter,
+        clock: Callable[[], float] = perf_counter, *, whole: bool = False,
     ) -> None:  # fmt: skip
+        self.joins = not whole  # whether a batch's control may decide in its place
         costs = StepCosts() if costs is None else costs
         # the last text's length caused some of the pace of wide passes, which are not measured during a pause: a text
         # too long to draft could stop drafting for the next ones
         costs.wide_pace = (costs.pace + costs.wide_pace) / 2
-        self._batch = BatchControl(lambda: curve, most_nodes + 1, most_nodes, costs, clock)
+        self._batch = BatchControl(lambda: curve, most_nodes + 1, most_nodes, costs, clock, whole=whole)
 
     def budget(self, depth: int) -> Budget:
         return self._batch.budget(depth, 1)

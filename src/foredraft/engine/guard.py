@@ -12,22 +12,20 @@ from foredraft.errors import ForedraftWarning, is_interrupt, told
 
 
 class GuardedDrafter:
-    """A drafter whose draftings are guarded; an error while one is opened is raised."""
+    """A drafter for one sequence, and its drafting until that raises; afterwards every draft is empty.
+
+    An error while it is opened is raised.
+    """
 
     name: ClassVar[str] = "guarded"
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter, self.needs, self.source_names = drafter, drafter.needs, drafter.source_names
+        self._failed = False
 
-    def open(self, context: DraftContext) -> "GuardedDrafting":
-        return GuardedDrafting(self._drafter.open(context), self._drafter.name)
-
-
-class GuardedDrafting:
-    """One sequence's drafting, until it raises; afterwards every draft is empty."""
-
-    def __init__(self, drafting: Drafting, name: str) -> None:
-        self._drafting, self._name, self._failed = drafting, name, False
+    def open(self, context: DraftContext) -> Drafting:
+        self._drafting = self._drafter.open(context)
+        return self
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
         try:
@@ -56,8 +54,8 @@ class GuardedDrafting:
             return
         self._failed = True
         warnings.warn(
-            f"The drafter {self._name} failed ({told(error)}), so the rest of this text is decoded without drafts; the "
-            "text is the same.",
+            f"The drafter {self._drafter.name} failed ({told(error)}), so the rest of this text is decoded without "
+            "drafts; the text is the same.",
             ForedraftWarning,
             stacklevel=3,
         )

@@ -48,7 +48,7 @@ class RequestDrafter:
         self, drafter: Drafter, *, vocabulary: int, most: int, rows: int, longest: int, tree_nodes: int = 16,
         least_probability: float = 0.0,
     ) -> None:  # fmt: skip
-        self._drafter = GuardedDrafter(drafter)
+        self._drafter = drafter
         self._context = DraftContext(vocabulary, max_nodes=max(tree_nodes, most))
         self._most, self._longest, self._kept = most, longest, _SPARE * rows
         self._tree_nodes, self._least = tree_nodes, least_probability
@@ -79,7 +79,7 @@ class RequestDrafter:
                 request = self._rows[row]
                 request.drafting.observe(_verdict(request.chain, ids, len(request.ids)))
             else:
-                request = _Request(self._drafter.open(self._context), len(ids), ids, seen=self._step)
+                request = _Request(GuardedDrafter(self._drafter).open(self._context), len(ids), ids, seen=self._step)
                 self._requests.append(request)
                 self._rows[row] = request
             request.ids, request.chain = ids, self._chain(request, ids)

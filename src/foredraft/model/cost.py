@@ -15,8 +15,9 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from foredraft.atomic_file import write_file
+from foredraft.atomic_file import store_file
 from foredraft.contracts import CostCurve
+from foredraft.errors import StoreError
 from foredraft.graph.layout import lay_out
 from foredraft.graph.tree import chain_parents
 from foredraft.model.fingerprint import architecture
@@ -43,9 +44,8 @@ def measured_cost(target: TorchTarget, folder: Path) -> CostCurve:
         return stored
     curve = measure_cost(target)
     if _is_settled(curve):  # otherwise the machine was busy, and the next process measures again
-        with contextlib.suppress(OSError):  # generation works without stored figures
-            folder.mkdir(parents=True, exist_ok=True)
-            write_file(path, json.dumps({"rows": curve.rows, "seconds": curve.seconds}).encode())
+        with contextlib.suppress(StoreError):  # generation works without stored figures
+            store_file(path, json.dumps({"rows": curve.rows, "seconds": curve.seconds}).encode())
     return curve
 
 

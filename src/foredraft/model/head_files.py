@@ -17,7 +17,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import nn
 
-from foredraft.atomic_file import unwritable, write_file
+from foredraft.atomic_file import store_file
 from foredraft.errors import StoreError, UsageError, told
 from foredraft.model.fingerprint import fingerprint
 
@@ -63,12 +63,8 @@ def card_for(
 def save_head(folder: Path, card: HeadCard, weights: Mapping[str, torch.Tensor]) -> None:
     """Write a head; raises StoreError if the folder cannot be written. Each complete file replaces an old one."""
     tensors = {name: weight.contiguous() for name, weight in _encoded(weights, card.dtype)}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_file(folder / WEIGHTS_FILE, save_tensors(tensors, {"format": "pt"}))
-        write_file(folder / CONFIG_FILE, (json.dumps(asdict(card), indent=2) + "\n").encode())
-    except OSError as error:
-        raise unwritable(folder, error) from error
+    store_file(folder / WEIGHTS_FILE, save_tensors(tensors, {"format": "pt"}))
+    store_file(folder / CONFIG_FILE, (json.dumps(asdict(card), indent=2) + "\n").encode())
 
 
 def _encoded(weights: Mapping[str, torch.Tensor], dtype: str) -> Iterator[tuple[str, torch.Tensor]]:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import transformers
 
-from foredraft.atomic_file import write_file
+from foredraft.atomic_file import store_file
 from foredraft.cache_folder import cache_path
 from foredraft.contracts import CostCurve
 from foredraft.errors import ForedraftWarning, StoreError, told
@@ -196,14 +196,14 @@ def records_of(model: Any, cache: Path) -> list[CompiledRecord]:
 
 
 def write_record(folder: Path, record: CompiledRecord) -> None:
-    """Write the record of `folder`; raises OSError if it cannot be written."""
+    """Write the record of `folder`; raises StoreError if it cannot be written."""
     data: dict[str, Any] = asdict(record)
     rows = record.costs[EAGER].rows
     seconds = {name: dict(zip(curve.rows, curve.seconds, strict=True)) for name, curve in record.costs.items()}
     del data["costs"]  # written as a table by all numbers of rows, null where a package does not run so many
     table = {name: [of.get(count) for count in rows] for name, of in seconds.items()}
     data |= {"format": _FORMAT, "rows": rows, "seconds": table}
-    write_file(folder / RECORD, json.dumps(data, indent=1).encode())
+    store_file(folder / RECORD, json.dumps(data, indent=1).encode())
 
 
 def kernels_in(path: Path) -> tuple[str, ...]:
