@@ -187,6 +187,52 @@ def test_a_drafter_that_keeps_no_promise_ends_its_text_alone(compiled, proposed)
     assert repr(bad)
 
 
+class Raising:
+    """A control that raises once it is asked."""
+
+    def budget(self, _depth):
+        raise ValueError("out of budget")
+
+
+def test_a_control_that_raises_ends_its_text_alone(compiled):
+    writer, prompt = generator(compiled, "prompt_lookup", nodes=3), np.arange(20)
+    batch, run = writer.batch(), writer.begin(prompt, SamplingOptions(), max_new_tokens=9)
+    run.control = Raising()
+    bad, good = batch.join(run), batch.join(writer.begin(prompt, SamplingOptions(), max_new_tokens=9))
+    list(steps_of(batch))
+    assert str(bad.failure) == "out of budget"
+    assert emitted(good) == alone(compiled, prompt, SamplingOptions(), 9)
+
+
+def test_texts_with_passes_of_their_own_learn_what_these_cost(compiled):
+    target = TorchTarget(compiled.model)
+    writer = generator(target, "auto")
+    batch = writer.batch()
+    for number in range(3):
+        batch.join(writer.begin(np.arange(20) + number, SamplingOptions(), max_new_tokens=20))
+    list(steps_of(batch))
+    assert writer._costs.drafted > 0
+    assert writer._costs.asking > 0
+
+
+def test_an_interrupt_of_compiled_code_is_no_failed_text(compiled):
+    writer = generator(compiled, "none")
+    broken = generator(compiled, "none")
+
+    def interrupted():
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            raise SystemError("returned a result with an exception set") from error
+
+    broken.attach("bad", Bad(interrupted), 4)
+    batch = writer.batch()
+    run = batch.join(broken.begin(np.arange(20), SamplingOptions(), max_new_tokens=9))
+    with pytest.raises(KeyboardInterrupt):
+        list(steps_of(batch))
+    assert run.failure is None
+
+
 def test_a_drafter_that_cannot_be_closed_does_not_take_the_text(compiled):
     writer, prompt = generator(compiled, "none"), np.arange(20)
     writer.attach("bad", Bad(lambda: EMPTY_DRAFT), 4)

@@ -23,7 +23,7 @@ from foredraft.errors import PromptTooLongError
 from foredraft.server import app, stores
 from foredraft.server.answers import Delta
 from foredraft.server.bodies import Speculation
-from foredraft.server.openai import CompletionRequest, _calls_in
+from foredraft.server.openai import CompletionRequest, _calls_in, _Characters
 from foredraft.server.processors import Position, TokenLogprob
 from foredraft.server.running import Listening
 from foredraft.server.service import Service
@@ -103,10 +103,11 @@ def test_log_probabilities_are_of_the_text(client):
 def test_offsets_of_tokens_count_characters():
     smile = "\N{GRINNING FACE}".encode()
     tokens = [TokenLogprob(each, -1.0) for each in (b"ab", smile[:3], smile[3:], b"c")]
-    request = CompletionRequest(prompt="x", logprobs=0)
+    request, written = CompletionRequest(prompt="x", logprobs=0), _Characters()
     delta = Delta(tokens=[Position(token, []) for token in tokens])
-    assert request._choice(0, delta)["logprobs"]["text_offset"] == [0, 2, 2, 3]
-    assert request._choice(0, delta, b"1234" + smile)["logprobs"]["text_offset"] == [5, 7, 7, 8]
+    assert request._choice(0, delta, written)["logprobs"]["text_offset"] == [0, 2, 2, 3]
+    damaged = Delta(tokens=[Position(TokenLogprob(each, -1.0), []) for each in (b"\xff", b"d")])
+    assert request._choice(0, damaged, written)["logprobs"]["text_offset"] == [4, 5]
 
 
 @pytest.mark.parametrize(
@@ -116,6 +117,8 @@ def test_offsets_of_tokens_count_characters():
         ('<tool_call>\n{"name": "f"}\n</tool_call>\n<tool_call>{"name": "g"}', ["{}", "{}"], ""),
         ('<tool_call>{"name": "f", "parameters": {"a": 1}}</tool_call>', [], None),
         ('<tool_call>{"name": "f", "arguments": null}</tool_call>', [], None),
+        ('<tool_call>{"id": "1", "name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', ['{"a": 1}'], ""),
+        ('<tool_call>{"name": "f", "arguments": "word"}</tool_call>', [], None),
         ('<tool_call>{"name": "f", "arg', [], None),
     ],
 )  # fmt: skip
@@ -320,6 +323,11 @@ def test_completions_take_texts_and_ids(client, plain):
     assert "".join(chunk.choices[0].text for chunk in of_ids) == plain(ids, max_new_tokens=12).text
 
 
+def test_too_many_prompts_are_refused(client):
+    with pytest.raises(openai.BadRequestError, match="65 prompts"):
+        client.completions.create(model="toy", prompt=["12"] * 65, max_tokens=1)
+
+
 def test_responses(client, plain):
     text = plain([{"role": "system", "content": "Be brief."}, *QUESTION], max_new_tokens=30).text
     given = {"model": "toy", "input": QUESTION, "instructions": "Be brief.", "temperature": 0, "max_output_tokens": 30}
@@ -358,6 +366,7 @@ def test_messages_of_anthropics_client(server, plain):
         begun = [*QUESTION, {"role": "assistant", "content": "It"}]
         with pytest.raises(anthropic.BadRequestError, match="cannot be continued"):
             client.messages.create(model="toy", max_tokens=3, messages=begun)
+        assert client.messages.count_tokens(model="toy", messages=begun).input_tokens
         with pytest.raises(anthropic.NotFoundError, match="has only the model"):
             client.messages.create(model="other", max_tokens=3, messages=QUESTION)
 
@@ -387,6 +396,9 @@ def test_messages_of_anthropics_client(server, plain):
             "messages.0.content.0",
         ),
         ({f"field{number}": 1 for number in range(200)}, "at most 100"),
+        ({"maxTokens": 3}, "no field 'maxTokens'"),
+        ({"metadata": {"userId": 3}}, "metadata.userId"),
+        ({"metadata": dict.fromkeys(map(str, range(17)), "a")}, "metadata: it has 17 items"),
         ({"repetition_penalty": 1e-310}, "repetition_penalty"),
         ({"stop": "x" * 2000}, "stop"),
         ({"speculative": {"options": {"memory": 7}}}, "memory"),

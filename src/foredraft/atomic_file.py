@@ -32,7 +32,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 def unwritable(path: Path, error: OSError) -> StoreError:
     """Return the exception for a path that cannot be written."""
     return StoreError(
-        f"{path} cannot be written ({error.strerror}). Free space, make its folder, or choose one you can write to."
+        f"{path} cannot be written ({error.strerror}). Free space, or choose a folder that you can write to."
     )
 
 

@@ -62,6 +62,12 @@ class Generator:
             _check_vocabulary(target, tokenizer)
         self.use(**drafting)
 
+    def sibling(self, **drafting: Any) -> "Generator":
+        """Return another generator of the same model and measured cost, with the arguments of `use`."""
+        made = Generator(self.target, self.tokenizer, **drafting)
+        made._curve = self._curve
+        return made
+
     def use(
         self,
         method: str,  # one of `foredraft methods`

@@ -61,7 +61,7 @@ class Section:
 def write_report(folder: Path, out: Path, tell: Callable[[float, str], None] = lambda *_: None) -> list[Path]:
     """Write the report of the cells in `folder` to `out`; return the paths of page, Markdown and pictures' folder.
 
-    UsageError without matplotlib, for a folder that is not writable, and as `checked_cells`.
+    UsageError without matplotlib and as `checked_cells`, StoreError if `out` cannot be written.
     """
     check_matplotlib()
     from matplotlib import rc_context

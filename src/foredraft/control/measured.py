@@ -51,7 +51,10 @@ class BatchControl:
         self._measure, self._most_rows, self._most_nodes, self._costs = curve, most_rows, most_nodes, costs
         self._clock = clock
         self._price = 0.0  # smoothed tokens per second that drafts promise, at least those of plain decoding
-        self._drawn, self._written = False, 0.0  # whether the last drafts were drawn; smoothed tokens of such a step
+        self._drawn, self._written = (
+            False,
+            0.0,
+        )  # whether the last drafts were not weighed by node; smoothed tokens of such a step
         self._each = float(min(_FIRST, most_nodes))  # smoothed number of nodes per sequence worth verifying
         self._asked = False  # whether a draft was requested in this step
 
@@ -65,9 +68,9 @@ class BatchControl:
         self._asked = self._costs.rests.left == 0
         if not self._asked or depth <= 0 or room <= 0:
             return NO_BUDGET
-        least = max(self._cheap(lanes) // lanes, _LEAST)
         if self._whole:
             return Budget(room, depth)
+        least = max(self._cheap(lanes) // lanes, _LEAST)
         wanted = room if self._drawn else max(least, int(_HEADROOM * self._each))
         return Budget(min(room, wanted), depth, self._more())
 

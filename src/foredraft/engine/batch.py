@@ -18,7 +18,7 @@ from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, StepRecord
 from foredraft.control import BatchControl
 from foredraft.engine.run import Run
 from foredraft.engine.step import proposed, record_of, settle
-from foredraft.errors import ForedraftWarning, OutOfMemoryError, PromptTooLongError, UsageError
+from foredraft.errors import ForedraftWarning, OutOfMemoryError, PromptTooLongError, UsageError, is_interrupt
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Batch:
         except BaseException:
             self._close(cache)
             raise
-        run.shared = run.shared and self._target.keeps_prefixes  # else it has passes of its own, and their costs
+        run.shared = run.shared and self._target.keeps_prefixes  # else it has passes of its own
         self._runs[run] = perf_counter_ns()
         return run
 
@@ -148,10 +148,10 @@ class Batch:
         passed = perf_counter_ns()
         layouts, caches = [part.layout for part in parts], [part.run.seq.cache for part in parts]
         scored, hidden = [part.budget is not None for part in parts], any(p.run.drafter.needs.hidden for p in parts)
-        scores = self._target.forward(layouts, caches, scored, hidden=hidden) if parts else []
+        results = self._target.forward(layouts, caches, scored, hidden=hidden) if parts else []
         forward = perf_counter_ns() - passed
         advanced, shared, drafting = [], [], 0  # verdicts and nanoseconds of drafting under the batch's control
-        for part, own in zip(parts, scores, strict=True):
+        for part, (own, nanoseconds) in zip(parts, results, strict=True):
             run = part.run
             if isinstance(own, OutOfMemoryError):
                 _end(run, own)
@@ -164,16 +164,19 @@ class Batch:
                 run.prefill_seconds = (start - self._runs[run]) / 1e9
             try:
                 verdict, took = settle(run, part.budget, part.draft, own)
-                run.records.append(record_of(verdict, run.drafter, (*part.nanoseconds, forward, *took)))
+                run.records.append(record_of(verdict, run.drafter, (*part.nanoseconds, nanoseconds, *took)))
+                advanced.append(run)
+                own_drafting = part.nanoseconds[0] + took[-1]
+                if run.shared:
+                    shared.append(verdict)
+                    drafting += own_drafting
+                elif self._target.keeps_prefixes:  # a shared pass does not show the cost of its own rows
+                    run.control.observe(verdict, 0.0, 0.0)
+                else:
+                    other = sum(part.nanoseconds) + sum(took)
+                    run.control.observe(verdict, nanoseconds / 1e9, other / 1e9, own_drafting / 1e9)
             except Exception as error:  # noqa: BLE001  # whatever a logits processor raises ends its text alone
-                run.failure = error
-                continue
-            advanced.append(run)
-            if run.shared:
-                shared.append(verdict)
-                drafting += part.nanoseconds[0] + took[-1]
-            else:
-                run.control.observe(verdict, 0.0, 0.0)  # a shared pass does not show the cost of its own rows
+                _fail(run, error)
         if shared:
             rows, other = sum(part.layout.rows for part in parts), perf_counter_ns() - start - forward
             self._control.observe(shared, rows, forward / 1e9, other / 1e9, drafting / 1e9)
@@ -191,14 +194,14 @@ class Batch:
         lanes = len(ready)
         for run in ready:
             start, depth = perf_counter_ns(), run.seq.useful_depth
-            budget = self._control.budget(depth, lanes) if run.shared else run.control.budget(depth)
             most = min(run.context.max_nodes, max(room // lanes - 1, 0))
-            budget = budget if budget.nodes <= most else replace(budget, nodes=most)
             try:
+                budget = self._control.budget(depth, lanes) if run.shared else run.control.budget(depth)
+                budget = budget if budget.nodes <= most else replace(budget, nodes=most)
                 draft = proposed(run, budget)
                 draft = draft if run.shared else run.control.trim(draft, budget)
             except Exception as error:  # noqa: BLE001  # as above
-                run.failure = error
+                _fail(run, error)
                 continue
             runs.append(run)
             drafts.append(draft)
@@ -261,6 +264,13 @@ def _end(run: Run, error: OutOfMemoryError) -> None:
         run.seq.finish = "memory"
     else:
         run.failure = error
+
+
+def _fail(run: Run, error: Exception) -> None:
+    """End a text by an error that is not the interruption of compiled code."""
+    if is_interrupt(error):
+        raise KeyboardInterrupt from error
+    run.failure = error
 
 
 def _is_suspended(run: Run) -> bool:

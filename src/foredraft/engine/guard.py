@@ -45,17 +45,16 @@ class GuardedDrafter:
         try:
             self._drafting.close()
         except Exception as error:  # noqa: BLE001  # as above: the text is written
-            self._fail(error)
+            self._fail(error, "its memory may stay in use")
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception, then: str = "the rest of this text is decoded without drafts") -> None:
         if is_interrupt(error):
             raise KeyboardInterrupt from error
         if self._failed:
             return
         self._failed = True
         warnings.warn(
-            f"The drafter {self._drafter.name} failed ({told(error)}), so the rest of this text is decoded without "
-            "drafts; the text is the same.",
+            f"The drafter {self._drafter.name} failed ({told(error)}), so {then}; the text is the same.",
             ForedraftWarning,
             stacklevel=3,
         )

@@ -6,7 +6,8 @@ nor on how a batch is put together.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from time import perf_counter_ns
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,8 +21,12 @@ from foredraft.model.compiled.package import MOST_ROWS, CompiledForward
 from foredraft.model.mask import joined_mask
 from foredraft.model.target import PREFILL_ROWS, TorchTarget, device_errors, scores_of_pass
 
-Result = Scores | OutOfMemoryError | None
-"""Of one sequence's rows in a pass: None if they are not scored, an error if its pass found no memory."""
+
+class Result(NamedTuple):
+    """The result of one sequence's rows in a pass."""
+
+    scores: Scores | OutOfMemoryError | None  # None if they are not scored, an error if the pass found no memory
+    nanoseconds: int  # of the pass, which others may share
 
 
 class SequentialBatch:
@@ -48,14 +53,15 @@ class SequentialBatch:
     ) -> list[Result]:
         found: list[Result] = []
         for layout, cache, wanted in zip(layouts, caches, scored, strict=True):
+            start, scores = perf_counter_ns(), None
             try:
                 if wanted:
-                    found.append(self._target.forward(layout, cache, hidden=hidden))
+                    scores = self._target.forward(layout, cache, hidden=hidden)
                 else:
                     self._target.run(layout, cache)
-                    found.append(None)
+                found.append(Result(scores, perf_counter_ns() - start))
             except OutOfMemoryError as error:
-                found.append(error)
+                found.append(Result(error, perf_counter_ns() - start))
         return found
 
 
@@ -89,12 +95,14 @@ class JointBatch:
     def forward(
         self, layouts: Sequence[Layout], caches: Sequence[Lease], scored: Sequence[bool], *, hidden: bool = False
     ) -> list[Result]:
+        start = perf_counter_ns()
         try:
             with device_errors(sum(layout.rows for layout in layouts), max(cache.length for cache in caches)):
-                return self._pass(layouts, caches, scored, hidden=hidden)
+                scores = self._pass(layouts, caches, scored, hidden=hidden)
+                return [Result(each, perf_counter_ns() - start) for each in scores]
         except OutOfMemoryError as error:
             if len(layouts) == 1:
-                return [error]
+                return [Result(error, perf_counter_ns() - start)]
         found: list[Result] = []
         for layout, cache, wanted in zip(layouts, caches, scored, strict=True):  # smaller passes may find memory
             found += self.forward([layout], [cache], [wanted], hidden=hidden)
@@ -102,7 +110,7 @@ class JointBatch:
 
     def _pass(
         self, layouts: Sequence[Layout], caches: Sequence[Lease], scored: Sequence[bool], *, hidden: bool
-    ) -> list[Result]:
+    ) -> list[Scores | None]:
         rows = [layout.rows for layout in layouts]
         which = np.flatnonzero(np.repeat(scored, rows)) if any(scored) else np.zeros(1, np.int64)
         starts, committed = np.array([(cache.start, cache.length) for cache in caches], np.int64).T
@@ -118,7 +126,7 @@ class JointBatch:
         package = _batch_package(self._compiled, sum(rows))
         assert package is not None, "`batch_target` has checked it"
         results = package.run([*arguments, *self._arena.buffers])
-        found: list[Result] = []
+        found: list[Scores | None] = []
         start = 0
         for count, wanted in zip(rows, scored, strict=True):
             own = [each[start : start + count] for each in results] if wanted else []

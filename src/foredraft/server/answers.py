@@ -49,7 +49,9 @@ class StopFilter:
         if places:
             passed, _, self.found = min(places)
         else:
-            begun = (n for stop in self._stops for n in range(1, len(stop[: len(text) + 1])) if text.endswith(stop[:n]))
+            begun = (
+                n for stop in self._stops for n in range(1, min(len(stop), len(text) + 1)) if text.endswith(stop[:n])
+            )
             passed = len(text) if last else len(text) - max(begun, default=0)
         pieces, self._held = _split(self._held, passed)
         return pieces

@@ -32,12 +32,6 @@ class CountRequest(bodies.Body):
     messages: bodies.Some[_Message]
     system: bodies.Content | None = None
 
-    @model_validator(mode="after")
-    def _asks_for_an_answer(self) -> Self:
-        if self.messages[-1].role == "assistant":
-            raise ValueError("the last message is the assistant's; an answer that is begun cannot be continued")
-        return self
-
     def conversation(self) -> list[dict[str, Any]]:
         first = [] if self.system is None else [{"role": "system", "content": bodies.text_of(self.system)}]
         return [*first, *(message.for_template() for message in self.messages)]
@@ -56,6 +50,12 @@ class MessagesRequest(CountRequest, bodies.GenerationRequest):
     top_k: NonNegativeInt | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     thinking: _NoThinking | None = None
+
+    @model_validator(mode="after")
+    def _asks_for_an_answer(self) -> Self:
+        if self.messages[-1].role == "assistant":
+            raise ValueError("the last message is the assistant's; an answer that is begun cannot be continued")
+        return self
 
     def text_request(self) -> bodies.TextRequest:
         options = self.options(self.max_tokens, top_k=self.top_k) | {"stop_strings": self.stop_sequences}

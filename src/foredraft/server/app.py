@@ -216,8 +216,9 @@ def _key(request: Request) -> str:
     """
     keys, hosts = request.app.state.keys, request.app.state.hosts
     if keys:
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        given = request.headers.get("x-api-key") or (token if scheme.lower() == "bearer" else "")
+        header = request.headers.get("authorization", "")
+        scheme, _, token = header.partition(" ")
+        given = request.headers.get("x-api-key") or (token if scheme.lower() == "bearer" else header)
         for key in keys:
             if hmac.compare_digest(key.encode(), given.encode("latin-1")):  # headers are bytes, shown as Latin-1
                 return str(key)

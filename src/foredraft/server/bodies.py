@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
 from foredraft.sampling import SEED_LIMIT
 from foredraft.server.replies import RequestError
@@ -20,19 +20,29 @@ Item = TypeVar("Item")
 Many = Annotated[list[Item], Field(fail_fast=True)]
 """A list that may be long: validation stops at the first error, because finding all would block other requests."""
 Some = Annotated[list[Item], Field(fail_fast=True, min_length=1)]
-Texts = Annotated[list[Item], Field(fail_fast=True, max_length=64)]
-"""A list of what a request asks texts for."""
 
 Share = Annotated[float, Field(ge=0, le=1)]
-Stops = Annotated[list[Annotated[str, Field(min_length=1, max_length=1000)]], Field(max_length=16)]
+_MOST_FIELDS = 100  # of a body and its parts (chosen)
 
-_MOST_FIELDS = 100  # of an object; errors of more would take long to list (chosen)
+
+def at_most(count: int) -> BeforeValidator:
+    """Return a check of an object's or a list's length, made before its items are read, which may take seconds."""
+
+    def check(given: Any) -> Any:
+        if isinstance(given, dict | list) and len(given) > count:
+            raise ValueError(f"it has {len(given)} items; at most {count} are read")
+        return given
+
+    return BeforeValidator(check)
+
+
+Stops = Annotated[list[Annotated[str, Field(min_length=1, max_length=1000)]], at_most(16)]
 
 Shape = str | dict[str, Any]  # what a text must match: a regular expression, or a JSON schema
 
 
 class Body(BaseModel):
-    """A body that rejects unknown fields. A field that is null has its default, as in OpenAI's API."""
+    """A body that rejects unknown fields. What is null has its default, or is left out, as in OpenAI's API."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
@@ -120,11 +130,9 @@ class Speculation(Body):
 
     method: str | None = None
     num_speculative_tokens: Annotated[int, Field(ge=0, le=256)] | None = None
-    stores: list[str] = []
+    stores: Annotated[list[str], at_most(32)] = []
     # no other text, which may name a path
-    options: Annotated[
-        dict[str, bool | int | float | Literal["request", "off", "measured", "fixed"]], Field(max_length=32)
-    ] = {}
+    options: Annotated[dict[str, bool | int | float | Literal["request", "off", "measured", "fixed"]], at_most(32)] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +164,7 @@ class GenerationRequest(Body):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Share | None = None
     seed: int | None = None
-    metadata: Annotated[dict[str, str | None], Field(max_length=16)] | None = None
+    metadata: Annotated[dict[str, str | None], at_most(16)] | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None

@@ -4,14 +4,14 @@ Tool calls are parsed in the format of Hermes and Qwen: `<tool_call>{"name": ...
 not depend on how answers are generated.
 """
 
-import itertools
+import codecs
 import json
 import re
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
 
 from foredraft.drafters.prediction import PREDICTION
 from foredraft.server import bodies
@@ -22,6 +22,8 @@ from foredraft.server.processors import Position, TokenLogprob
 
 _CALL_BEGINS, _CALL_ENDS = re.compile(TOOL_CALL + r"\s*"), re.compile(r"\s*(?:</tool_call>|\Z)")
 _Part = tuple[dict[str, Any], list[Piece]]  # of a streamed choice: its format, and the pieces of text in it
+_MOST_PROMPTS = 64  # of a request (chosen)
+_Id = Annotated[int, Field(strict=True)]
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
 _OneStopOrMore = Annotated[bodies.Stops, BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
 
@@ -85,7 +87,7 @@ class _Request(bodies.GenerationRequest):
     stop: _OneStopOrMore | None = None
     frequency_penalty: _Penalty = 0.0
     presence_penalty: _Penalty = 0.0
-    logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=4096)] | None = None
+    logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], bodies.at_most(4096)] | None = None
     service_tier: Literal["auto", "default"] | None = None
     top_k: NonNegativeInt | None = None
     min_p: bodies.Share | None = None
@@ -155,7 +157,7 @@ class ChatRequest(_Request):
     tool_choice: Literal["auto", "none"] | None = None
     parallel_tool_calls: Literal[True] | None = None
     store: Literal[False] | None = None
-    modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
+    modalities: Annotated[list[Literal["text"]], bodies.at_most(1)] | None = None
 
     id_prefix, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
@@ -207,10 +209,29 @@ class ChatRequest(_Request):
         return {"index": number, "finish_reason": finish, "logprobs": logprobs} | said
 
 
+def _not_too_many(prompts: Any) -> Any:
+    if isinstance(prompts, list) and len(prompts) > _MOST_PROMPTS and not isinstance(prompts[0], int):
+        raise ValueError(f"there are {len(prompts)} prompts; a request may have {_MOST_PROMPTS}")
+    return prompts
+
+
+class _Characters:
+    """Counts the characters of a text by the bytes of its tokens."""
+
+    def __init__(self) -> None:
+        self._decoder, self._count = codecs.getincrementaldecoder("utf-8")("replace"), 0
+
+    def before(self, token: bytes) -> int:
+        """Add a token, and return the number of characters that had ended before it."""
+        count = self._count
+        self._count += len(self._decoder.decode(token))
+        return count
+
+
 class CompletionRequest(_Request):
     """`/v1/completions`."""
 
-    prompt: str | bodies.Texts[str] | Many[int] | bodies.Texts[Many[int]]
+    prompt: Annotated[str | Many[str] | Many[_Id] | Many[Many[_Id]], BeforeValidator(_not_too_many)]
     max_tokens: PositiveInt = 16
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: Literal[False] = False
@@ -224,24 +245,22 @@ class CompletionRequest(_Request):
         return self._request([self.prompt] if is_one else self.prompt, self.max_tokens, self.logprobs)
 
     def whole(self, answers: Answers) -> dict[str, Any]:
-        return self._whole([self._choice(*each) for each in enumerate(answers.choices)], answers)
+        return self._whole([self._choice(*each, _Characters()) for each in enumerate(answers.choices)], answers)
 
     async def _parts(self, answers: Answers) -> AsyncIterator[_Part]:
-        before = [b""] * len(answers.choices)
+        written = [_Characters() for _ in answers.choices]
         async for number, delta in answers.deltas():
             if delta.pieces or delta.tokens or delta.finish:
-                yield self._choice(number, delta, before[number]), delta.pieces
-                before[number] += b"".join(each.token.bytes for each in delta.tokens)
+                yield self._choice(number, delta, written[number]), delta.pieces
 
-    def _choice(self, number: int, delta: Delta, before: bytes = b"") -> dict[str, Any]:
-        """Return an answer, or the part of it that follows the tokens of the bytes `before`."""
+    def _choice(self, number: int, delta: Delta, written: _Characters) -> dict[str, Any]:
+        """Return an answer, or the part of it that follows what is `written`."""
         tokens = [each.token for each in delta.tokens]
-        ends = itertools.accumulate((each.bytes for each in tokens), initial=before)
         logprobs = None if self.logprobs is None else {
             "tokens": [each.text for each in tokens],
             "token_logprobs": [each.logprob for each in tokens],
             "top_logprobs": [{each.text: each.logprob for each in position.top} for position in delta.tokens],
-            "text_offset": [len(end.decode(errors="ignore")) for end in itertools.islice(ends, len(tokens))],
+            "text_offset": [written.before(each.bytes) for each in tokens],
         }  # fmt: skip
         return {"index": number, "text": delta.text, "finish_reason": delta.finish, "logprobs": logprobs}
 
@@ -273,9 +292,9 @@ def _finish(calls: Sequence[Any], finish: str | None) -> str | None:
 
 
 class _Call(BaseModel):
-    model_config = ConfigDict(extra="forbid")
     name: str
-    arguments: dict[str, Any] = {}
+    arguments: Annotated[dict[str, Any], BeforeValidator(lambda it: json.loads(it) if isinstance(it, str) else it)] = {}
+    parameters: None = None  # that a model writes by mistake for arguments
 
 
 def _calls_in(text: str) -> tuple[list[dict[str, Any]], str]:

@@ -124,7 +124,7 @@ class Constraint:
         self._read += len(tokens)
         if why := self._problem():
             problem = f"The response format cannot be followed any further: {why}. Use a simpler one."
-            raise RequestError(400, problem, param="response_format")
+            raise RequestError(400, problem)
 
     def _problem(self) -> str | None:
         if not self._matcher.is_error():

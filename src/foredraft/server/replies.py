@@ -5,7 +5,6 @@ Messages contain no traceback and no local path. Does not depend on a protocol's
 
 import json
 import logging
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -66,17 +65,21 @@ def failure_of(error: Exception) -> RequestError:
 def _of_body(error: ValidationError) -> RequestError:
     errors = error.errors(include_url=False, include_context=False, include_input=False)
     first = max(errors, key=lambda each: len(each["loc"]))  # of the alternatives of a field, the one that fits furthest
-    place = ".".join(str(each)[:80] for each in first["loc"] if not _is_type(each)) or None
-    if first["type"] == "extra_forbidden":
+    is_unknown = first["type"] == "extra_forbidden"
+    named = [each for each in first["loc"] if not _is_alternative(each)]
+    if is_unknown and _is_alternative(first["loc"][-1]):  # a field of such a name
+        named.append(first["loc"][-1])
+    place = ".".join(str(each)[:80] for each in named) or None
+    if is_unknown:
         unknown = f"This server has no field {place!r} here; leave it out."
         return RequestError(400, unknown, param=place, code="unknown_field")
     message = first["msg"].removeprefix("Value error, ")
     return RequestError(400, f"{place}: {message}." if place else f"{message}.", param=place)
 
 
-def _is_type(part: str | int) -> bool:
-    """Return whether a part of a pydantic location is the name of an alternative, not a field's or an item's."""
-    return isinstance(part, str) and (part in ("str", "int", "float", "bool") or re.search(r"[A-Z[]", part) is not None)
+def _is_alternative(part: str | int) -> bool:
+    """Return whether a part of a pydantic location names an alternative of a field, and no field or item."""
+    return isinstance(part, str) and ("[" in part or part in ("str", "int", "float", "bool", "Speculation"))
 
 
 def sent(event: Mapping[str, Any]) -> bytes:

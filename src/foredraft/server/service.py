@@ -4,7 +4,6 @@ Does not depend on routes or on the format in which answers are sent.
 """
 
 import asyncio
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -60,10 +59,9 @@ class Service:
         self._preparing = ThreadPoolExecutor(1, "foredraft-prompts")
         self._preparing_now = 0  # texts being tokenized
         self._loop: asyncio.AbstractEventLoop | None = None
-        batch = generator.batch(cache_bytes)
-        self.writer = Writer(batch, most_at_once, most_waiting)
-        self.metrics = Metrics(name, self.writer)
         _ = generator.cost  # measured now, as one thread at a time may run passes
+        self.writer = Writer(generator.batch(cache_bytes), most_at_once, most_waiting)
+        self.metrics = Metrics(name, self.writer)
         release_threads()  # from now on, passes run in the writer's thread
 
     async def begin(self, request: TextRequest, key: str) -> Answers:
@@ -135,8 +133,7 @@ class Service:
             config["num_speculative_tokens"] = speculation.num_speculative_tokens
         if folders:
             config["store"] = folders[0]
-        made = copy.copy(own)  # which keeps the measured cost
-        made.use(**parse_speculation(method, config).drafting)
+        made = own.sibling(**parse_speculation(method, config).drafting)
         for folder in folders[1:]:
             cast(AutoDrafter | RestDrafter, made.drafter).library.open(folder)
         return made

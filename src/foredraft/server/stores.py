@@ -8,12 +8,13 @@ import re
 import shutil
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from foredraft.corpus.documents import Document
 from foredraft.corpus.words import tokenize, tokenizer_hash, vocabulary_size
-from foredraft.errors import UsageError
+from foredraft.errors import StoreError, UsageError
 from foredraft.index.datastore import MANIFEST, read_manifest, write_datastore
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
@@ -43,10 +44,7 @@ class Stores:
         return place
 
     def list(self, key: str) -> list[dict[str, Any]]:
-        if self._folder is None:
-            return []
-        names = [manifest.parent.name for manifest in sorted(self._place(key, "any").parent.glob(f"*/{MANIFEST}"))]
-        return [self._described(key, name) for name in names if _NAME.fullmatch(name)]
+        return [] if self._folder is None else [self._described(key, name) for name in self._names(key)]
 
     def add(self, key: str, name: str, texts: Sequence[str]) -> dict[str, Any]:
         """Add texts to a store, created if missing, and return its description.
@@ -56,10 +54,13 @@ class Stores:
         place = self._place(key, name)
         documents = (Document(text, len(text)) for text in texts)
         symbols = list(tokenize(documents, self._tokenizer, self._vocabulary))
-        new, present = not (place / MANIFEST).exists(), self.list(key)
+        new, present, held = not (place / MANIFEST).exists(), self._names(key), 0
         if new and len(present) >= _MOST_STORES:
             raise UsageError(f"There are {len(present)} stores, the most that a client may have; delete some first.")
-        if (held := sum(each["tokens"] for each in present)) + sum(map(len, symbols)) > _MOST_TOKENS:
+        for each in present:
+            with suppress(StoreError):  # a damaged one is told of when it is used
+                held += read_manifest(self.existing(key, each)).tokens
+        if held + sum(map(len, symbols)) > _MOST_TOKENS:
             raise UsageError(
                 f"The stores would hold more than {_MOST_TOKENS:,} tokens, the most that a client may have; they hold "
                 f"{held:,} now. Send fewer texts, or delete a store first."
@@ -79,6 +80,10 @@ class Stores:
         gone = place.with_name(f"{name}-{uuid.uuid4().hex}{_GONE}")
         place.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
+
+    def _names(self, key: str) -> Sequence[str]:
+        names = [manifest.parent.name for manifest in sorted(self._place(key, "any").parent.glob(f"*/{MANIFEST}"))]
+        return [name for name in names if _NAME.fullmatch(name)]
 
     def _place(self, key: str, name: str) -> Path:
         """Return the folder of a store, which need not exist; UsageError if there can be none."""
