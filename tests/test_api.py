@@ -222,6 +222,53 @@ def test_logits_processors_are_honoured(plain, generator):
     assert generator.generate("a draft", logits_processor=processor, **options).token_ids == expected.token_ids
 
 
+class Counting:
+    """Allows one token more at each call."""
+
+    calls = 0
+
+    def __call__(self, input_ids, scores):
+        self.calls += 1
+        allowed = torch.full_like(scores, -torch.inf)
+        allowed[0, 100 + self.calls] = 0.0
+        return allowed
+
+
+def test_each_of_many_texts_has_processors_of_its_own(generator):
+    made = generator.generate_all([[5, 6], [7]], count=2, max_new_tokens=3, logits_processor=[Counting()])
+    assert [list(each.token_ids) for each in made] == [[101, 102, 103]] * 4
+
+
+@pytest.mark.parametrize(("returned", "says"), [(None, "returned None"), (torch.zeros(1, 3), "it must return the")])
+def test_what_a_logits_processor_returns_is_checked(generator, returned, says):
+    with pytest.raises(UsageError, match=says):
+        generator.generate("a draft", max_new_tokens=3, logits_processor=[lambda _ids, _scores: returned])
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "says"),
+    [
+        ("abc", {}, "prompts is 'abc'; give a list"),
+        (None, {}, "prompts is None"),
+        (["abc"], {"count": 0}, "count is 0"),
+        (["abc"], {"count": 2.0}, "count is 2.0"),
+        ([], {"max_tokens": 3}, "no argument 'max_tokens'"),
+    ],
+)
+def test_many_texts_of_nothing_are_refused(generator, prompts, options, says):
+    with pytest.raises(UsageError, match=says):
+        generator.generate_all(prompts, **options)
+
+
+def test_a_verification_that_does_not_exist_changes_nothing(plain):
+    changed = foredraft.Generator(plain.target, plain.tokenizer, method="auto", options={"table": "none"})
+    with pytest.raises(UsageError, match="no verification rule 'x'"):
+        changed.use("none", verification="x")
+    with pytest.raises(UsageError, match="num_speculative_tokens is '3'"):
+        changed.use("none", nodes="3")
+    assert changed.method == "auto"
+
+
 REFUSED = {
     "unknown": ({"tempature": 1.0}, "no argument 'tempature'. Did you mean 'temperature'"),
     "abbreviated": ({"stop": "x"}, "no argument 'stop'. Did you mean 'stop_strings'"),

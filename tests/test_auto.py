@@ -249,6 +249,15 @@ def test_a_memory_forgets_its_oldest_part_when_it_is_full(tmp_path):
     assert 104 not in propose(opened(fresh), [101, 102, 103]).tokens
 
 
+def test_a_memory_that_another_drafter_made_meanwhile_is_searched(tmp_path):
+    memory = str(tmp_path / "a" / "memory")
+    made, other = drafter(memory=memory), drafter(memory=memory)
+    say_and_save(made, 100)
+    say_and_save(other, 200)
+    assert best(propose(opened(other), [101, 102, 103])) == 104
+    assert best(propose(opened(other), [201, 202, 203])) == 204
+
+
 def test_small_parts_of_a_memory_are_sorted_together(tmp_path):
     memory = str(tmp_path / "memory")
     made = drafter(memory=memory, memory_tokens=1600)

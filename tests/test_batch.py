@@ -242,6 +242,18 @@ def test_a_drafter_that_cannot_be_closed_does_not_take_the_text(compiled):
     assert written == alone(compiled, prompt, SamplingOptions(), 9)
 
 
+def test_a_batch_takes_new_texts_of_its_own_model(compiled):
+    writer, other = generator(compiled, "none"), generator(TorchTarget(compiled.model), "none")
+    batch = writer.batch()
+    with pytest.raises(UsageError, match="of another model"):
+        batch.join(other.begin(np.arange(5), SamplingOptions(), max_new_tokens=3))
+    run = batch.join(writer.begin(np.arange(5), SamplingOptions(), max_new_tokens=3))
+    for _ in range(2):
+        with pytest.raises(UsageError, match="begun already"):
+            batch.join(run)
+        list(steps_of(batch))
+
+
 def test_a_text_of_no_tokens_ends_without_any(compiled):
     writer = generator(compiled, "none")
     batch = writer.batch()

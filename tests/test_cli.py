@@ -21,7 +21,9 @@ import typer
 from foredraft import __version__
 from foredraft.bench.prove import Difference, difference_between
 from foredraft.cli import VERBS, app, chat, flags, generate, kernels, main, screen
+from foredraft.cli.job import prompt_text
 from foredraft.cli.screen import Ink
+from foredraft.cli.serve import name_of
 from foredraft.drafters import drafter_class, method_names
 from foredraft.errors import UsageError
 from foredraft.request import GenerationArguments, GenerationOptions
@@ -136,6 +138,30 @@ def test_a_first_load_compiles_beside_itself_and_later_ones_do_not(tmp_path, mon
 def test_what_is_compiled_beside_a_first_load_runs():
     kernels.compile_drafting()
     kernels.compile_steps()
+
+
+@pytest.mark.parametrize(
+    ("model", "name"), [("smollm2", "smollm2"), ("an/hub-id-1.5", "an/hub-id-1.5"), ("a/file.gguf", "file")]
+)
+def test_a_served_model_has_the_name_of_its_file_folder_or_hub_id(model, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "file.gguf").touch()
+    (tmp_path / "dotted-1.5").mkdir()
+    assert name_of(model) == name
+    assert name_of("./dotted-1.5") == name_of(str(tmp_path / "dotted-1.5")) == "dotted-1.5"
+
+
+def test_a_prompt_file_may_begin_with_a_mark_of_its_encoding(tmp_path):
+    file = tmp_path / "prompt.txt"
+    file.write_bytes("\ufeffHello".encode())
+    assert prompt_text(None, file) == "Hello"
+
+
+def test_a_prompt_from_a_closed_input_is_refused(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UsageError, match="Standard input is closed"):
+        prompt_text("-", None)
 
 
 def test_a_shell_can_complete_verbs():

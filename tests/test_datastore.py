@@ -99,6 +99,17 @@ def test_nothing_but_the_manifest_its_segments_and_the_lock_is_left(store):
     assert leftovers(store) == []
 
 
+def test_a_store_that_changes_while_it_is_checked_is_not_called_damaged(store):
+    checking = check_datastore(store)
+    next(checking)
+    with write_datastore(store) as writer:
+        for entry in list(writer.manifest.segments):
+            writer.remove(entry.name)
+        writer.commit()
+    with pytest.raises(StoreError, match="was changed while it was checked"):
+        next(checking)
+
+
 def test_a_store_without_segments_is_a_store(tmp_path):
     opened = open_datastore(built(tmp_path / "s"))
     assert (opened.segments, opened.manifest.tokens) == ((), 0)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from foredraft.cli import main
-from foredraft.index.datastore import open_datastore
+from foredraft.cli.stores import words_of
+from foredraft.index.datastore import open_datastore, write_datastore
 from support.toys import TOY
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
@@ -117,6 +118,24 @@ def test_held_out_documents_are_left_out(corpus, tmp_path, capsys):
     held_out = int(capsys.readouterr().out.split("Held out: ")[1].split()[0])
     assert 5 < held_out < 35
     assert described(capsys, out)["segments"][0]["documents"] == len(STORIES) - held_out
+
+
+def test_text_is_added_to_a_store_of_a_model_with_more_ids_than_its_tokenizer(tmp_path, corpus, capsys):
+    """Such as a memory: a model's embeddings may be padded."""
+    words = words_of(TOY, None)
+    with write_datastore(
+        tmp_path / "wide", tokenizer_hash=words.tokenizer_hash, vocabulary=words.vocabulary + 100, create=True
+    ) as writer:
+        writer.commit()
+    assert main(["index", "add", str(tmp_path / "wide"), str(corpus), *DEMO]) == 0
+    assert described(capsys, tmp_path / "wide")["segments"][0]["documents"] == len(STORIES)
+
+
+def test_a_store_is_built_where_the_name_is_a_dot(tmp_path, corpus, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert main(["index", "build", str(corpus), "--out", ".", *DEMO]) == 0
+    assert open_datastore(tmp_path / "here").manifest.tokens
 
 
 def test_another_tokenizers_text_is_not_added(store, corpus, tmp_path, capsys):

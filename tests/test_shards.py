@@ -328,6 +328,13 @@ def test_a_stopped_table_build_goes_on_where_it_stopped(tmp_path, corpus, monkey
     assert f"is kept in {folder}; the same command goes on from there" in stopped.stderr
     kept = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.tokens")}
     assert kept
+    whole, when = corpus.read_bytes(), corpus.stat()
+    with corpus.open("a") as file:
+        file.write("{\n")
+    assert isinstance(build_table(tmp_path, "--strict").exception, UsageError)
+    assert kept.keys() <= {path.name for path in folder.glob("*.tokens")}, "a refused build removes no other's"
+    corpus.write_bytes(whole)
+    os.utime(corpus, ns=(when.st_atime_ns, when.st_mtime_ns))
     times = []
     monkeypatch.setattr(
         shards_module, "shard_symbols",

@@ -109,6 +109,7 @@ def first_holding(tokenizer, text, *strings):
         ("def f():\n    return 1\n\n\nprint(f())", ["\n\n\n"]),
         ("def f():\n    return 1\n\n\nprint(f())", ["nothing", "rint("]),
         ("smile 🙂 now", ["🙂"]),
+        ("smile 🙂 now", ["smile "]),
         ("smile 🙂 now", ["🙂 n"]),
         ("你好世界", ["好世"]),
         ("aaaaaaaaab", ["ab"]),

@@ -415,6 +415,22 @@ def test_the_command_trains_a_head_that_drafts(saved_model, tmp_path, capsys):
     asked += ["--speculative-config", json.dumps({"head": str(head)})]
     capsys.readouterr()
     assert main([*asked, "--max-new-tokens", "8", "--seed", "1", "w5 w6"]) == 0
+    other = tmp_path / "other.jsonl"
+    other.write_text(json.dumps({"text": "w1 w2 w3 " * 100}) + "\n")
+    assert run_train("eesd", saved_model, other, head, *QUICKLY, "--layers", "1") == 2
+    assert "made of other texts" in " ".join(capsys.readouterr().err.split())
+
+
+def test_chats_that_the_template_rejects_are_skipped(tmp_path):
+    tokenizer, report = pretrained_words(), ReadReport()
+    tokenizer.chat_template = (
+        "{% if messages[0].role != 'user' %}{{ raise_exception('who?') }}{% endif %}{{ messages[0].content }}"
+    )
+    asked, answered = {"role": "user", "content": "w1 w2"}, {"role": "assistant", "content": "w3"}
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in ([answered, asked], [asked, answered])))
+    assert [source.key for source in read_sources(path, tokenizer, report)] == ["w1 w2"]
+    assert report.unusable_rows == 1
 
 
 @pytest.mark.slow

@@ -294,6 +294,13 @@ def test_a_drafter_is_made_once_for_a_configuration_and_dropped_with_the_oldest(
     assert generators_of(model).generator(model, {"table": "none", "depth": 8}).target.dtype == torch.float64
 
 
+def test_a_configuration_that_the_caller_changes_makes_another_drafter():
+    model, config = tiny_llama(), {"method": "layer_skip", "attention": [1], "mlp": [1]}
+    first = generators_of(model).generator(model, config)
+    config["attention"].append(0)
+    assert generators_of(model).generator(model, config) is not first
+
+
 @pytest.mark.slow
 def test_what_is_kept_goes_with_the_model_and_stays_out_of_copies():
     model = tiny_llama()

@@ -150,6 +150,26 @@ def test_the_end_and_the_special_tokens_are_read_beside_the_tokenizer(tmp_path):
     assert made.render()(CHAT) == f"<s>{CHAT[0]['content']}</s>"
 
 
+def test_a_chat_template_may_be_in_the_configuration(tmp_path):
+    tokenizer("a").save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages[0].role }}"}))
+    assert words_of_file(tmp_path).render()(CHAT) == CHAT[0]["role"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("tokenizer_config.json", b"[]", "is not JSON .not an object"),
+        ("chat_template.jinja", b"\xff\xfe", "is not text in UTF-8"),
+    ],
+)
+def test_what_is_beside_a_tokenizer_and_cannot_be_used_is_refused(tmp_path, name, content, says):
+    tokenizer("a").save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UsageError, match=says):
+        words_of_file(tmp_path)
+
+
 def test_what_is_not_a_tokenizer_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"tokenizer\.json does not exist"):
         words_of_file(tmp_path)

@@ -60,7 +60,7 @@ def load(
     tree; StoreError for a table that is damaged or belongs to another tokenizer.
     """
     speculation = parse_speculation(method, {} if speculative_config is None else speculative_config)
-    if compile not in (True, False, "auto"):
+    if not isinstance(compile, bool) and compile != "auto":
         raise UsageError(f"compile is {compile!r}; give True, False or 'auto'.")
     parse_options(speculation.method, speculation.options)  # checks the options before the weights are loaded
     if isinstance(model, str | Path):

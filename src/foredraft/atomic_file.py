@@ -49,9 +49,12 @@ def store_file(path: Path, data: bytes) -> None:
         raise unwritable(path, error) from error
 
 
-def check_place(path: Path) -> None:
-    """Raise StoreError if `path` cannot be written later, before doing the work whose result goes there."""
+def check_place(path: Path, *, folder: bool = False) -> None:
+    """Raise StoreError if `path`, a file or a `folder`, cannot be written later, before the work is done."""
     found = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if found == path and path.is_dir() != folder:
+        kinds = ("file", "folder") if folder else ("folder", "file")
+        raise StoreError(f"{path} cannot be written later: it is a {kinds[0]}, not a {kinds[1]}. Name another place.")
     if found != path and not found.is_dir():
         raise StoreError(f"{path} cannot be written later: {found} is a file, not a folder. Name another place.")
     try:  # permissions are not enough: /proc has them but takes no files

@@ -31,8 +31,9 @@ from foredraft.model.compiled.package import CompiledRecord, kept_forward
 from foredraft.model.cost import measured_cost
 from foredraft.model.recordings import RecordedForward
 from foredraft.model.target import TorchTarget
+from foredraft.options import shown, whole_number
 from foredraft.pairing import pair_draft_model
-from foredraft.request import GenerationArguments, GenerationOptions, checked_text, encoded
+from foredraft.request import GenerationArguments, GenerationOptions, checked_text, encoded, own_processors
 from foredraft.sampling import SEED_LIMIT, SamplingOptions
 from foredraft.speculation import checked_verification
 from foredraft.standard_library import resources_for
@@ -104,11 +105,10 @@ class Generator:
         """Use an existing drafter under the name `method`; `costs` is what the measured control learned earlier."""
         if nodes is None and control is None:
             control = drafter.needs.control
-        amount = choose_control(nodes, control, control_options)
+        amount, rule = choose_control(nodes, control, control_options), checked_verification(verification)
         self.amount = choose_control(0) if method == "none" else amount  # how much each step drafts
         self._costs = StepCosts() if costs is None else costs
-        self.method, self.drafter = method, drafter
-        self.verification = checked_verification(verification)
+        self.method, self.drafter, self.verification = method, drafter, rule
 
     @property
     def cost(self) -> CostCurve:
@@ -174,12 +174,18 @@ class Generator:
         Raises what `generate` does, NumericsError once the other texts are complete, and OutOfMemoryError if there is
         no memory for one of the texts alone.
         """
+        if isinstance(prompts, str) or not isinstance(prompts, Sequence):
+            raise UsageError(f"prompts is {shown(prompts)}; give a list of prompts, or call `generate` for one.")
+        if (each := whole_number(count)) is None or each < 1:
+            raise UsageError(f"count is {shown(count)}; it must be a whole number, at least 1.")
+        self.arguments(options)  # checks them, even without prompts
+        processors = iter(own_processors(options.get("logits_processor", ()), len(prompts) * each, self.target.model))
         runs: list[Run] = []
         for prompt in prompts:
             seed = self.arguments(options)["sampling"].seed
-            for number in range(count):
+            for number in range(each):
                 given: GenerationArguments = {**options, "seed": (seed + number) % SEED_LIMIT}
-                runs.append(self.start(prompt, chat=chat, **given))
+                runs.append(self.start(prompt, chat=chat, **given | {"logits_processor": next(processors)}))
         return [self.result(run) for run in write_all(self.batch(), runs, TEXTS_AT_ONCE)]
 
     def stream(

@@ -3,11 +3,12 @@
 Of the model, it depends on the vocabulary size only.
 """
 
+import copy
 import dataclasses
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ _UNSUPPORTED: Mapping[str, str] = {
     "no_repeat_ngram_size": "pass transformers' NoRepeatNGramLogitsProcessor in logits_processor",
     "generation_config": "pass its values as separate arguments",
 }
+Processors = TypeVar("Processors", bound=Sequence[Any])
 _ONE = ("num_beams", "num_return_sequences")  # arguments that have no effect when they are 1
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 _PROMPT_TYPES = "A prompt is a text, a list of messages, or a flat list of token ids"
@@ -243,3 +245,20 @@ def _end_ids(given: Any, *, nested: bool = False) -> tuple[int, ...]:
     if isinstance(listed, Sequence) and not isinstance(listed, str | bytes | bytearray) and (array or not nested):
         return tuple(token for each in listed for token in _end_ids(each, nested=True))
     raise UsageError(f"eos_token_id holds {shown(given)}; it must be a token id or a flat list of token ids.")
+
+
+def own_processors(processors: Processors, rows: int, model: Any) -> list[Processors]:
+    """Return the processors of each of `rows` rows; copies if there are several, as some processors keep state.
+
+    The model itself is not copied. A processor that cannot be copied is a UsageError.
+    """
+    if rows == 1 or not processors:
+        return [processors] * rows
+    try:
+        return [copy.deepcopy(processors, {id(model): model}) for _ in range(rows)]
+    except Exception as error:
+        names = ", ".join(type(each).__name__ for each in processors)
+        raise UsageError(
+            f"The logits processors ({names}) cannot be copied ({error}), and each row of a batch needs its own; "
+            "generate each row in a separate call."
+        ) from error

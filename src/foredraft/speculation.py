@@ -10,7 +10,7 @@ from typing import Any, get_args
 from foredraft.contracts import Verification
 from foredraft.control import choose_control
 from foredraft.errors import UsageError
-from foredraft.options import check_known, shown, whole_number
+from foredraft.options import check_known, shown
 
 DEFAULT_METHOD = "auto"
 
@@ -41,10 +41,7 @@ def parse_speculation(method: str | None, config: Any) -> Speculation:
             raise UsageError(f"method is {shown(value)}; give a method's name as text.")
     if method is not None and configured is not None and method != configured:
         raise UsageError(f"method is {method!r} and speculative_config names {configured!r}; give one of them.")
-    given = options.pop("num_speculative_tokens", None)
-    nodes = whole_number(given)
-    if given is not None and (nodes is None or not 0 <= nodes <= 1024):
-        raise UsageError(f"num_speculative_tokens is {shown(given)}; it must be a whole number, 0 to 1024.")
+    nodes = options.pop("num_speculative_tokens", None)
     amount = {"nodes": nodes, **{name: options.pop(name, None) for name in ("control", "control_options")}}
     choose_control(**amount)  # checks the control before the weights are loaded
     verification = checked_verification(options.pop("verification", None))

@@ -20,11 +20,13 @@ class TextStream:
         self._tokenizer = tokenizer
         self._ids: list[int] = []
         self._shown_from = self._read = 0
+        self.held = ""  # whole characters that are held back, as they precede incomplete ones
 
     def push(self, token: int) -> str:
         """Add an id and return the text that it completes, which may be empty."""
         self._ids.append(token)
         text = self._unread()
+        self.held = text.rstrip(_INCOMPLETE) if text.endswith(_INCOMPLETE) else ""
         if not text or text.endswith(_INCOMPLETE):
             return ""
         self._shown_from, self._read = self._read, len(self._ids)
@@ -50,7 +52,8 @@ class StopStrings:
         """Add the next token; True if it completes a stop string."""
         window = self._tail + self._stream.push(token)
         self._tail = window[-(self._longest - 1) :] if self._longest > 1 else ""
-        return any(string in window for string in self._strings)
+        seen = window + self._stream.held
+        return any(string in seen for string in self._strings)
 
 
 def decode(tokenizer: Any, ids: Sequence[int]) -> str:

@@ -5,6 +5,7 @@ Does not depend on models. The embedded prompts were written for this project, a
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -188,9 +189,9 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield number, json.loads(line)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise UsageError(f"The file {path} cannot be read ({getattr(error, 'strerror', None) or error}).") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"The file {path} is not text in UTF-8 ({error}); convert it first.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"Line {number} of {path} is not JSON ({error}); give one value a line.") from error

@@ -18,6 +18,7 @@ from foredraft.cli import flags
 from foredraft.cli.info import NOT_COMPILED, cost_rows, show_cost
 from foredraft.cli.job import load_plain, setting
 from foredraft.cli.screen import counting, say, show_json, show_table, working
+from foredraft.cli.serve import name_of
 from foredraft.errors import UsageError
 from foredraft.model.gguf import SMOLLM2
 
@@ -192,7 +193,7 @@ def serve(
     ways = (measured.PLAIN,) if plain_only else (measured.PLAIN, measured.DRAFTED)
     with nullcontext(url) if url is not None else measured.own_server(model) as address:
         assert address is not None, "url or own_server gives one"
-        name = Path(model).stem
+        name = name_of(model)
         bodies = measured.bodies_of(texts, name, max_new_tokens, temperature)
         loads = asyncio.run(measured.loads(address, bodies, counts, rounds, ways))
         predicted = [] if plain_only else asyncio.run(measured.predictions(address, name, rounds))

@@ -111,7 +111,6 @@ def write(
 
 def _write(generator: "Generator", options: Mapping[str, Any], prompt: "Prompt", ink: Ink | None) -> None:
     generation, interrupted = write(generator, options, prompt, ink)
-    generator.save()
     if ink is not None:
         ink.legend()
     else:
@@ -127,6 +126,7 @@ def _write(generator: "Generator", options: Mapping[str, Any], prompt: "Prompt",
             "seed": generation.seed if samples(generator, options) else None,
             "statistics": generation.statistics.as_dict(), "steps": steps,
         })  # fmt: skip
+    generator.save()  # last: the text is not lost if it fails
     if interrupted:
         raise KeyboardInterrupt
 

@@ -129,7 +129,9 @@ def prompt_text(prompt: str | None, file: Path | None) -> str:
         raise UsageError("There is no prompt; give PROMPT, - to read standard input, or --file FILE.")
     try:
         if file is not None:
-            text = file.read_bytes().decode("utf-8")
+            text = file.read_bytes().decode("utf-8-sig")
+        elif prompt == "-" and sys.stdin is None:
+            raise UsageError("Standard input is closed; give the prompt as an argument or with --file.")
         else:
             text = sys.stdin.read() if prompt == "-" else prompt or ""
             text.encode("utf-8")

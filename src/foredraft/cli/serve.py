@@ -14,7 +14,7 @@ from foredraft.cli import flags
 from foredraft.cli.job import Job
 from foredraft.cli.screen import say
 from foredraft.errors import UsageError
-from foredraft.model.gguf import SMOLLM2
+from foredraft.model.gguf import SMOLLM2, SUFFIX
 
 KEYS_VARIABLE = "FOREDRAFT_API_KEY"
 _LEAST_KEY = 16  # characters (chosen)
@@ -25,6 +25,14 @@ class ServedJob(Job):
     """A job whose model is an argument, not an option."""
 
     model: flags.ModelArgument = SMOLLM2
+
+
+def name_of(model: str) -> str:
+    """Return a model's name for clients: its file's, without the suffix, its folder's, or its hub id."""
+    path = Path(model)
+    if "/" in model and not path.exists():
+        return model
+    return path.stem if path.suffix.lower() == SUFFIX else path.absolute().name
 
 
 def serve(
@@ -61,8 +69,8 @@ def serve(
         ) from error
     config, model = job.config(memory=memory), job.model
     generator = job.load(config, {})
-    served_name = name or (model if "/" in model and not Path(model).exists() else Path(model).stem)
     config.pop("method", None)
+    served_name = name or name_of(model)
     service = Service(
         generator, served_name, config, stores=stores, most_at_once=max_num_seqs, most_waiting=max_waiting,
         cache_bytes=int(kv_cache_gib * 2**30), timeout=timeout,

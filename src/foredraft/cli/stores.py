@@ -5,7 +5,7 @@ Brings together the tokenizer, the shards of token ids beside an output, and the
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,7 +32,9 @@ TokenizerOption = Annotated[Path | None, typer.Option(help="tokenizer.json, or a
 StrictOption = Annotated[bool, typer.Option("--strict", help="Stop at the first line that cannot be used")]
 StoreArgument = Annotated[Path, typer.Argument(help="The store")]
 FileArgument = Annotated[Path, typer.Argument(help="The table")]
-SegmentOption = Annotated[int, typer.Option(help="Tokens of a segment at most; sorting takes 12 bytes of memory each")]
+SegmentOption = Annotated[
+    int, typer.Option(help="Tokens of a segment at most; sorting takes 12 bytes of memory each", min=1)
+]
 
 SEGMENT_TOKENS = 64 << 20  # sorting takes 12 bytes of memory each (18 for vocabularies above 65,535), so 0.8 GB; chosen
 
@@ -44,7 +46,9 @@ class Building:
     model: ModelOption = None
     tokenizer: TokenizerOption = None
     segment_tokens: SegmentOption = SEGMENT_TOKENS
-    hold_out: Annotated[float, typer.Option(help="Share of the documents to leave out, chosen by their text")] = 0.0
+    hold_out: Annotated[
+        float, typer.Option(help="Share of the documents to leave out, chosen by their text", min=0, max=1)
+    ] = 0.0
     strict: StrictOption = False
     ray: Annotated[bool, typer.Option("--ray", help="Work on a Ray cluster, started on this machine")] = False
     ray_address: Annotated[str | None, typer.Option(help="Work on the Ray cluster at this address")] = None
@@ -69,6 +73,7 @@ class Building:
             working_in_phases("tokenising") as tell,
             _resumable_shards(writer.folder) as folder,
         ):
+            words = replace(words, least_vocabulary=writer.manifest.vocabulary)  # the store's separator
             finished = list(tokenize_shards(shards, words, folder, spread=spread, progress=tell))
             total = sum((shard.report for shard in finished), ReadReport())
             if not total.tokens:
@@ -167,8 +172,8 @@ def build_table(
     out: Annotated[Path, typer.Option(help="The table to write")],
     model: ModelOption = None,
     tokenizer: TokenizerOption = None,
-    keep: Annotated[int, typer.Option(help="Successors kept of each pair of tokens")] = 12,
-    least: Annotated[int, typer.Option(help="Leave out pairs of tokens that occur fewer times")] = 1,
+    keep: Annotated[int, typer.Option(help="Successors kept of each pair of tokens", min=1, max=255)] = 12,
+    least: Annotated[int, typer.Option(help="Leave out pairs of tokens that occur fewer times", min=1)] = 1,
     strict: StrictOption = False,
     overwrite: flags.OverwriteOption = False,
 ) -> None:
@@ -232,11 +237,12 @@ def _resumable_shards(out: Path) -> Iterator[Path]:
     """Yield the folder beside `out` for a build's token shards; it stays, with a message, if the build is cut short."""
     from foredraft.corpus.shards import has_shards, remove_shards
 
-    folder = out.with_name(out.name + ".shards")
+    folder = out.absolute().with_name(out.absolute().name + ".shards")
+    is_new = not folder.exists()  # else they are of a killed build, or of one that is running
     try:
         yield folder
     except BaseException as error:
-        if isinstance(error, UsageError) or not has_shards(folder):
+        if (isinstance(error, UsageError) and is_new) or not has_shards(folder):
             remove_shards(folder)
         else:
             say(f"What was tokenised so far is kept in {folder}; the same command goes on from there.", "yellow")

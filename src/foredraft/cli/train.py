@@ -4,6 +4,7 @@ Brings together a model, its traces, a task and the loop.
 """
 
 import ast
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from foredraft.atomic_file import check_place, store_file
 from foredraft.cli import flags
 from foredraft.cli.job import load_plain
 from foredraft.cli.layer_skip import layer_skip
@@ -110,9 +112,12 @@ class Training:
 
         self.options()
         options = _assigned(TraceOptions, self.trace_settings, "the traces")
+        check_place(run, folder=True)
+        ready = data[0] if len(data) == 1 and is_traces(data[0]) else run / "traces"
+        if ready != data[0]:
+            _check_texts(run, data, self.trace_settings or [])
         with working(f"loading {model}") as tell:
             generator = load_plain(model, self.dtype, False, tell, self.device)
-        ready = data[0] if len(data) == 1 and is_traces(data[0]) else run / "traces"
         if not is_traces(ready):
             _make_traces(generator, data, ready, options)
         opened = open_traces(ready)
@@ -284,6 +289,21 @@ def _scored(opened: "Traces", count: int, transformer: Any) -> Any:
     if not 0 <= count <= known:
         raise UsageError(f"--vocabulary is {count}; it may be 0 (all) to {known}.")
     return torch.from_numpy(frequent_tokens(opened, count, known)) if count else None
+
+
+def _check_texts(run: Path, data: list[Path], settings: Sequence[str]) -> None:
+    """Keep in the folder `run` what its traces are made of; UsageError if they were made of something else."""
+    from foredraft.corpus.documents import find_inputs
+
+    files = [f"{file.absolute()}, {file.stat().st_size} bytes" for file in find_inputs(data)]
+    kept, told = run / "texts.json", json.dumps([*files, *sorted(settings)], indent=1)
+    if not kept.exists():
+        store_file(kept, told.encode())
+    elif kept.read_text("utf-8") != told:
+        raise UsageError(
+            f"The traces in {run} were made of other texts, or with other --traces; give the same, or another --out, "
+            f"or remove {run}."
+        )
 
 
 def _make_traces(generator: "Generator", data: list[Path], out: Path, options: "TraceOptions") -> None:

@@ -13,12 +13,15 @@ from foredraft.control.levels import FixedControl, LevelControl, Rule
 from foredraft.control.measured import MOST_NODES, BatchControl, MeasuredControl
 from foredraft.control.payoff import StepCosts, cut
 from foredraft.errors import UsageError
-from foredraft.options import NoOptions, check_known, options_from, shown
+from foredraft.options import NoOptions, check_known, options_from, shown, whole_number
 
 __all__ = [
     "CONTROLS", "MOST_NODES", "BatchControl", "ControlChoice", "ControlKind", "FixedControl", "MeasuredControl",
     "StepCosts", "choose_control", "cut",
 ]  # fmt: skip
+
+
+_MOST_REQUESTED = 1024  # nodes per step (chosen)
 
 
 class ControlKind(NamedTuple):
@@ -77,13 +80,16 @@ class ControlChoice:
         return LevelControl(rule[self.name](), nodes, options.cap if self.name == "exit_threshold" else None)
 
 
-def choose_control(nodes: int | None = None, control: Any = None, control_options: Any = None) -> ControlChoice:
+def choose_control(nodes: Any = None, control: Any = None, control_options: Any = None) -> ControlChoice:
     """Check a request for a control; `nodes` is `num_speculative_tokens`. UsageError for an invalid one.
 
     Without a `control` it is `fixed` if `nodes` is given, else `measured`.
     """
-    if nodes is not None:
-        FixedControl(nodes)  # raises for a negative number now, not at the first token
+    count = whole_number(nodes)
+    if nodes is not None and (count is None or not 0 <= count <= _MOST_REQUESTED):
+        raise UsageError(
+            f"num_speculative_tokens is {shown(nodes)}; it must be a whole number, 0 to {_MOST_REQUESTED}."
+        )
     name = control if control is not None else "measured" if nodes is None else "fixed"
     check_known(name, CONTROLS, "There is no control", "Controls are")
     if name == "fixed" and nodes is None:
@@ -92,4 +98,4 @@ def choose_control(nodes: int | None = None, control: Any = None, control_option
     if not isinstance(given, Mapping):
         raise UsageError(f'control_options is {shown(given)}; give a mapping such as {{"threshold": 0.5}}.')
     options: Any = options_from(CONTROLS[name].options, given, f"Control {name!r}")
-    return ControlChoice(name, options, MOST_NODES if nodes is None else nodes)
+    return ControlChoice(name, options, MOST_NODES if count is None else count)

@@ -297,7 +297,7 @@ def _parquet_file(path: Path) -> Iterator[Any]:
     try:
         with pq.ParquetFile(path) as file:
             yield file
-    except pa.ArrowException as error:
+    except (pa.ArrowException, UnicodeDecodeError) as error:
         raise UsageError(f"The input {path} is damaged ({error}). Leave it out or get it again.") from error
 
 

@@ -52,6 +52,7 @@ class Words:
     eos_token_id: int | None = None  # appended to every document that does not end in it; None for none
     chat_template: str | None = field(default=None, repr=False)  # in Jinja
     special_tokens: Mapping[str, str] = field(default_factory=dict)  # template variables such as `eos_token`
+    least_vocabulary: int = 0  # of a model that has more ids than the tokenizer
 
     @cached_property
     def tokenizer_hash(self) -> str:
@@ -59,7 +60,7 @@ class Words:
 
     @cached_property
     def vocabulary(self) -> int:
-        return vocabulary_size(self.tokenizer())
+        return max(vocabulary_size(self.tokenizer()), self.least_vocabulary)
 
     @cached_property
     def digest(self) -> str:
@@ -123,14 +124,20 @@ def words_of_file(path: Path) -> Words:
     config_file, template_file = file.with_name("tokenizer_config.json"), file.with_name("chat_template.jinja")
     try:
         config = json.loads(config_file.read_text("utf-8")) if config_file.is_file() else {}
+        if not isinstance(config, dict):
+            raise ValueError("not an object")  # noqa: TRY004  # told like what is no JSON
     except ValueError as error:
         raise UsageError(f"{config_file} is not JSON ({error}). Fix it, or move it away.") from error
+    try:
+        template = template_file.read_text("utf-8") if template_file.is_file() else config.get("chat_template")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{template_file} is not text in UTF-8 ({error}). Fix it, or move it away.") from error
     specials = {name: _token(config.get(name)) for name in ("bos_token", "eos_token")}
     eos = specials["eos_token"]
     return Words(
         tokenizer.to_str(),
         eos_token_id=tokenizer.token_to_id(eos) if eos else None,
-        chat_template=template_file.read_text("utf-8") if template_file.is_file() else None,
+        chat_template=template if isinstance(template, str) else None,
         special_tokens=specials,
     )
 

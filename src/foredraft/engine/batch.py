@@ -66,9 +66,14 @@ class Batch:
     def join(self, run: Run) -> Run:
         """Add a text, which is returned, from the next step on.
 
-        OutOfMemoryError if its prompt finds no room, if others wait for room, or if the batch has a text for each row
-        of a pass; PromptTooLongError for a prompt that needs more room than there is.
+        UsageError for a text of another model, or one that was begun. OutOfMemoryError if its prompt finds no room, if
+        others wait for room, or if the batch has a text for each row of a pass; PromptTooLongError for a prompt that
+        needs more room than there is.
         """
+        if run.target is not self._target.target:
+            raise UsageError("The text is of another model than the batch; join it to a batch of its own generator.")
+        if hasattr(run, "drafting") or run.records:
+            raise UsageError("The text was begun already; start another one with the same prompt.")
         if len(self._runs) >= self._target.most_rows:
             raise OutOfMemoryError(f"The batch has {len(self._runs)} texts, as many as a pass has rows.")
         waits = self._follows(run)

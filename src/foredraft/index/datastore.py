@@ -176,9 +176,14 @@ def open_segment(folder: Path, manifest: Manifest, entry: SegmentEntry, *, check
 def check_datastore(folder: str | os.PathLike[str]) -> Iterator[SegmentEntry]:
     """Yield each segment once its checksums and order are verified; raise StoreError. Takes 8 bytes per token."""
     folder = Path(folder)
-    manifest = read_manifest(folder)
+    version, manifest = manifest_version(folder), read_manifest(folder)
     for entry in manifest.segments:
-        text = open_segment(folder, manifest, entry, check=True)
+        try:
+            text = open_segment(folder, manifest, entry, check=True)
+        except StoreError as error:
+            if manifest_version(folder) == version:
+                raise
+            raise StoreError(f"The store {folder} was changed while it was checked. Check it again.") from error
         if segment_path(folder, entry.name).stat().st_size != entry.bytes:
             raise damaged("store", folder, f"its segment {entry.name} differs in size from {MANIFEST}")
         if segment_name([text.symbols]) != entry.name:
@@ -279,7 +284,7 @@ def _make_folder(folder: Path) -> None:
     if foreign:
         raise StoreError(f"{folder} holds other things ({foreign[0]}). Give an empty folder, or a new name.")
     try:
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise unwritable(folder, error) from error
 

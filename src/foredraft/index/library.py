@@ -93,7 +93,7 @@ class Library:
                         _bound(writer, most_tokens)
                     writer.commit()
             self.shared = empty_text()
-            if new and memory is not None and folder == Path(memory):
+            if memory is not None and folder == Path(memory) and all(each.folder != folder for each in self._stores):
                 self._stores = (*self._stores, open_datastore(folder))
         return folder
 
@@ -112,7 +112,9 @@ def open_library(
     if store != "none":
         library.open(store)
     if memory is not None:
-        check_place(Path(memory))
+        if not memory:
+            raise UsageError("memory is ''; name a folder for it.")
+        check_place(Path(memory), folder=True)
         if (Path(memory) / MANIFEST).exists():
             library.open(memory)
     return library

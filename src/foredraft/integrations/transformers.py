@@ -5,7 +5,6 @@ one after the other. Unsupported arguments are rejected before the first token. 
 or verified.
 """
 
-import copy
 import inspect
 import math
 import threading
@@ -27,7 +26,7 @@ from foredraft.errors import UsageError
 from foredraft.generator import Generator
 from foredraft.integrations.bound_tokenizer import tokenizer_for
 from foredraft.model.target import TorchTarget
-from foredraft.request import checked_ids
+from foredraft.request import checked_ids, own_processors
 from foredraft.sampling import LEAST_TEMPERATURE, LogitsProcessor, SamplingOptions
 from foredraft.speculation import parse_speculation
 
@@ -198,21 +197,11 @@ class Row:
         return scores
 
 
-def own_processors(processors: LogitsProcessorList, rows: int, model: Any) -> list[LogitsProcessorList]:
-    """Return the processors of each of `rows` rows; copies if there are several, as some processors keep state.
-
-    The model itself is not copied. A processor that cannot be copied is a UsageError.
-    """
-    if rows == 1 or not processors:
-        return [processors] * rows
-    try:
-        return [copy.deepcopy(processors, {id(model): model}) for _ in range(rows)]
-    except Exception as error:
-        names = ", ".join(type(each).__name__ for each in processors)
-        raise UsageError(
-            f"The logits processors ({names}) cannot be copied ({error}), and each row of a batch needs its own; "
-            "generate each row in a separate call."
-        ) from error
+def _copied(value: Any) -> Any:
+    """Return a value with copies of the mappings and lists in it."""
+    if isinstance(value, Mapping):
+        return {name: _copied(each) for name, each in value.items()}
+    return [_copied(each) for each in value] if isinstance(value, list) else value
 
 
 class GeneratorCache:
@@ -245,8 +234,7 @@ class GeneratorCache:
             tokenizer = tokenizer_for(str(getattr(model, "name_or_path", None) or ""), given, asked.options)
             generator = Generator(TorchTarget(model), tokenizer, **asked.drafting)
             # a copy, so that the caller's later changes do not matter; models in it are not copied
-            copied = {name: dict(value) if isinstance(value, Mapping) else value for name, value in config.items()}
-            self._made = [*self._made, ((state, copied), generator)][-MOST_GENERATORS:]
+            self._made = [*self._made, ((state, _copied(config)), generator)][-MOST_GENERATORS:]
             return generator
 
 

@@ -35,12 +35,12 @@ class SequentialBatch:
     keeps_prefixes = False
 
     def __init__(self, target: TorchTarget) -> None:
-        self._target = target
+        self.target = target
         self.most_rows = PREFILL_ROWS if target.compiled is None else MOST_ROWS
         self.memory_use = 0.0
 
     def open(self, _token_ids: TokenIds, _capacity: int, _owner: str) -> Any:
-        return self._target.new_cache()
+        return self.target.new_cache()
 
     def close(self, _cache: Any) -> None:
         """Do nothing: the cache is freed with its sequence."""
@@ -56,9 +56,9 @@ class SequentialBatch:
             start, scores = perf_counter_ns(), None
             try:
                 if wanted:
-                    scores = self._target.forward(layout, cache, hidden=hidden)
+                    scores = self.target.forward(layout, cache, hidden=hidden)
                 else:
-                    self._target.run(layout, cache)
+                    self.target.run(layout, cache)
                 found.append(Result(scores, perf_counter_ns() - start))
             except OutOfMemoryError as error:
                 found.append(Result(error, perf_counter_ns() - start))
@@ -77,7 +77,7 @@ class JointBatch:
         heads, size = compiled.record.shapes[0]
         layers = len(compiled.record.shapes)
         slot = 2 * layers * heads * size * target.dtype.itemsize
-        self._compiled, self._dtype = compiled, target.dtype
+        self.target, self._compiled, self._dtype = target, compiled, target.dtype
         slots = 2 * (target.window or MOST_SLOTS) if most_bytes is None else most_bytes // slot
         self._arena = Arena(layers, heads, size, target.dtype, slots)
         self.open, self.close = self._arena.open, self._arena.close

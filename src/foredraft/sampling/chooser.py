@@ -12,8 +12,9 @@ import torch
 from numba import njit
 
 from foredraft.contracts import Chooser, Scores, TokenIds
-from foredraft.errors import NumericsError
+from foredraft.errors import NumericsError, UsageError
 from foredraft.graph.tree import FloatArray
+from foredraft.options import shown
 from foredraft.sampling import LogitsProcessor, Probabilities, SamplingOptions
 from foredraft.sampling.filters import distribution, filter_row, penalize
 from foredraft.sampling.logits import most_probable, rows_of
@@ -97,7 +98,12 @@ class Sampler:
             scores = torch.from_numpy(row).unsqueeze(0).to(logits.device)
             for processor in self._processors:
                 scores = processor(input_ids, scores)
-            row = scores[0].float().cpu().numpy()
+                if getattr(scores, "shape", None) != (1, len(row)):
+                    raise UsageError(
+                        f"The logits processor {type(processor).__name__} returned {shown(scores)}; it must return the "
+                        f"scores, float[1, {len(row)}]."
+                    )
+            row = scores[0].detach().float().cpu().numpy()
         return row
 
 

@@ -87,8 +87,11 @@ def train(
             if is_last or run.minutes - run.measured_at >= checkpoint_minutes:
                 run.measure(held, each * traces.window)
                 run.save()
+        if not run.history:  # resumed without time for a step
+            run.measure(held, each * traces.window)
     except KeyboardInterrupt:
-        run.save()
+        if run.whole:  # else the last checkpoint stays
+            run.save()
         raise
     return run
 
@@ -110,6 +113,7 @@ class Run:
             self._weights, lr=options.rate, betas=(0.9, 0.95), weight_decay=options.weight_decay
         )
         self.step, self.minutes = 0, 0.0  # optimiser steps done, and minutes of training
+        self.whole = True  # whether no step is half done
         self.history: list[dict[str, float]] = []  # what `measure` appended
         state = _read_checkpoint(folder, identity)
         if state is not None:
@@ -136,10 +140,12 @@ class Run:
             group["lr"] = rate
         if self._options.clip:
             torch.nn.utils.clip_grad_norm_(self._weights, self._options.clip)
+        self.whole = False
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self.step += 1
         self._losses.append(total)
+        self.whole = True
 
     def measure(self, held: Numbers, step_tokens: int) -> None:
         """Append step, minutes, mean loss since the last, agreement and tokens a second, given `step_tokens` a step."""
@@ -147,9 +153,10 @@ class Run:
         with torch.no_grad(), self._autocast():
             agreement = self._task.agreement(chosen) if len(chosen) else math.nan
         seconds = max(1e-9, 60 * (self.minutes - self.measured_at))
+        loss = sum(self._losses) / len(self._losses) if self._losses else math.nan
         self.history.append(
             {
-                "step": self.step, "minutes": self.minutes, "loss": sum(self._losses) / len(self._losses),
+                "step": self.step, "minutes": self.minutes, "loss": loss,
                 "agreement": agreement, "tokens_per_second": len(self._losses) * step_tokens / seconds,
             }
         )  # fmt: skip

@@ -54,7 +54,11 @@ def read_sources(path: Path, tokenizer: Any, report: ReadReport) -> Iterator[Sou
         seen.add(key)
         if is_chat:
             asked = list(takewhile(lambda each: each["role"] != "assistant", chat))
-            prompt, text = _templated(tokenizer, asked, ask=True), _templated(tokenizer, chat, ask=False)
+            try:
+                prompt, text = _templated(tokenizer, asked, ask=True), _templated(tokenizer, chat, ask=False)
+            except Exception:  # noqa: BLE001  # a template may raise anything for a chat that it rejects
+                report.unusable_rows += 1
+                continue
         else:
             text = tokenizer(piece.text, truncation=True, max_length=_LONGEST_OPEN).input_ids
             prompt = text[: min(_PROMPT_OF_TEXT, (len(text) + 1) // 2)]

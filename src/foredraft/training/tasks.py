@@ -18,7 +18,7 @@ from foredraft.model.candidates import NOISY_TOKENS
 from foredraft.model.heads import RankedHead, places_of
 from foredraft.model.layers import model_parts, scored_states, shorter
 from foredraft.options import check_known
-from foredraft.training.traces import Numbers, Traces
+from foredraft.training.traces import Numbers, Traces, mapped_array
 
 _LOSS_DECAY = 0.8  # of each further Medusa head; Medusa, section 2.2.1
 _TEMPERATURE = 0.7  # of the windows that an agreement predictor treats as sampled; chosen, as the traces' default
@@ -85,7 +85,7 @@ class States:
         shape = (len(traces.windows), traces.window, model.config.hidden_size)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            self._file = np.lib.format.open_memmap(file, "w+", np.int16, shape)
+            self._file = mapped_array(file, np.int16, shape)
         except OSError as error:
             raise StoreError(
                 f"{file} cannot be written ({error.strerror}); it needs {2 * np.prod(shape) / 2**30:.1f} GiB."

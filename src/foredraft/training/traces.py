@@ -9,6 +9,7 @@ complete `windows.npy` int32[W, T + 1], `kinds.npy` uint8[W], `held.npy` bool[W]
 """
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -192,8 +193,8 @@ def label_texts(folder: Path, model: Any, options: TraceOptions, identity: str, 
     try:
         for name, array in (("windows", windows), ("kinds", kinds), ("held", held)):
             np.save(folder / f"{name}.npy", array)
-        ids = np.lib.format.open_memmap(folder / "top_ids.npy", "w+", np.int32, shape)
-        probabilities = np.lib.format.open_memmap(folder / "top_probabilities.npy", "w+", np.float16, shape)
+        ids = mapped_array(folder / "top_ids.npy", np.int32, shape)
+        probabilities = mapped_array(folder / "top_probabilities.npy", np.float16, shape)
         batch = max(1, _LABELLED_TOKENS // options.window)
         for start in range(0, len(windows), batch):
             tell("labelling", start, len(windows))
@@ -207,6 +208,15 @@ def label_texts(folder: Path, model: Any, options: TraceOptions, identity: str, 
     counts = {kind: int((kinds == number).sum()) for number, kind in enumerate(KINDS)}
     store_file(folder / MANIFEST, json.dumps({**head, "windows": counts, "held": int(held.sum())}).encode())
     return open_traces(folder)
+
+
+def mapped_array(path: Path, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> "np.memmap[Any, Any]":
+    """Create a .npy file and map it; OSError without room on the disk, which would end the process at a later write."""
+    array: np.memmap[Any, Any] = np.lib.format.open_memmap(path, "w+", dtype, shape)
+    if hasattr(os, "posix_fallocate"):  # not on macOS
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return array
 
 
 def open_traces(folder: Path) -> Traces:
