@@ -47,14 +47,11 @@ class BatchControl:
         self, curve: Callable[[], CostCurve], most_rows: int, most_nodes: int, costs: StepCosts,
         clock: Callable[[], float] = perf_counter, *, whole: bool = False,
     ) -> None:  # fmt: skip
-        self._whole = whole
         self._measure, self._most_rows, self._most_nodes, self._costs = curve, most_rows, most_nodes, costs
-        self._clock = clock
+        self._clock, self._whole = clock, whole
         self._price = 0.0  # smoothed tokens per second that drafts promise, at least those of plain decoding
-        self._drawn, self._written = (
-            False,
-            0.0,
-        )  # whether the last drafts were not weighed by node; smoothed tokens of such a step
+        self._drawn = False  # whether the nodes of the last drafts were not weighed
+        self._written = 0.0  # smoothed tokens of such a step
         self._each = float(min(_FIRST, most_nodes))  # smoothed number of nodes per sequence worth verifying
         self._asked = False  # whether a draft was requested in this step
 
