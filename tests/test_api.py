@@ -239,7 +239,10 @@ def test_each_of_many_texts_has_processors_of_its_own(generator):
     assert [list(each.token_ids) for each in made] == [[101, 102, 103]] * 4
 
 
-@pytest.mark.parametrize(("returned", "says"), [(None, "returned None"), (torch.zeros(1, 3), "it must return the")])
+@pytest.mark.parametrize(
+    ("returned", "says"),
+    [(None, "returned None"), (torch.zeros(1, 3), "it must return"), (np.zeros((1, 3)), "it must return")],
+)
 def test_what_a_logits_processor_returns_is_checked(generator, returned, says):
     with pytest.raises(UsageError, match=says):
         generator.generate("a draft", max_new_tokens=3, logits_processor=[lambda _ids, _scores: returned])

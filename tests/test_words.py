@@ -159,7 +159,7 @@ def test_a_chat_template_may_be_in_the_configuration(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("tokenizer_config.json", b"[]", "is not JSON .not an object"),
+        ("tokenizer_config.json", b"[]", "is not a JSON object"),
         ("chat_template.jinja", b"\xff\xfe", "is not text in UTF-8"),
     ],
 )

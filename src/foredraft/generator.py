@@ -171,19 +171,20 @@ class Generator:
         """Generate completions of many prompts in one batch; each text equals the one that `generate` returns.
 
         `count` is that of completions per prompt, adjacent in the result; the i-th, from 0, is sampled with `seed + i`.
+        Each has copies of the logits processors, which may keep state.
         Raises what `generate` does, NumericsError once the other texts are complete, and OutOfMemoryError if there is
         no memory for one of the texts alone.
         """
         if isinstance(prompts, str) or not isinstance(prompts, Sequence):
             raise UsageError(f"prompts is {shown(prompts)}; give a list of prompts, or call `generate` for one.")
-        if (each := whole_number(count)) is None or each < 1:
+        if (times := whole_number(count)) is None or times < 1:
             raise UsageError(f"count is {shown(count)}; it must be a whole number, at least 1.")
         self.arguments(options)  # checks them, even without prompts
-        processors = iter(own_processors(options.get("logits_processor", ()), len(prompts) * each, self.target.model))
+        processors = iter(own_processors(options.get("logits_processor", ()), len(prompts) * times, self.target.model))
         runs: list[Run] = []
         for prompt in prompts:
             seed = self.arguments(options)["sampling"].seed
-            for number in range(each):
+            for number in range(times):
                 given: GenerationArguments = {**options, "seed": (seed + number) % SEED_LIMIT}
                 runs.append(self.start(prompt, chat=chat, **given | {"logits_processor": next(processors)}))
         return [self.result(run) for run in write_all(self.batch(), runs, TEXTS_AT_ONCE)]

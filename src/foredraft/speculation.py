@@ -10,7 +10,7 @@ from typing import Any, get_args
 from foredraft.contracts import Verification
 from foredraft.control import choose_control
 from foredraft.errors import UsageError
-from foredraft.options import check_known, shown
+from foredraft.options import check_known, shown, whole_number
 
 DEFAULT_METHOD = "auto"
 
@@ -42,7 +42,10 @@ def parse_speculation(method: str | None, config: Any) -> Speculation:
     if method is not None and configured is not None and method != configured:
         raise UsageError(f"method is {method!r} and speculative_config names {configured!r}; give one of them.")
     nodes = options.pop("num_speculative_tokens", None)
-    amount = {"nodes": nodes, **{name: options.pop(name, None) for name in ("control", "control_options")}}
+    amount = {
+        "nodes": nodes if (count := whole_number(nodes)) is None else count,
+        **{name: options.pop(name, None) for name in ("control", "control_options")},
+    }
     choose_control(**amount)  # checks the control before the weights are loaded
     verification = checked_verification(options.pop("verification", None))
     return Speculation(method or configured or DEFAULT_METHOD, options, amount, verification)

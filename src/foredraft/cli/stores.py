@@ -242,9 +242,10 @@ def _resumable_shards(out: Path) -> Iterator[Path]:
     try:
         yield folder
     except BaseException as error:
-        if (isinstance(error, UsageError) and is_new) or not has_shards(folder):
+        refused = isinstance(error, UsageError)
+        if (refused and is_new) or not has_shards(folder):
             remove_shards(folder)
-        else:
+        elif not refused:
             say(f"What was tokenised so far is kept in {folder}; the same command goes on from there.", "yellow")
         raise
     remove_shards(folder)

@@ -7,7 +7,7 @@ import ast
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -115,7 +115,7 @@ class Training:
         check_place(run, folder=True)
         ready = data[0] if len(data) == 1 and is_traces(data[0]) else run / "traces"
         if ready != data[0]:
-            _check_texts(run, data, self.trace_settings or [])
+            _check_texts(run, data, options)
         with working(f"loading {model}") as tell:
             generator = load_plain(model, self.dtype, False, tell, self.device)
         if not is_traces(ready):
@@ -291,15 +291,23 @@ def _scored(opened: "Traces", count: int, transformer: Any) -> Any:
     return torch.from_numpy(frequent_tokens(opened, count, known)) if count else None
 
 
-def _check_texts(run: Path, data: list[Path], settings: Sequence[str]) -> None:
-    """Keep in the folder `run` what its traces are made of; UsageError if they were made of something else."""
-    from foredraft.corpus.documents import find_inputs
+def _check_texts(run: Path, data: list[Path], options: "TraceOptions") -> None:
+    """Keep in the folder `run` what its traces are made of; UsageError if they were made of something else.
 
-    files = [f"{file.absolute()}, {file.stat().st_size} bytes" for file in find_inputs(data)]
-    kept, told = run / "texts.json", json.dumps([*files, *sorted(settings)], indent=1)
-    if not kept.exists():
+    Texts are compared by name and size. If they are gone, complete traces serve without them.
+    """
+    from foredraft.corpus.documents import find_inputs
+    from foredraft.training.traces import is_traces
+
+    traces, kept = run / "traces", run / "texts.json"
+    if is_traces(traces) and not all(path.exists() for path in data):
+        return
+    files = [file.absolute() for file in find_inputs(data) if run.absolute() not in file.absolute().parents]
+    sizes = {str(file): file.stat().st_size for file in files}
+    told = json.dumps({"bytes": sizes, "options": asdict(options)}, indent=1)
+    if not traces.exists():
         store_file(kept, told.encode())
-    elif kept.read_text("utf-8") != told:
+    elif kept.exists() and kept.read_text("utf-8") != told:
         raise UsageError(
             f"The traces in {run} were made of other texts, or with other --traces; give the same, or another --out, "
             f"or remove {run}."

@@ -125,7 +125,7 @@ def words_of_file(path: Path) -> Words:
     try:
         config = json.loads(config_file.read_text("utf-8")) if config_file.is_file() else {}
         if not isinstance(config, dict):
-            raise ValueError("not an object")  # noqa: TRY004  # told like what is no JSON
+            raise UsageError(f"{config_file} is not a JSON object. Fix it, or move it away.")
     except ValueError as error:
         raise UsageError(f"{config_file} is not JSON ({error}). Fix it, or move it away.") from error
     try:

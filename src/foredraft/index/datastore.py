@@ -180,11 +180,12 @@ def check_datastore(folder: str | os.PathLike[str]) -> Iterator[SegmentEntry]:
     for entry in manifest.segments:
         try:
             text = open_segment(folder, manifest, entry, check=True)
-        except StoreError as error:
+            size = segment_path(folder, entry.name).stat().st_size
+        except (StoreError, FileNotFoundError) as error:
             if manifest_version(folder) == version:
                 raise
             raise StoreError(f"The store {folder} was changed while it was checked. Check it again.") from error
-        if segment_path(folder, entry.name).stat().st_size != entry.bytes:
+        if size != entry.bytes:
             raise damaged("store", folder, f"its segment {entry.name} differs in size from {MANIFEST}")
         if segment_name([text.symbols]) != entry.name:
             raise damaged("store", folder, f"the text of its segment {entry.name} does not match its name")

@@ -6,6 +6,7 @@ the softmax by noise that does not depend on drafts. Does not depend on drafters
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -95,10 +96,10 @@ class Sampler:
             penalize(row, prefix, self._options.repetition_penalty)
         if self._processors:
             input_ids = torch.from_numpy(prefix).unsqueeze(0).to(logits.device)  # processors may hold tensors on it
-            scores = torch.from_numpy(row).unsqueeze(0).to(logits.device)
+            scores: Any = torch.from_numpy(row).unsqueeze(0).to(logits.device)
             for processor in self._processors:
                 scores = processor(input_ids, scores)
-                if getattr(scores, "shape", None) != (1, len(row)):
+                if not isinstance(scores, torch.Tensor) or scores.shape != (1, len(row)):
                     raise UsageError(
                         f"The logits processor {type(processor).__name__} returned {shown(scores)}; it must return the "
                         f"scores, float[1, {len(row)}]."

@@ -30,7 +30,7 @@ def at_most(count: int) -> BeforeValidator:
 
     def check(given: Any) -> Any:
         if isinstance(given, dict | list) and len(given) > count:
-            raise ValueError(f"it has {len(given)} items; at most {count} are read")
+            raise ValueError(f"it has {len(given)} items; at most {count} are allowed")
         return given
 
     return BeforeValidator(check)
@@ -52,7 +52,7 @@ class Body(BaseModel):
         if not isinstance(given, dict):
             return given
         if len(given) > _MOST_FIELDS:
-            raise ValueError(f"an object has {len(given)} fields; at most {_MOST_FIELDS} are read")
+            raise ValueError(f"an object has {len(given)} fields; at most {_MOST_FIELDS} are allowed")
         required = {name for name, field in cls.model_fields.items() if field.is_required()}
         return {name: each for name, each in given.items() if each is not None or name in required}
 

@@ -291,9 +291,18 @@ def _finish(calls: Sequence[Any], finish: str | None) -> str | None:
     return "tool_calls" if calls and finish == "stop" else finish
 
 
+def _no_number(name: str) -> float:
+    raise ValueError(f"JSON has no {name}")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_number)
+
+
 class _Call(BaseModel):
     name: str
-    arguments: Annotated[dict[str, Any], BeforeValidator(lambda it: json.loads(it) if isinstance(it, str) else it)] = {}
+    arguments: Annotated[
+        dict[str, Any], BeforeValidator(lambda it: _DECODER.decode(it) if isinstance(it, str) else it)
+    ] = {}
     parameters: None = None  # that a model writes by mistake for arguments
 
 
@@ -303,7 +312,7 @@ def _calls_in(text: str) -> tuple[list[dict[str, Any]], str]:
     rest, at = "", 0
     while begin := _CALL_BEGINS.search(text, at):
         try:
-            found, stop = json.JSONDecoder().raw_decode(text, begin.end())
+            found, stop = _DECODER.raw_decode(text, begin.end())
             call = _Call.model_validate(found)
         except (ValueError, RecursionError):
             return [], text

@@ -214,8 +214,12 @@ def mapped_array(path: Path, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> "n
     """Create a .npy file and map it; OSError without room on the disk, which would end the process at a later write."""
     array: np.memmap[Any, Any] = np.lib.format.open_memmap(path, "w+", dtype, shape)
     if hasattr(os, "posix_fallocate"):  # not on macOS
-        with path.open("r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        try:
+            with path.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        except OSError:
+            path.unlink()
+            raise
     return array
 
 
