@@ -134,5 +134,9 @@ def _current(store: Datastore) -> Datastore:
     try:
         return open_datastore(store.folder, store.manifest.tokenizer_hash, store.manifest.vocabulary)
     except StoreError as error:  # the mapped files can still be searched
-        warnings.warn(f"{error} Until then, drafts come from the store as it was.", ForedraftWarning, stacklevel=2)
+        warnings.warn(
+            f"Drafts come from a store as it was, which has changed and cannot be opened: {error}",
+            ForedraftWarning,
+            stacklevel=2,
+        )
         return store
