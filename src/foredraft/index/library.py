@@ -134,9 +134,5 @@ def _current(store: Datastore) -> Datastore:
     try:
         return open_datastore(store.folder, store.manifest.tokenizer_hash, store.manifest.vocabulary)
     except StoreError as error:  # the mapped files can still be searched
-        warnings.warn(
-            f"Drafts come from a store as it was, which has changed and cannot be opened: {error}",
-            ForedraftWarning,
-            stacklevel=2,
-        )
+        warnings.warn(f"Drafts come from the store as it was: {error}", ForedraftWarning, stacklevel=2)
         return store
