@@ -14,7 +14,7 @@ import numpy as np
 
 from foredraft.cache_folder import cache_folder, cache_path
 from foredraft.contracts import CostCurve, DraftContext, Drafter, Learner, Saver, TokenIds, Verification
-from foredraft.control import BatchControl, MeasuredControl, StepCosts, choose_control
+from foredraft.control import BatchControl, StepCosts, choose_control
 from foredraft.corpus.words import vocabulary_size
 from foredraft.drafters import make_drafter
 from foredraft.drafters.prediction import ChainDrafter, Prediction
@@ -259,7 +259,7 @@ class Generator:
         control = self.amount.make(lambda: self.cost, sampling.seed, self._costs)
         guarded = GuardedDrafter(self.drafter if drafter is None else drafter)
         # one measured control can decide for all texts of a batch together
-        shared = isinstance(control, MeasuredControl) and control.joins
+        shared = self.amount.name == "measured" and self.amount.needs_cost
         return Run(seq, guarded, control, context, self.target, shared)
 
     def batch(self, cache_bytes: int | None = CACHE_BYTES) -> Batch:

@@ -256,7 +256,7 @@ def own_processors(processors: Processors, rows: int, model: Any) -> list[Proces
         return [processors] * rows
     try:
         return [copy.deepcopy(processors, {id(model): model}) for _ in range(rows)]
-    except Exception as error:
+    except Exception as error:  # processors are others' code, and raise what they like when copied
         names = ", ".join(type(each).__name__ for each in processors)
         raise UsageError(
             f"The logits processors ({names}) cannot be copied ({error}), and each row of a batch needs its own; "

@@ -26,8 +26,9 @@ class TextStream:
         """Add an id and return the text that it completes, which may be empty."""
         self._ids.append(token)
         text = self._unread()
-        self.held = text.rstrip(_INCOMPLETE) if text.endswith(_INCOMPLETE) else ""
-        if not text or text.endswith(_INCOMPLETE):
+        is_incomplete = text.endswith(_INCOMPLETE)
+        self.held = text.rstrip(_INCOMPLETE) if is_incomplete else ""
+        if not text or is_incomplete:
             return ""
         self._shown_from, self._read = self._read, len(self._ids)
         return text

@@ -159,7 +159,6 @@ class MeasuredControl:
         self, curve: CostCurve, most_nodes: int = MOST_NODES, costs: StepCosts | None = None,
         clock: Callable[[], float] = perf_counter, *, whole: bool = False,
     ) -> None:  # fmt: skip
-        self.joins = not whole  # whether a batch's control may decide in its place
         costs = StepCosts() if costs is None else costs
         # the last text's length caused some of the pace of wide passes, which are not measured during a pause: a text
         # too long to draft could stop drafting for the next ones

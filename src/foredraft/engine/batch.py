@@ -205,7 +205,7 @@ class Batch:
                 budget = budget if budget.nodes <= most else replace(budget, nodes=most)
                 draft = proposed(run, budget)
                 draft = draft if run.shared else run.control.trim(draft, budget)
-            except Exception as error:  # noqa: BLE001  # as above
+            except Exception as error:  # noqa: BLE001  # whatever a drafter or control raises ends its text alone
                 _fail(run, error)
                 continue
             runs.append(run)

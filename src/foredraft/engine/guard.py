@@ -44,7 +44,7 @@ class GuardedDrafter:
     def close(self) -> None:
         try:
             self._drafting.close()
-        except Exception as error:  # noqa: BLE001  # as above: the text is written
+        except Exception as error:  # noqa: BLE001  # whatever it is, the text is written already
             self._fail(error, "its memory may stay in use")
 
     def _fail(self, error: Exception, then: str = "the rest of this text is decoded without drafts") -> None:

@@ -53,15 +53,16 @@ class SequentialBatch:
     ) -> list[Result]:
         found: list[Result] = []
         for layout, cache, wanted in zip(layouts, caches, scored, strict=True):
-            start, scores = perf_counter_ns(), None
+            start = perf_counter_ns()
+            scores: Scores | OutOfMemoryError | None = None
             try:
                 if wanted:
                     scores = self.target.forward(layout, cache, hidden=hidden)
                 else:
                     self.target.run(layout, cache)
-                found.append(Result(scores, perf_counter_ns() - start))
             except OutOfMemoryError as error:
-                found.append(Result(error, perf_counter_ns() - start))
+                scores = error
+            found.append(Result(scores, perf_counter_ns() - start))
         return found
 
 

@@ -22,7 +22,14 @@ Many = Annotated[list[Item], Field(fail_fast=True)]
 Some = Annotated[list[Item], Field(fail_fast=True, min_length=1)]
 
 Share = Annotated[float, Field(ge=0, le=1)]
-_MOST_FIELDS = 100  # of a body and its parts (chosen)
+MOST_TEXTS = 64  # per request (chosen)
+_MOST_FIELDS = 100  # names of an object; the largest body here has 34 (chosen)
+_MOST_STOPS, _LONGEST_STOP = (
+    16,
+    1000,
+)  # stop strings, and characters of one, all of which are compared per token; chosen
+_MOST_METADATA = 16  # pairs, as in OpenAI's API
+_MOST_OPTIONS = 32  # options of a method, and stores that one request searches (chosen)
 
 
 def at_most(count: int) -> BeforeValidator:
@@ -36,7 +43,7 @@ def at_most(count: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-Stops = Annotated[list[Annotated[str, Field(min_length=1, max_length=1000)]], at_most(16)]
+Stops = Annotated[list[Annotated[str, Field(min_length=1, max_length=_LONGEST_STOP)]], at_most(_MOST_STOPS)]
 
 Shape = str | dict[str, Any]  # what a text must match: a regular expression, or a JSON schema
 
@@ -130,9 +137,11 @@ class Speculation(Body):
 
     method: str | None = None
     num_speculative_tokens: Annotated[int, Field(ge=0, le=256)] | None = None
-    stores: Annotated[list[str], at_most(32)] = []
+    stores: Annotated[list[str], at_most(_MOST_OPTIONS)] = []
     # no other text, which may name a path
-    options: Annotated[dict[str, bool | int | float | Literal["request", "off", "measured", "fixed"]], at_most(32)] = {}
+    options: Annotated[
+        dict[str, bool | int | float | Literal["request", "off", "measured", "fixed"]], at_most(_MOST_OPTIONS)
+    ] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +173,7 @@ class GenerationRequest(Body):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Share | None = None
     seed: int | None = None
-    metadata: Annotated[dict[str, str | None], at_most(16)] | None = None
+    metadata: Annotated[dict[str, str | None], at_most(_MOST_METADATA)] | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None

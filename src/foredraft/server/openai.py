@@ -22,7 +22,8 @@ from foredraft.server.processors import Position, TokenLogprob
 
 _CALL_BEGINS, _CALL_ENDS = re.compile(TOOL_CALL + r"\s*"), re.compile(r"\s*(?:</tool_call>|\Z)")
 _Part = tuple[dict[str, Any], list[Piece]]  # of a streamed choice: its format, and the pieces of text in it
-_MOST_PROMPTS = 64  # of a request (chosen)
+_MOST_BIASES = 4096  # token ids of `logit_bias` (chosen)
+_LEAST_PENALTY = 0.01  # of repetitions, as logits are divided by it; transformers takes any above 0; chosen
 _Id = Annotated[int, Field(strict=True)]
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
 _OneStopOrMore = Annotated[bodies.Stops, BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
@@ -81,17 +82,19 @@ class _Request(bodies.GenerationRequest):
     """The common part of both routes; the fields from `top_k` on are extensions."""
 
     stream_options: _StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=64)] = 1
+    n: Annotated[int, Field(ge=1, le=bodies.MOST_TEXTS)] = 1
     response_format: _ResponseFormat | None = None
     prediction: _Prediction | None = None
     stop: _OneStopOrMore | None = None
     frequency_penalty: _Penalty = 0.0
     presence_penalty: _Penalty = 0.0
-    logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], bodies.at_most(4096)] | None = None
+    logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], bodies.at_most(_MOST_BIASES)] | None = (
+        None
+    )
     service_tier: Literal["auto", "default"] | None = None
     top_k: NonNegativeInt | None = None
     min_p: bodies.Share | None = None
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] = 1.0
+    repetition_penalty: Annotated[float, Field(ge=_LEAST_PENALTY, le=10)] = 1.0
     ignore_eos: bool = False
     return_sources: bool = False
 
@@ -210,8 +213,9 @@ class ChatRequest(_Request):
 
 
 def _not_too_many(prompts: Any) -> Any:
-    if isinstance(prompts, list) and len(prompts) > _MOST_PROMPTS and not isinstance(prompts[0], int):
-        raise ValueError(f"there are {len(prompts)} prompts; a request may have {_MOST_PROMPTS}")
+    """Refuse more prompts than texts are written before they are read; a list of ids is one prompt."""
+    if isinstance(prompts, list) and len(prompts) > bodies.MOST_TEXTS and not isinstance(prompts[0], int):
+        raise ValueError(f"there are {len(prompts)} prompts; a request may have {bodies.MOST_TEXTS}")
     return prompts
 
 
@@ -292,6 +296,7 @@ def _finish(calls: Sequence[Any], finish: str | None) -> str | None:
 
 
 def _no_number(name: str) -> float:
+    """Refuse NaN and Infinity, which Python's JSON takes."""
     raise ValueError(f"JSON has no {name}")
 
 

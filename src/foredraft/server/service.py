@@ -24,7 +24,7 @@ from foredraft.model.compiled.library import release_threads
 from foredraft.options import check_known
 from foredraft.sampling import SEED_LIMIT
 from foredraft.server.answers import TOOL_CALL, Answers, Choice
-from foredraft.server.bodies import Speculation, TextRequest
+from foredraft.server.bodies import MOST_TEXTS, Speculation, TextRequest
 from foredraft.server.metrics import Metrics
 from foredraft.server.processors import GRAMMAR, Constraint, Logprobs, Penalties
 from foredraft.server.stores import Stores
@@ -34,7 +34,6 @@ from foredraft.speculation import parse_speculation
 Result = TypeVar("Result")
 _SELECTABLE = ("none", "auto", "adaptix", "rest", "prompt_lookup", "lookahead")  # need no other model and no KV cache
 _MOST_GENERATORS = 32  # kept (chosen); the learned state of `auto` takes a few megabytes
-_MOST_TEXTS = 64  # per request (chosen)
 _UNLIMITED = 1 << 20  # default maximum of new tokens for a model without a window (chosen)
 
 
@@ -68,7 +67,7 @@ class Service:
         """Submit the texts of a request; UsageError if it is invalid, BusyError if too many texts are waiting."""
         self._loop, news = asyncio.get_running_loop(), asyncio.Event()
         until, count = self._loop.time() + self._timeout, len(request.prompts) * request.n
-        if count > (most := min(_MOST_TEXTS, self.writer.most_texts)):
+        if count > (most := min(MOST_TEXTS, self.writer.most_texts)):
             raise UsageError(f"The request needs {count} texts; the limit is {most}.")
         self.writer.check_room(self._preparing_now + count)
         self._preparing_now += count

@@ -20,8 +20,8 @@ from foredraft.index.datastore import MANIFEST, read_manifest, write_datastore
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _MOST_SEGMENTS = 8  # more are merged, because every step searches each segment (chosen)
 # of one API key; chosen
-_MOST_TOKENS = 1 << 26  # in all its stores; 400 MB of disk
-_MOST_STORES = 256
+_MOST_TOKENS = 1 << 26  # in all its stores; at 6 bytes each 400 MB of disk
+_MOST_STORES = 256  # as every request to add reads the manifests of all
 _GONE = ".removed"
 
 
@@ -65,7 +65,6 @@ class Stores:
                 f"The stores would hold more than {_MOST_TOKENS:,} tokens, the most that a client may have; they hold "
                 f"{held:,} now. Send fewer texts, or delete a store first."
             )
-        place.parent.mkdir(parents=True, exist_ok=True)
         with write_datastore(place, tokenizer_hash=self._hash, vocabulary=self._vocabulary, create=new) as writer:
             if symbols and not writer.holds(symbols):
                 writer.add(symbols)
