@@ -1,6 +1,5 @@
 """Adaptix as a drafter: learned counts stay with their sequence unless shared, and invalid options are refused."""
 
-import dataclasses
 import math
 
 import numpy as np
@@ -169,7 +168,7 @@ def test_mcts_takes_every_seed_and_repeats_itself(table, seed):
 
 def verdict(draft, at, tokens, probabilities):
     top = {"top_tokens": np.array(tokens, np.int32), "top_probabilities": np.array(probabilities, np.float32)}
-    return Verdict((0,), (), draft, at, top_rows=np.arange(len(draft) + 1, dtype=np.int32), **top)
+    return Verdict((0,), (), draft, at, **top)
 
 
 def test_the_targets_distribution_is_learned_at_each_nodes_own_pair():
@@ -197,16 +196,6 @@ def test_feedback_at_the_first_token_of_all_has_no_pair():
     drafting.observe(verdict(Draft(np.empty(0, np.int32), np.empty(0, np.int32)), 0, [[1, 2]], [[0.5, 0.25]]))
     assert memory(made).keys() == {(-1, 5)}
     assert first_tokens(propose(drafting, [5])) == [1, 2]
-
-
-def test_rows_that_were_left_out_are_not_learned_and_the_others_keep_their_own_pairs():
-    made = drafter(learn="off", feedback="topk", feedback_top_k=1, share=True)
-    drafting = opened(made)
-    propose(drafting, [4, 5])
-    draft = Draft(np.array([6, 7, 8], np.int32), np.array([-1, 0, -1], np.int32))
-    some = dataclasses.replace(verdict(draft, 1, [[1], [5]], [[0.9], [0.7]]), top_rows=np.array([0, 2], np.int32))
-    drafting.observe(some)
-    assert memory(made).keys() == {(4, 5), (6, 7)}
 
 
 @pytest.mark.parametrize(("learn", "feedback"), [("tokens", True), ("paper", False), ("off", False)])

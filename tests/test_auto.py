@@ -6,9 +6,11 @@ import pytest
 
 import foredraft
 from foredraft.contracts import Verdict
+from foredraft.corpus.trigrams import count_trigrams
 from foredraft.drafters import Resources, auto, make_drafter
 from foredraft.drafters.auto import AutoDrafter, AutoOptions
 from foredraft.errors import ForedraftWarning, StoreError, UsageError
+from foredraft.index import storage
 from foredraft.index.datastore import check_datastore, open_datastore
 from foredraft.index.library import Library
 from foredraft.index.own_words import NO_WORDS, empty_words, words_of_table
@@ -41,12 +43,12 @@ def drafter(folder=None, **options):
 
 
 def verdict(draft, *tokens, path=(), at=0, top=None):
-    """`top` is {row: {token: probability}}."""
+    """`top` are {token: probability} of the first rows."""
     if top is None:
         return Verdict(tokens, path, draft, at)
-    words = np.array([list(each) for each in top.values()], np.int32)
-    chances = np.array([list(each.values()) for each in top.values()], np.float32)
-    return Verdict(tokens, path, draft, at, np.array(list(top), np.int32), words, chances)
+    words = np.array([list(each) for each in top], np.int32)
+    chances = np.array([list(each.values()) for each in top], np.float32)
+    return Verdict(tokens, path, draft, at, words, chances)
 
 
 def best(draft):
@@ -96,7 +98,7 @@ def test_what_the_target_says_behind_rows_that_were_not_accepted_is_learned_too(
     ids = [1, 2, 3, 9, 1, 2]
     draft = propose(drafting, ids, 1)
     assert draft.tokens.tolist() == [3]
-    drafting.observe(verdict(draft, 5, at=5, top={0: {5: 0.8}, 1: {77: 0.9}}))
+    drafting.observe(verdict(draft, 5, at=5, top=[{5: 0.8}, {77: 0.9}]))
     propose(drafting, [*ids, 5])
     found = scored(propose(drafting, [*ids, 5, 2, 3]))
     assert (77,) in found
@@ -124,7 +126,7 @@ def test_the_number_of_steps_does_not_matter_to_what_is_read(store):
 @pytest.mark.parametrize(("learn", "later"), [(None, 5), ("shared", 5), ("request", None), ("off", None)])
 def test_own_words_outlive_a_text_where_that_is_wanted(learn, later):
     made = drafter(learn=learn)
-    drafting = teach(made, [1, 2], {0: {5: 0.9}})
+    drafting = teach(made, [1, 2], [{5: 0.9}])
     drafting.close()
     assert best(propose(opened(made), [30, 1, 2], 1)) == later
 
@@ -136,15 +138,15 @@ def test_own_words_get_more_room_for_all_texts_that_use_them(monkeypatch):
     first, second, ids = opened(made), opened(made), [1, 2]
     for step in range(60):
         draft = propose(first, ids)
-        first.observe(verdict(draft, 100 + step, at=len(ids) - 1, top={0: {5: 0.9}}))
+        first.observe(verdict(draft, 100 + step, at=len(ids) - 1, top=[{5: 0.9}]))
         ids = [*ids, 100 + step]
     assert len(made.kept.words.keys) > 64
     draft = propose(second, [3, 4])
-    second.observe(verdict(draft, 9, at=1, top={0: {7: 0.9}}))
+    second.observe(verdict(draft, 9, at=1, top=[{7: 0.9}]))
     second.close()
     assert best(propose(opened(made), [30, 3, 4], 1)) == 7
     made.forget()
-    first.observe(verdict(propose(first, ids), 9, at=len(ids) - 1, top={0: {5: 0.9}}))
+    first.observe(verdict(propose(first, ids), 9, at=len(ids) - 1, top=[{5: 0.9}]))
     first.close()
     assert not made.kept.words.clock[0], "an open text keeps the words that were dropped"
 
@@ -155,7 +157,7 @@ def test_a_text_that_is_alone_leaves_the_words_of_others(monkeypatch, learn):
     made = drafter(learn=learn)
     drafting, ids = opened(made), [1, 2]
     for step in range(20):
-        drafting.observe(verdict(propose(drafting, ids), 9, at=len(ids) - 1, top={0: {5: 0.9}}))
+        drafting.observe(verdict(propose(drafting, ids), 9, at=len(ids) - 1, top=[{5: 0.9}]))
         ids = [*ids, 100 + step]
     drafting.close()
     assert not made.kept.words.clock[0]
@@ -172,7 +174,7 @@ def test_texts_themselves_are_shared_only_on_request():
 
 def test_what_was_learned_is_forgotten():
     made = drafter(learn="shared")
-    drafting = teach(made, [1, 2], {0: {5: 0.9}})
+    drafting = teach(made, [1, 2], [{5: 0.9}])
     propose(drafting, [1, 2, 9, 10])
     drafting.close()
     assert best(propose(opened(made), [30, 1, 2])) is not None
@@ -214,7 +216,7 @@ def test_what_was_shared_is_saved_and_found_again(tmp_path):
     memory = str(tmp_path / "memory")
     made = drafter(memory=memory)
     assert made.options.shares
-    drafting = teach(made, [1, 2], {0: {5: 0.9}})
+    drafting = teach(made, [1, 2], [{5: 0.9}])
     propose(drafting, [1, 2, 41, 42, 43, 44])
     drafting.close()
     made.save()
@@ -227,6 +229,34 @@ def test_what_was_shared_is_saved_and_found_again(tmp_path):
     assert best(propose(opened(again), [30, 1, 2], 1)) in (5, 41)
     assert 5 in propose(opened(again), [30, 1, 2], 4, 1).tokens
     assert best(propose(opened(made), [41, 42, 43])) == 44
+
+
+def test_a_memory_whose_texts_went_elsewhere_can_be_saved_later(tmp_path):
+    memory, other = tmp_path / "memory", tmp_path / "other"
+    memory.mkdir()
+    made = drafter(memory=str(memory))
+    teach(made, [1, 2], [{5: 0.9}]).close()
+    made.save(str(other))
+    made.save()  # no texts are left for it
+    say_and_save(made, 100)
+    assert best(propose(opened(drafter(memory=str(memory))), [101, 102, 103])) == 104
+
+
+def test_a_damaged_table_is_refused_however_large(tmp_path, monkeypatch):
+    path = tmp_path / "t.trigrams"
+    symbols = np.concatenate([np.append(each, VOCABULARY) for each in SEGMENTS[0]])
+    count_trigrams([symbols], "", VOCABULARY, path)
+    monkeypatch.setattr(storage, "EAGER_CHECK_BYTES", 0)
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 255
+    path.write_bytes(data)
+    with pytest.raises(StoreError, match="does not match its checksum"):
+        drafter(table=str(path))
+
+
+def test_a_store_of_more_segments_than_rows_is_still_drafted_from(tmp_path):
+    folder = built(tmp_path / "many", *([[number, number + 1, 290, 291]] for number in range(3, 123)))
+    assert best(propose(opened(drafter(folder, learn="off")), [50, 51, 290])) == 291
 
 
 def say_and_save(made, start):

@@ -18,6 +18,7 @@ from foredraft.model.compiled.build import compile_forward
 from foredraft.model.compiled.package import find_compiled
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
+from support.tokenizers import pretrained_words
 
 VOCABULARY = 97
 
@@ -591,3 +592,14 @@ def test_a_stream_needs_an_empty_batch_and_leaves_it_when_it_is_not_read_to_its_
         next(steps_in(batch, writer.begin(np.arange(20), SamplingOptions(), max_new_tokens=30)))
     steps.close()
     assert len(batch) == 0
+
+
+def test_a_conversation_goes_on_after_a_stream_that_was_closed(compiled):
+    writer = Generator(compiled, pretrained_words(), method="prompt_lookup", nodes=5)
+    batch, prompt = writer.conversation(), np.arange(30) % VOCABULARY
+    stream = writer.stream(prompt.tolist(), max_new_tokens=20, batch=batch)
+    next(stream)
+    stream.close()
+    assert not len(batch)
+    text = writer.stream(prompt.tolist(), max_new_tokens=5, batch=batch)
+    assert len(list(text)) >= 5

@@ -19,10 +19,10 @@ from foredraft.bench.cell import CELLS_FILE, VERSION, Cell, append_cell, describ
 from foredraft.bench.method import cold_and_warm, parse_method
 from foredraft.bench.recommendation import advise
 from foredraft.bench.report import checked_cells, write_report
-from foredraft.bench.runner import MethodWriter, Run, stalled_seconds, write_interleaved
+from foredraft.bench.runner import MethodWriter, PeerWriter, Run, stalled_seconds, write_interleaved
 from foredraft.bench.serve import PLAIN, loads, shared_out
 from foredraft.bench.summary import ALL, Ratio, mean_speed_up, speed_up, summarize_cells
-from foredraft.bench.tasks import TaskPrompt, load_task
+from foredraft.bench.tasks import TaskPrompt, interleaved, load_task, load_tasks
 from foredraft.cli import main
 from foredraft.contracts import CostCurve, StepRecord
 from foredraft.drafters.prompt_lookup import PromptLookupDrafter
@@ -225,6 +225,19 @@ def test_a_run_that_was_killed_and_resumed_gives_the_same_cells(finished, tmp_pa
 
 
 @pytest.mark.slow
+def test_a_method_that_learns_from_text_to_text_is_measured_in_one_go(tmp_path, generator):
+    methods, steps = [parse_method("auto"), parse_method("prompt_lookup")], []
+    for folder, counts in ((tmp_path / "whole", [3]), (tmp_path / "parts", [1, 3])):
+        for count in counts:
+            result = run(generator, folder, methods=methods, prompts=PROMPTS[:count], settings=SETTINGS[:1])
+        cells = [cell for cell in result.cells if cell.place.method == "auto"]
+        steps.append([cell.own.statistics.steps for cell in cells])
+    assert steps[0] == steps[1]
+    assert [each for each in result.replaced if "learns from text to text" in each]
+    assert result.found == sum(len(prompt.turns) for prompt in PROMPTS[:1])  # of prompt_lookup
+
+
+@pytest.mark.slow
 def test_damaged_and_changed_cells_are_named_and_measured_again(copied, finished, generator):
     path = copied / CELLS_FILE
     truncated, misshapen, stale, *others = path.read_text().splitlines(keepends=True)
@@ -404,6 +417,16 @@ def test_the_peer_writes_the_same_greedy_text_plainly_and_assisted(generator):
 # --- figures
 
 
+def test_two_files_of_one_name_are_refused(tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.jsonl").write_text('{"prompt": "one"}\n')
+    tasks = [str(tmp_path / folder / "mine.jsonl") for folder in ("a", "b")]
+    with pytest.raises(UsageError, match=r"both called mine\.jsonl"):
+        load_tasks(tasks, None, 9)
+    assert len(load_tasks(tasks[:1], None, 9)) == 1
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [(b'{"ask": "one"}\n\n{"ask"\n', "Line 3 of .* is not JSON"), (b'{"ask": "\xff"}\n', "not text in UTF-8")],
@@ -423,6 +446,26 @@ def test_equal_times_give_a_speed_up_of_one_and_twice_the_speed_two():
     twice = speed_up(np.full(40, 2.0), tokens, np.tile([0.9, 1.1], 20), tokens)
     assert twice.low < 2 < twice.high
     assert mean_speed_up(np.full(9, 2.0)).value == pytest.approx(2)
+
+
+def test_an_interval_covers_what_it_says_also_with_few_prompts():
+    rng, covered = np.random.default_rng(1), dict.fromkeys((4, 8, 40), 0)
+    for count in covered:
+        for _ in range(400):
+            ones = np.ones(count)
+            found = speed_up(np.exp(rng.normal(0, 0.2, count)), ones, ones, ones)
+            covered[count] += found.low <= np.exp(0.02) <= found.high
+    assert all(0.92 <= each / 400 <= 0.98 for each in covered.values()), covered
+
+
+def test_the_turns_of_a_conversation_count_as_one_prompt():
+    rng = np.random.default_rng(2)
+    seconds, ones = np.repeat(rng.uniform(1, 2, 20), 2), np.ones(40)
+    apart = speed_up(seconds, ones, ones, ones)
+    together = speed_up(seconds, ones, ones, ones, prompts=np.repeat(np.arange(20), 2))
+    alone = speed_up(seconds[::2], ones[::2], ones[::2], ones[::2])
+    assert (together.low, together.high) == pytest.approx((alone.low, alone.high))
+    assert apart.high - apart.low < 0.8 * (together.high - together.low)
 
 
 def test_too_few_pairs_have_no_interval():
@@ -554,15 +597,16 @@ def test_a_server_that_does_not_answer_is_told_in_a_sentence():
             asyncio.run(loads(wrong, [{}] * 4, [1], 1, [PLAIN]))
 
 
-def test_tokens_are_counted_for_a_server_that_does_not():
-    """It sends two pieces of each text, counts nothing, and closes every connection."""
+@pytest.mark.parametrize("pieces", [("one", " two"), ()])
+def test_tokens_are_counted_for_a_server_that_does_not(pieces):
+    """It sends two pieces of each text or none, counts nothing, and closes every connection."""
 
     class Server(BaseHTTPRequestHandler):
         def do_POST(self):
             self.rfile.read(int(self.headers["Content-Length"]))
             self.send_response(200)
             self.end_headers()
-            for piece in ("one", " two"):
+            for piece in pieces:
                 chunk = json.dumps({"choices": [{"delta": {"content": piece}}]})
                 self.wfile.write(f"data: {chunk}\n\n".encode())
 
@@ -573,5 +617,33 @@ def test_tokens_are_counted_for_a_server_that_does_not():
         threading.Thread(target=server.serve_forever, daemon=True).start()
         found = asyncio.run(loads(f"http://127.0.0.1:{server.server_port}", [{}] * 6, [2], 1, [PLAIN]))
         server.shutdown()
-    assert found[0].texts == ("one two",) * 6
-    assert found[0].tokens_per_second > 0
+    assert found[0].texts == ("".join(pieces),) * 6
+    assert (found[0].tokens_per_second > 0) == bool(pieces)
+    assert found[0].first > 0
+
+
+def test_prompts_of_all_kinds_are_in_every_load():
+    prompts = interleaved(load_tasks(["embedded"], None, 10))
+    assert {prompt.task for prompt in prompts[:6]} == {prompt.task for prompt in prompts}
+    assert len(prompts) == 60
+
+
+@pytest.mark.slow
+def test_the_peer_does_not_follow_the_checkpoints_sampling_defaults(generator):
+    model = generator.target.model
+    model.generation_config.repetition_penalty = 1.5
+    try:
+        result = run(generator, methods=[parse_method("transformers")], prompts=PROMPTS[1:2], settings=SETTINGS[:1])
+    finally:
+        model.generation_config.repetition_penalty = 1.0
+    assert [(cell.own.token_ids == cell.base.token_ids, cell.failure) for cell in result.cells] == [(True, "")]
+
+
+@pytest.mark.slow
+def test_the_peer_drafts_as_many_tokens_as_it_is_told(generator):
+    steps = []
+    for count in (1, 12):
+        peer = PeerWriter(generator, {"assistant_model": TOY_DRAFT, "num_assistant_tokens": count})
+        text = peer.written("Once upon a time there was a little", {"max_new_tokens": 40, "seed": 0})
+        steps.append(text.statistics.steps)
+    assert steps[0] > steps[1]

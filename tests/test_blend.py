@@ -78,7 +78,7 @@ def some_words(rng, count=60):
     for _ in range(count):
         chances = np.sort(rng.dirichlet(np.ones(4)))[::-1]
         tokens = rng.permutation(VOCABULARY)[:4]
-        learn(words, rng.integers(0, VOCABULARY, 3), [], [], {0: dict(zip(tokens.tolist(), chances, strict=True))})
+        learn(words, rng.integers(0, VOCABULARY, 3), [], [], [dict(zip(tokens.tolist(), chances, strict=True))])
     return words
 
 
@@ -174,9 +174,9 @@ def test_longer_matches_are_believed_more_once_rates_say_so():
 
 def test_words_of_the_text_go_before_the_table_and_the_table_before_words_of_other_texts():
     learned, table = empty_words(64), empty_words(64)
-    learn(table, [1, 2], [], [], {0: {5: 0.9}})
+    learn(table, [1, 2], [], [], [{5: 0.9}])
     assert paths(*drafted(sources(table=table), [1, 2], (4, 1, VOCABULARY))).keys() == {(5,)}
-    learn(learned, [1, 2], [], [], {0: {6: 0.9}})
+    learn(learned, [1, 2], [], [], [{6: 0.9}])
     assert paths(*drafted(sources(words=learned, table=table), [1, 2], (4, 1, VOCABULARY))).keys() == {(6,)}
     later = sources(words=learned, table=table, began=int(learned.clock[0]))
     assert paths(*drafted(later, [1, 2], (4, 1, VOCABULARY))).keys() == {(5,)}, "the table, before what others taught"
@@ -186,7 +186,7 @@ def test_words_of_the_text_go_before_the_table_and_the_table_before_words_of_oth
 
 def test_what_several_sources_say_counts_for_more_than_what_one_does():
     words = empty_words(64)
-    learn(words, [1, 2], [], [], {0: {5: 0.5, 6: 0.5}})
+    learn(words, [1, 2], [], [], [{5: 0.5, 6: 0.5}])
     ids = [1, 2, 6, 7, 1, 2]
     found = paths(*drafted(sources(ids, words), ids, rates=prior_rates(sampled=False)))
     assert found[6,] > found[5,]
@@ -275,7 +275,7 @@ def test_a_source_that_misleads_is_trusted_less():
 def test_known_noise_tells_which_of_several_tokens_will_be_drawn():
     """A context with three equally probable tokens: blindly one draw in three is guessed, with the noise most."""
     words, law, hits = empty_words(64), np.zeros(VOCABULARY, np.float32), {}
-    learn(words, [1, 2], [], [], {0: {5: 0.33, 6: 0.33, 7: 0.33}})
+    learn(words, [1, 2], [], [], [{5: 0.33, 6: 0.33, 7: 0.33}])
     law[5:8] = 1 / 3
     for known in (False, True):
         noise, rates, room = Noise(known, np.uint64(11)), flat_rates(), room_to_draft(1)

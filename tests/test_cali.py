@@ -134,7 +134,9 @@ def with_predictor(tmp_path, chance):
     with torch.no_grad():
         predictor.estimate.weight.zero_()
         predictor.target.bias.fill_(float(np.log(chance / (1 - chance))))
-    save_head(folder / PREDICTOR_FOLDER, card_for(model, "cali", "llama", dtype="float32"), predictor.state_dict())
+    save_head(
+        folder / PREDICTOR_FOLDER, card_for(model, "cali", "llama", layers=1, dtype="float32"), predictor.state_dict()
+    )
     return str(folder)
 
 
@@ -199,4 +201,4 @@ def test_a_predictor_that_is_asked_for_and_missing_is_refused(tmp_path, heads): 
     for options in ({}, {"out_degree": 1, "calibrated": False}):
         assert not make_drafter("eesd", {"head": head, **options}, resources).needs.hidden
     with pytest.raises(UsageError, match="whose weights are not this model's"):
-        load_predictor(tmp_path / "head", target_of("qwen3").model)
+        load_predictor(tmp_path / "head", target_of("qwen3").model, 1)

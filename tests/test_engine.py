@@ -577,27 +577,6 @@ def test_rows_cannot_be_committed_twice():
         cache.commit([0])
 
 
-@pytest.mark.parametrize("most", [1, 3, 4, 6, 20])
-def test_the_rows_known_more_of_are_the_root_the_accepted_path_and_the_likeliest_nodes(most):
-    wrong = [token for token in range(VOCABULARY) if token not in ANSWER[:3]]
-    score = np.array([0.5, 0.4, 0.3, 0.2, 0.1], np.float32)
-    draft = tree([wrong[0], wrong[1], ANSWER[0], ANSWER[1], wrong[2]], [-1, 0, -1, 2, 1], score=score)
-    verdicts = []
-
-    class Curious(Scripted):
-        needs = Needs(top_k=1, top_rows=most)
-
-        def open(self, context):
-            drafting = super().open(context)
-            drafting.observe = verdicts.append
-            return drafting
-
-    run(Curious(lambda view, budget: draft), max_new_tokens=9)
-    assert verdicts[0].path == (2, 3)
-    expected = {1: [0], 3: [0, 3, 4], 4: [0, 1, 3, 4], 6: [0, 1, 2, 3, 4, 5], 20: [0, 1, 2, 3, 4, 5]}
-    assert verdicts[0].top_rows.tolist() == expected[most]
-
-
 def test_a_failing_drafter_is_named_when_a_prediction_is_drafted_too():
     def fail(view, budget):
         raise RuntimeError("disk on fire")

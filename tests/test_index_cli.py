@@ -162,3 +162,11 @@ def test_a_cluster_makes_the_same_store(corpus, tmp_path):
         assert ran.returncode == 0, ran.stderr
     assert contents(here) == contents(there)
     assert len(contents(here)) > 3
+
+
+def test_equal_texts_in_segments_of_their_own_are_stored_once(tmp_path, capsys):
+    path = tmp_path / "twice.jsonl"
+    path.write_text((json.dumps({"text": STORIES[0]}) + "\n") * 2)
+    folder = tmp_path / "twice.store"
+    assert main(["index", "build", str(path), "--out", str(folder), "--segment-tokens", "5", *DEMO]) == 0
+    assert len(described(capsys, folder)["segments"]) == 1

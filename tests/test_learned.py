@@ -63,11 +63,10 @@ def test_texts_and_distributions_match_the_dictionary(seed):
         naive.index_tables.learn_text(memory, ids[: start + 20].tolist(), start, 1.0, 0.93, NO_CAP)
     tokens, parents = np.array([3, 3, 3, 4], np.int32), np.array([-1, 0, -1, 1], np.int32)
     for text in ([3], [3, 3]):
-        rows = rng.permutation(5).astype(np.int32)[:4]
-        top = np.array([rng.permutation(40)[:4] for _ in rows], np.int32)
-        shares = rng.dirichlet(np.ones(4), len(rows)).astype(np.float32)
-        learn_distributions(arrays, tokens, parents, np.array(text), rows, top, shares, 2.0, 0.8)
-        draft = (tokens.tolist(), parents.tolist(), text, rows.tolist())
+        top = np.array([rng.permutation(40)[:4] for _ in range(5)], np.int32)
+        shares = rng.dirichlet(np.ones(4), 5).astype(np.float32)
+        learn_distributions(arrays, tokens, parents, np.array(text), top, shares, 2.0, 0.8)
+        draft = (tokens.tolist(), parents.tolist(), text)
         naive.index_tables.learn_distributions(memory, *draft, top.tolist(), shares.tolist(), 2.0, 0.8)
     check_learned(arrays)
     assert_same(arrays, memory)

@@ -49,14 +49,6 @@ def test_top_probabilities_are_those_of_the_softmax(found, dtype, vocabulary, k)
     assert all(len(set(row)) == len(row) for row in tokens.tolist())
 
 
-def test_only_the_rows_that_are_asked_for_are_told():
-    logits = some_logits(6, 50)
-    tokens, probabilities = top_probabilities(logits, 4, np.array([0, 5, 2], np.int32))
-    every_token, every_probability = top_probabilities(logits, 4)
-    np.testing.assert_array_equal(tokens, every_token[[0, 5, 2]])
-    np.testing.assert_array_equal(probabilities, every_probability[[0, 5, 2]])
-
-
 @pytest.mark.parametrize("vocabulary", [1, 63, 64, 65, 200])
 def test_the_largest_are_found_and_of_equal_ones_the_first(vocabulary):
     row = np.random.default_rng(vocabulary).integers(-4, 4, vocabulary).astype(np.float32)

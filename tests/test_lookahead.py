@@ -10,6 +10,7 @@ from foredraft.contracts import Budget, DraftContext, SequenceView, Verdict
 from foredraft.control import FixedControl
 from foredraft.drafters import Resources, make_drafter
 from foredraft.drafters.lookahead import LookaheadDrafter, LookaheadOptions
+from foredraft.drafters.prediction import ChainDrafter, Prediction
 from foredraft.engine.run import Run
 from foredraft.engine.state import SequenceState
 from foredraft.errors import UsageError
@@ -162,7 +163,7 @@ def test_a_window_that_was_cut_away_stays_where_it_is():
     draft = current.propose(view(*range(1, 9)), WHOLE)
     kept = draft.take(np.array([0], np.int32))
     top = np.array([[3], [4]], np.int32)
-    current.observe(Verdict((3,), (), kept, 7, np.array([0, 1], np.int32), top, np.ones((2, 1), np.float32)))
+    current.observe(Verdict((3,), (), kept, 7, top, np.ones((2, 1), np.float32)))
     after = current.propose(view(*range(1, 9), 3), WHOLE)
     assert not any(column[-1] == column[-2] for column in columns(draft))
     assert all(column[-1] == column[-2] for column in columns(after)), "the last row stands twice: none took its place"
@@ -215,3 +216,17 @@ def test_the_text_is_that_of_plain_decoding_in_fewer_passes(setting):
     assert drafted.statistics.tokens_per_target_step > 1.15
     generator().use("lookahead")  # its own control, which may stop drafting
     assert generator().generate(prompt, max_new_tokens=64, **SETTINGS[setting]).token_ids == plain.token_ids
+
+
+def test_a_prediction_beside_it_does_not_stop_it():
+    target, prompt = ToyTarget(), np.array([3, 1, 4, 1, 5], np.int64)
+    expected = target.greedy(prompt, 24)
+    guess = np.array([*expected[:8], 1, *expected[9:]], np.int64)
+    drafter = ChainDrafter(LookaheadDrafter(LookaheadOptions()), Prediction(guess).chains)
+    seq = SequenceState(prompt, SamplingOptions(), max_new_tokens=24)
+    run = Run(seq, drafter, FixedControl(24), DraftContext(VOCABULARY), target)
+    for _ in run.steps():
+        pass
+    assert seq.emitted.tolist() == expected
+    assert drafter.drafted > 0
+    assert run.statistics.drafted > drafter.drafted

@@ -13,7 +13,7 @@ import torch
 import foredraft.engine.step as step_module
 from foredraft import drafters
 from foredraft.api import load
-from foredraft.bench.prove import Difference, Proof, is_exact
+from foredraft.bench.prove import Difference, Proof, difference_between, is_exact
 from foredraft.cli import main
 from foredraft.contracts import Budget, Draft, DraftContext, Needs, SequenceView, Verdict
 from foredraft.drafters.none import NoDrafter
@@ -48,6 +48,18 @@ def test_the_verdict_is_a_sentence_and_a_piped_table_is_whole(capsys):
     shown = capsys.readouterr()
     assert "beyond rounding" in shown.out
     assert re.search(r"Proved: all 2 texts \([\d,]+ tokens\) equal plain decoding's\.", shown.err)
+
+
+@pytest.mark.parametrize("how", [{}, {"temperature": 0.7, "top_p": 0.3}])
+def test_a_wrong_token_is_no_near_tie_though_the_best_two_are(how):
+    generator = load(TOY, method="none", dtype="bfloat16", device="cpu", compile=False)
+    expected = generator.generate("Once upon a time", max_new_tokens=12, seed=1, **how).token_ids
+    wrong = list(expected)
+    wrong[6] = (wrong[6] + 1000) % generator.target.vocabulary
+    found = difference_between(generator, "Once upon a time", {**how, "seed": 1}, wrong, expected)
+    assert (found.position, found.near_tie) == (6, False)
+    ended = difference_between(generator, "Once upon a time", {**how, "seed": 1}, expected[:6], expected)
+    assert (ended.position, ended.near_tie) == (6, False)
 
 
 class CompiledTo:

@@ -1,5 +1,6 @@
 """Passes of fixed shapes at fixed addresses: scores and texts equal the unrecorded model's; and recorded on a GPU."""
 
+import contextlib
 import gc
 import warnings
 
@@ -15,7 +16,7 @@ from foredraft.contracts import Scores
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import ForedraftWarning, NumericsError, UsageError
 from foredraft.graph.layout import lay_out, lay_out_text
-from foredraft.model import recordings
+from foredraft.model import kv_cache, recordings
 from foredraft.model.fused import COLUMNS, ScoredPass, compiled_pass
 from foredraft.model.growth import Rollout
 from foredraft.model.loading import load_model
@@ -29,6 +30,7 @@ from support.compilation import METHODS, SAMPLINGS, written
 from support.families import FAMILIES, VOCABULARY, configuration, each_of, prompt_of, random_tree, tiny_model
 from support.llamas import llama, small_model
 from support.recorded import Watch, begun, caches_of, exact_products, finished, finished_in_store, recorded_target
+from support.tokenizers import pretrained_words
 from support.toys import TOY, TOY_DRAFT
 
 # torch's products of several experts cannot be run on the meta device in float32
@@ -190,14 +192,94 @@ def test_a_sequence_that_made_room_keeps_the_rows_of_its_last_pass():
     layout = lay_out(7, *random_tree(np.random.default_rng(1), 9), len(ids))
     for each, cache in ((target, given), (plain, expected)):
         each.forward(layout, cache)
-    target.forward(layout, prefilled(target, prompt_of(31)[:20]))
+    newer = prefilled(target, prompt_of(31)[:20])
+    target.forward(layout, newer)
     assert given.store is None
     for cache in (given, expected):
         cache.commit([0, 2])
     after = lay_out_text(np.array([4]), given.length)
-    scores = target.forward(after, given)
-    assert scores.best is None  # unrecorded: it does not take the store back
-    torch.testing.assert_close(scores.logits, plain.forward(after, expected).logits, atol=1e-4, rtol=1e-4)
+    wanted = plain.forward(after, expected).logits
+    for is_recorded in (False, True):  # it does not take the store back before the newer sequence has ended
+        scores = target.forward(after, given)
+        assert (scores.best is not None, given.store is not None) == (is_recorded, is_recorded)
+        torch.testing.assert_close(scores.logits, wanted, atol=1e-4, rtol=1e-4)
+        newer = None
+
+
+@pytest.mark.parametrize("fails_at", [1, 4])
+def test_a_sequence_that_finds_no_memory_outside_of_the_store_stays_whole(fails_at, monkeypatch):
+    target, calls = recorded_target(small_model()), []
+    older = begun(target, 20)
+    steps = older.steps()
+    for _ in range(3):
+        next(steps)
+    allocated = kv_cache.allocated
+
+    def full(*arguments):
+        calls.append(arguments)
+        if len(calls) == fails_at:
+            raise torch.OutOfMemoryError("out of memory")
+        return allocated(*arguments)
+
+    newer = begun(target, 25)
+    newer_steps = newer.steps()
+    newer.prefill()
+    monkeypatch.setattr(kv_cache, "allocated", full)
+    with pytest.warns(ForedraftWarning, match="find no memory to be recorded"):
+        target.forward(lay_out_text(newer.seq.view().ids[-1:].copy(), 24), newer.seq.cache)
+    monkeypatch.undo()
+    newer.seq.cache.commit([])
+    newer_steps.close()
+    for _ in steps:
+        pass
+    assert len(calls) >= fails_at
+    assert tuple(older.seq.emitted.tolist()) == finished(begun(TorchTarget(small_model()), 20))
+
+
+def test_a_text_without_memory_for_a_larger_store_goes_on_and_the_next_is_recorded(monkeypatch):
+    monkeypatch.setattr(recordings, "_LEAST_SLOTS", 32)
+    target, slots = recorded_target(small_model()), recordings.slots_for
+    caches = caches_of(target)
+
+    def full(needed):
+        if needed > 300:
+            raise torch.OutOfMemoryError("out of memory")
+        return slots(needed)
+
+    monkeypatch.setattr(recordings, "slots_for", full)
+    for length in (20, 330, 20):
+        context = pytest.warns(ForedraftWarning, match="no memory") if length == 330 else contextlib.nullcontext()
+        with context:
+            text, store = finished_in_store(begun(target, length), caches)
+        assert text == finished(begun(TorchTarget(small_model()), length))
+        assert (store is None) == (length == 330)
+
+
+def test_many_prompts_are_written_one_after_the_other_all_recorded():
+    target, used = recorded_target(small_model()), []
+    forward = target.recordings.forward
+
+    def counted(*arguments, **options):
+        used.append(forward(*arguments, **options))
+        return used[-1]
+
+    target.recordings.forward = counted
+    prompts, tokenizer = [prompt_of(length).tolist() for length in (12, 20, 31)], pretrained_words()
+    alone, ours = (Generator(each, tokenizer, method="none") for each in (TorchTarget(small_model()), target))
+    texts = ours.generate_all(prompts, max_new_tokens=12)
+    assert [text.token_ids for text in texts] == [alone.generate(each, max_new_tokens=12).token_ids for each in prompts]
+    assert used
+    assert all(scores is not None for scores in used)
+
+
+def test_models_that_draft_for_a_recorded_target_are_recorded_too():
+    generator = load(TOY, method="none", dtype="float32", device="cpu", compile=False)
+    generator.target.recordings = RecordedForward(generator.target.model)
+    generator.use("draft_model", {"model": TOY_DRAFT}, nodes=4)
+    (draft,) = generator.drafter.needs.models
+    assert draft.recordings is not None
+    assert generator.generate("Once upon a time", max_new_tokens=8).statistics.drafted > 0
+    assert not draft.recordings.failed
 
 
 def test_a_finished_sequence_is_gone_without_a_search_for_cycles_and_leaves_nothing_behind():

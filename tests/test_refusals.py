@@ -186,3 +186,33 @@ def test_processors_see_tensors_on_the_models_device(generator):
     generator.generate("Hello", max_new_tokens=2, logits_processor=[look])
     assert seen == [(generator.target.device, generator.target.device)] * 2
     assert isinstance(generator.target.device, torch.device)
+
+
+@pytest.mark.parametrize("device", ["cuda:7", "mps"])
+def test_a_device_that_is_not_there_is_refused(device, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(UsageError, match="the last CUDA device here is 0" if device == "cuda:7" else "No model could"):
+        load_model(TOY_DRAFT, device=device)
+
+
+def test_what_quantises_a_model_is_told_the_device(monkeypatch):
+    told = []
+
+    def loads(*_, **options):
+        told.append(options.get("device_map"))
+        raise ValueError("seen")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", loads)
+    for device in ("cuda:0", None, "cpu"):
+        with pytest.raises(UsageError, match="seen"):
+            load_model(TOY_DRAFT, device=device, quantization_config=object())
+    assert told == ["cuda:0", "cuda", None]
+
+
+@pytest.mark.parametrize("cache_bytes", [2e9, "2", -5, 0])
+def test_room_that_is_no_number_of_bytes_is_refused(generator, cache_bytes):
+    with pytest.raises(UsageError, match="it must be a whole number of bytes"):
+        generator.batch(cache_bytes)

@@ -128,3 +128,15 @@ def test_a_stop_string_that_does_not_occur_stops_nothing(tokenizer):
 
 def test_a_stop_string_is_not_pieced_together_across_other_text(tokenizer):
     assert stops_at(tokenizer, "ab then cd, ab then cd", "abcd") is None
+
+
+def test_a_stop_string_with_a_special_token_is_seen(tokenizer):
+    special = tokenizer.all_special_tokens[0]
+    number = tokenizer.convert_tokens_to_ids(special)
+    ids = [*tokenizer("one two").input_ids, number, *tokenizer(" three").input_ids]
+    for string in (special, f"two{special}", f"two{special} th"):
+        stop = StopStrings(tokenizer, [string, "four"])
+        found = next((count for count, token in enumerate(ids, 1) if stop(token)), None)
+        assert found is not None, string
+        assert string in tokenizer.decode(ids[:found])
+        assert string not in tokenizer.decode(ids[: found - 1])

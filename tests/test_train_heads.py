@@ -10,6 +10,7 @@ import torch
 from foredraft.cli import main
 from foredraft.corpus.documents import ReadReport
 from foredraft.errors import NumericsError, StoreError, UsageError
+from foredraft.index.storage import write_lock
 from foredraft.model.fingerprint import fingerprint
 from foredraft.model.heads import exit_model, load_exit_head
 from foredraft.model.target import TorchTarget
@@ -419,6 +420,12 @@ def test_the_command_trains_a_head_that_drafts(saved_model, tmp_path, capsys):
     other.write_text(json.dumps({"text": "w1 w2 w3 " * 100}) + "\n")
     assert run_train("eesd", saved_model, other, head, *QUICKLY, "--layers", "1") == 2
     assert "made of other texts" in " ".join(capsys.readouterr().err.split())
+    twice = ["--data", str(tmp_path / "texts.jsonl")]
+    assert run_train("eesd", saved_model, tmp_path / "texts.jsonl", head, *QUICKLY, *twice, "--layers", "1") == 2
+    assert "made of other texts" in " ".join(capsys.readouterr().err.split())
+    made = tmp_path / "head.run" / "traces"
+    assert run_train("eesd", saved_model, made, again, "--traces", "window=32") == 2
+    assert "--traces has no effect" in " ".join(capsys.readouterr().err.split())
 
 
 def test_chats_that_the_template_rejects_are_skipped(tmp_path):
@@ -443,7 +450,9 @@ def test_the_command_trains_a_predictor_and_medusa_heads(saved_model, tmp_path, 
     given = ["train", "cali", "--model", str(saved_model), "--data", str(made), "--head", str(head)]
     assert main([*given, "--set", "epochs=1"]) == 0
     loaded = load_model(str(saved_model), device="cpu")
-    assert load_predictor(head, loaded) is not None
+    assert load_predictor(head, loaded, 1) is not None
+    with pytest.raises(UsageError, match="of a head after 1 layers, and this one is after 2"):
+        load_predictor(head, loaded, 2)
     assert main([*given[:-1], str(tmp_path / "nowhere")]) == 2
     assert "There is no folder" in " ".join(capsys.readouterr().err.split())
     medusa = tmp_path / "medusa"
@@ -453,6 +462,8 @@ def test_the_command_trains_a_predictor_and_medusa_heads(saved_model, tmp_path, 
     assert (heads.accuracies.diff(dim=1) <= 1).all()
     assert heads.accuracies.sum() > 0
     assert run_train("medusa", saved_model, made, tmp_path / "none", "--heads", "0") == 2
+    assert run_train("medusa", saved_model, made, tmp_path / "none", "--vocabulary", "5") == 2
+    assert "it may be 0 (all), or 10 to" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.slow
@@ -526,6 +537,9 @@ def test_medusa_heads_learn(model, traces, tmp_path):
         (["--set", "accumulation=x"], "accumulation of the training is 'x'; it must be a whole number"),
         (["--set", "rate"], "'rate' is not of the form NAME=VALUE"),
         (["--set", "rate=1", "--set", "rate=2"], "rate is given twice"),
+        (["--set", "clip=-1"], "clip is -1.0; it must be at least 0"),
+        (["--set", "seed=-1"], "seed is -1; it must be at least 0"),
+        (["--vocabulary", "100000"], "--vocabulary is 100000"),
     ],
 )
 def test_the_command_refuses_what_cannot_be(options, message, saved_model, tmp_path, capsys):
@@ -533,6 +547,7 @@ def test_the_command_refuses_what_cannot_be(options, message, saved_model, tmp_p
     assert run_train("eesd", saved_model, data, tmp_path / "head", *QUICKLY, *options) == 2
     assert message in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "head").exists()
+    assert not (tmp_path / "head.run" / "traces" / "texts.jsonl").exists(), "refused before texts are written"
 
 
 def test_empty_or_short_data_is_refused(saved_model, tmp_path, capsys):
@@ -564,3 +579,67 @@ def test_traces_of_another_model_are_refused(saved_model, tmp_path, capsys):
     assert run_train("traces", other, data_file(tmp_path), made, *given) == 0
     assert run_train("eesd", saved_model, made, tmp_path / "head") == 2
     assert "were written by another model" in " ".join(capsys.readouterr().err.split())
+
+
+def test_traces_of_other_texts_are_not_added_to(saved_model, tmp_path, capsys):
+    out, given = tmp_path / "traces", ["--set", "window=16", "--set", "written_tokens=100", "--set", "open_tokens=300"]
+    assert run_train("traces", saved_model, data_file(tmp_path), out, *given, "--set", "answer_tokens=6") == 0
+    other = tmp_path / "other.jsonl"
+    other.write_text(json.dumps({"text": "w1 w2 w3 " * 100}) + "\n")
+    assert run_train("traces", saved_model, other, out, *given, "--set", "answer_tokens=6") == 2
+    assert "made of other texts" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("setting", ["window=100000", "answer_tokens=100000"])
+def test_traces_longer_than_the_models_window_are_refused(setting, saved_model, tmp_path, capsys):
+    assert run_train("traces", saved_model, data_file(tmp_path), tmp_path / "traces", "--set", setting) == 2
+    assert "The model's window is" in " ".join(capsys.readouterr().err.split())
+
+
+def test_two_runs_in_one_folder_are_refused(saved_model, tmp_path, capsys):
+    out = tmp_path / "traces"
+    out.mkdir()
+    with write_lock(out / "lock", out):
+        assert run_train("traces", saved_model, data_file(tmp_path), out) == 1
+    assert "is being written by another process" in " ".join(capsys.readouterr().err.split())
+
+
+def test_traces_that_are_labelled_again_are_not_complete_meanwhile(model, tmp_path):
+    sources, identity = read_sources(data_file(tmp_path), pretrained_words(), ReadReport()), "x"
+    out = tmp_path / "out"
+    write_texts(out, sources, Writer(model), OPTIONS, identity, silent)
+    label_texts(out, model, OPTIONS, identity, silent)
+
+    def interrupted(what, done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        label_texts(out, model, OPTIONS, identity, interrupted)
+    with pytest.raises(UsageError, match="no complete traces"):
+        open_traces(out)
+    assert label_texts(out, model, OPTIONS, identity, silent).top_probabilities[:].sum() > 0
+
+
+def test_prompts_that_do_not_fit_into_the_window_with_their_answer_are_left_out(saved_model, tmp_path):
+    """Half of a question is another question."""
+    window = json.loads((saved_model / "config.json").read_text())["max_position_embeddings"]
+    asked = ((5, window), (6, 4))
+    long, short = ({"messages": [{"role": "user", "content": f"w{word} " * count}]} for word, count in asked)
+    path, out = tmp_path / "chats.jsonl", tmp_path / "traces"
+    path.write_text("".join(json.dumps(row) + "\n" for row in (long, short)))
+    settings = ["window=4", "written_tokens=300", "open_tokens=0", "answer_tokens=8"]
+    assert run_train("traces", saved_model, path, out, *(part for each in settings for part in ("--set", each))) == 0
+    _, *texts = map(json.loads, (out / "texts.jsonl").read_text().splitlines())
+    assert {text["source"] for text in texts} == {0}
+    assert all(len(text["ids"]) < window for text in texts)
+
+
+def test_dropout_is_off_while_training(traces, tmp_path):
+    model = four_layers("gpt2")
+    model.config.attn_pdrop = model.config.embd_pdrop = model.config.resid_pdrop = 0.5
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.5
+    task, windows = exit_task(model, traces), np.arange(4)
+    with torch.no_grad():
+        assert float(task.loss(windows)) == float(task.loss(windows))

@@ -11,6 +11,7 @@ import torch
 from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
+    MaxLengthCriteria,
     StoppingCriteria,
     StoppingCriteriaList,
     TextStreamer,
@@ -27,7 +28,7 @@ from foredraft.integrations.transformers import (
     split_filters,
 )
 from support import llamas
-from support.toys import TOY
+from support.toys import TOY, TOY_DRAFT
 
 VOCABULARY = 64
 OURS = {"custom_generate": foredraft.generate, "speculative_config": {"table": "none", "num_speculative_tokens": 8}}
@@ -77,6 +78,18 @@ class AllowEven(LogitsProcessor):
 class AfterMultiple(StoppingCriteria):
     def __call__(self, input_ids, scores, **_):
         return (input_ids[:, -1] % 7 == 0) & (input_ids.shape[1] > 20)
+
+
+class Counting(StoppingCriteria):
+    """End a row after as many odd tokens as its own number, counted in the criterion."""
+
+    def __init__(self):
+        self.seen = None
+
+    def __call__(self, input_ids, scores, **_):
+        self.seen = torch.zeros(len(input_ids)) if self.seen is None else self.seen
+        self.seen = self.seen + input_ids[:, -1] % 2
+        return self.seen > torch.arange(len(input_ids))
 
 
 SETTINGS = [
@@ -241,6 +254,9 @@ REFUSED = {
     "no mapping": ({"speculative_config": "adaptix"}, "speculative_config is 'adaptix'"),
     "no tokenizer": ({"speculative_config": {"method": "rest", "store": "my.store"}}, "bound to a tokenizer"),
     "positions": ({"position_ids": torch.arange(13)[None] + 1}, "position_ids of your own"),
+    "a memory": ({"speculative_config": {"memory": "words"}}, "memory is 'words', and is only written by"),
+    "no tokenizer to compare": ({"speculative_config": {"method": "draft_model", "model": TOY_DRAFT}}, "not known"),
+    "a strange tokenizer": ({"speculative_config": {"tokenizer": 5}}, "tokenizer is 5"),
     "full window": ({"input_ids": torch.ones(1, llamas.WINDOW, dtype=torch.long)}, "shorten the prompt"),
 }
 
@@ -329,3 +345,48 @@ def test_the_embedded_model_drafts_from_its_own_table_and_prints_through_a_strea
     assert capsys.readouterr().out.strip() == tokenizer.decode(expected[0], skip_special_tokens=True).strip()
     statistics = last_statistics(model)[0]
     assert statistics.steps < statistics.emitted
+
+
+def test_a_criterion_of_a_batch_sees_every_row_at_its_own_place(model):
+    given = padded(random_rows(3, 3)) | {"max_new_tokens": 24, "pad_token_id": 2}
+    written = model.generate(**given, eos_token_id=None)
+    given["eos_token_id"] = next(token for token in range(VOCABULARY) if token not in written)  # ended rows are padded
+    expected, ours = (
+        model.generate(**given, **how, stopping_criteria=StoppingCriteriaList([Counting()])) for how in ({}, OURS)
+    )
+    assert ours.tolist() == expected.tolist()
+
+
+def test_a_limit_at_the_prompts_length_allows_one_token(model):
+    given = {"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(PROMPT.shape[1] - 2)]), "max_new_tokens": 9}
+    assert model.generate(PROMPT, **given, **OURS).tolist() == model.generate(PROMPT, **given).tolist()
+
+
+def test_a_token_that_a_processor_forces_with_infinity_is_written(model):
+    def forces(input_ids, scores):
+        scores = scores.clone()
+        scores[:, 33] = torch.inf
+        return scores
+
+    given = {"max_new_tokens": 3, "eos_token_id": None, "logits_processor": LogitsProcessorList([forces])}
+    assert model.generate(PROMPT, **given, **OURS).tolist() == model.generate(PROMPT, **given).tolist()
+
+
+def test_what_was_written_before_a_processor_raised_is_heard(model):
+    """Also where it raises within an accepted draft."""
+    heard = []
+    for how in ({}, OURS):
+        lengths, listener = [], Listener()
+
+        def raises(input_ids, scores, lengths=lengths):
+            lengths.append(input_ids.shape[1])
+            if input_ids.shape[1] == PROMPT.shape[1] + 30:
+                raise RuntimeError("enough")
+            return scores
+
+        given = {"max_new_tokens": 60, "eos_token_id": None, "logits_processor": LogitsProcessorList([raises])}
+        with pytest.raises(RuntimeError, match="enough"):
+            model.generate(PROMPT, streamer=listener, **given, **how)
+        heard.append(listener.heard)
+        assert lengths[-1] == PROMPT.shape[1] + 30
+    assert heard[0] == heard[1]

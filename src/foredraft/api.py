@@ -79,7 +79,10 @@ def load(
                 "compile=True is for models that foredraft loads by name; for yours, call compile() on the generator."
             )
         transformer, tokenizer = given_pair(model)
-    on_gpu = transformer.device.type == "cuda"
+    kind = transformer.device.type
+    if compile is True and kind not in ("cpu", "cuda"):
+        raise UsageError(f"compile=True is for a CPU or a CUDA device; this model is on {kind!r}. Leave it out.")
+    on_gpu = kind == "cuda"
     compiled = kept_forward(transformer) if name and compile else None
     return Generator(
         TorchTarget(transformer, compiled, recorded_forward(transformer) if compile is True and on_gpu else None),

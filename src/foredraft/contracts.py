@@ -159,8 +159,7 @@ class SequenceView:
 class Needs:
     """What a drafter needs from verification besides the emitted tokens, and how it is run."""
 
-    top_k: int = 0  # most probable tokens of the target after a row, in steps with a draft
-    top_rows: int = 4  # rows with top tokens at most: root and accepted path, then the nodes with the best scores
+    top_k: int = 0  # most probable tokens of the target after every row, in steps with a draft
     hidden: bool = False  # the target's last hidden state after every row
     every_step: bool = True  # whether it is also called in steps without a budget, which are almost plain ones if not
     control: str | None = None  # the default control; None for the general default
@@ -189,9 +188,9 @@ class Verdict:
     path: tuple[int, ...]  # the accepted nodes of `draft`, from the root's child down
     draft: Draft  # as verified
     at: int  # absolute position of the root
-    top_rows: IntArray | None = None  # int32[S], rows (0 is the root, i + 1 is node i) with top tokens, if needed
-    top_tokens: IntArray | None = None  # int32[S, K], the target's most probable tokens after each of these rows
-    top_probabilities: FloatArray | None = None  # float32[S, K], at temperature 1, descending, within 3 % or exact
+    # int32[N + 1, K], the target's most probable tokens after the root and after each node, if needed
+    top_tokens: IntArray | None = None
+    top_probabilities: FloatArray | None = None  # float32[N + 1, K], at temperature 1, descending, within 3 % or exact
     hidden: "torch.Tensor | None" = None  # float[R, D], if needed
 
     @property

@@ -1,6 +1,6 @@
 """The text of a generation: its result, and the stream of its pieces. Does not depend on how it is written."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,14 +49,18 @@ def generation(run: Run, tokenizer: Any) -> Generation:
 
 
 class Stream(Iterator[Piece]):
-    """An iterator over the pieces of a generation; it can be consumed once."""
+    """An iterator over the pieces of a generation; it can be consumed once, and closed before its end."""
 
-    def __init__(self, run: Run, steps: Iterable[StepRecord], tokenizer: Any) -> None:
-        self._run, self._tokenizer = run, tokenizer
+    def __init__(self, run: Run, steps: Generator[StepRecord], tokenizer: Any) -> None:
+        self._run, self._steps, self._tokenizer = run, steps, tokenizer
         self._pieces = pieces(steps, tokenizer)
 
     def __next__(self) -> Piece:
         return next(self._pieces)
+
+    def close(self) -> None:
+        """End the text here: its memory is free, and a batch can take the next text."""
+        self._steps.close()
 
     @property
     def generation(self) -> Generation:

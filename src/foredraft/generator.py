@@ -29,11 +29,11 @@ from foredraft.model.compiled.background import Compilation
 from foredraft.model.compiled.build import compile_forward
 from foredraft.model.compiled.package import CompiledRecord, kept_forward
 from foredraft.model.cost import measured_cost
-from foredraft.model.recordings import RecordedForward
+from foredraft.model.recordings import RecordedForward, recorded_forward
 from foredraft.model.target import TorchTarget
 from foredraft.options import shown, whole_number
 from foredraft.pairing import pair_draft_model
-from foredraft.request import GenerationArguments, GenerationOptions, checked_text, encoded, own_processors
+from foredraft.request import GenerationArguments, GenerationOptions, checked_text, encoded, own_copies
 from foredraft.sampling import SEED_LIMIT, SamplingOptions
 from foredraft.speculation import checked_verification
 from foredraft.standard_library import resources_for
@@ -96,6 +96,13 @@ class Generator:
                 stacklevel=2,
             )
         self.attach(method, drafter, nodes, control, control_options, verification)
+        self._record_models()
+
+    def _record_models(self) -> None:
+        """Record the passes of the drafter's models if the target's are."""
+        for each in self.drafter.needs.models if self.target.recordings is not None else ():
+            if each.recordings is None:  # what it is off by rounding changes drafts, not the text
+                each.recordings = recorded_forward(each.model, same_bits=False)
 
     def attach(
         self, method: str, drafter: Drafter, nodes: int | None = None, control: str | None = None,
@@ -130,6 +137,7 @@ class Generator:
         """
         if self.target.model.device.type == "cuda":
             self.target.recordings, self._curve = RecordedForward(self.target.model, same_bits=same_bits), None
+            self._record_models()
             return []
         made = []
         for each in (self.target, *self.drafter.needs.models):
@@ -180,14 +188,15 @@ class Generator:
         if (times := whole_number(count)) is None or times < 1:
             raise UsageError(f"count is {shown(count)}; it must be a whole number, at least 1.")
         self.arguments(options)  # checks them, even without prompts
-        processors = iter(own_processors(options.get("logits_processor", ()), len(prompts) * times, self.target.model))
+        processors = iter(own_copies(options.get("logits_processor", ()), len(prompts) * times, self.target.model))
         runs: list[Run] = []
         for prompt in prompts:
             seed = self.arguments(options)["sampling"].seed
             for number in range(times):
                 given: GenerationArguments = {**options, "seed": (seed + number) % SEED_LIMIT}
                 runs.append(self.start(prompt, chat=chat, **given | {"logits_processor": next(processors)}))
-        return [self.result(run) for run in write_all(self.batch(), runs, TEXTS_AT_ONCE)]
+        most = TEXTS_AT_ONCE if self.target.recordings is None else 1  # recordings are of one text at once
+        return [self.result(run) for run in write_all(self.batch(), runs, most)]
 
     def stream(
         self, prompt: Prompt, *, chat: bool = False, batch: Batch | None = None,
@@ -196,7 +205,7 @@ class Generator:
         """Start a generation as `generate` does; iterate over the result, and read its `generation` afterwards.
 
         An empty batch of `conversation` keeps what it computed, so that the next text in it with the same beginning
-        starts sooner.
+        starts sooner. Close a stream that is not read to its end.
         """
         run = self.start(prompt, chat=chat, **options)
         return Stream(run, run.steps() if batch is None else steps_in(batch, run), self.tokenizer)
@@ -265,8 +274,10 @@ class Generator:
     def batch(self, cache_bytes: int | None = CACHE_BYTES) -> Batch:
         """Return an empty batch, whose texts share forward passes and a KV cache of at most `cache_bytes`.
 
-        None is room for two texts that fill the model's window.
+        None is room for two texts that fill the model's window. UsageError for another number than a whole one from 1.
         """
+        if cache_bytes is not None and ((given := whole_number(cache_bytes)) is None or given < 1):
+            raise UsageError(f"cache_bytes is {shown(cache_bytes)}; it must be a whole number of bytes, or None.")
         target = batch_target(self.target, cache_bytes)
         return Batch(target, BatchControl(lambda: self.cost, target.most_rows, target.most_rows - 1, self._costs))
 

@@ -15,7 +15,6 @@ from foredraft.model.cost import measure_cost
 from foredraft.model.head_files import CONFIG_FILE
 from foredraft.model.heads import load_draft_model
 from foredraft.model.loading import load_model, load_tokenizer
-from foredraft.model.recordings import recorded_forward
 from foredraft.model.target import TorchTarget
 
 _SHOWN = 3  # differing ids in a message (chosen)
@@ -31,14 +30,18 @@ def pair_draft_model(model: Any, target: TorchTarget, tokenizer: Any) -> TorchTa
     """
     if isinstance(model, str | Path) and (Path(model).expanduser() / CONFIG_FILE).is_file():
         return target.with_model(load_draft_model(model, target.model)[1], rounded=True)
-    if isinstance(model, str):
+    if tokenizer is None:
+        raise UsageError(
+            "The target's tokenizer is not known, so that of a draft model cannot be compared with it; load the target "
+            "from a folder that has one, or give it as the option tokenizer."
+        )
+    if isinstance(model, str | Path):
+        model = str(model)
         draft_tokenizer = load_tokenizer(model)
         _check_vocabularies(tokenizer, draft_tokenizer, model)  # before the weights are read
         loaded = load_model(model, target.dtype, str(target.device))
         compiled = kept_forward(loaded) if target.compiled is not None else None
-        # what it is off by rounding changes drafts, not the text
-        recordings = recorded_forward(loaded, same_bits=False) if target.recordings is not None else None
-        draft = TorchTarget(loaded, compiled, recordings)
+        draft = TorchTarget(loaded, compiled)
     else:
         transformer, draft_tokenizer = given_pair(model)
         _check_vocabularies(tokenizer, draft_tokenizer, type(transformer).__name__)

@@ -247,18 +247,18 @@ def _end_ids(given: Any, *, nested: bool = False) -> tuple[int, ...]:
     raise UsageError(f"eos_token_id holds {shown(given)}; it must be a token id or a flat list of token ids.")
 
 
-def own_processors(processors: Processors, rows: int, model: Any) -> list[Processors]:
-    """Return the processors of each of `rows` rows; copies if there are several, as some processors keep state.
+def own_copies(made: Processors, rows: int, model: Any) -> list[Processors]:
+    """Return processors or criteria of each of `rows` rows; copies if there are several, as some keep state.
 
-    The model itself is not copied. A processor that cannot be copied is a UsageError.
+    The model itself is not copied. One that cannot be copied is a UsageError.
     """
-    if rows == 1 or not processors:
-        return [processors] * rows
+    if rows == 1 or not made:
+        return [made] * rows
     try:
-        return [copy.deepcopy(processors, {id(model): model}) for _ in range(rows)]
-    except Exception as error:  # processors are others' code, and raise what they like when copied
-        names = ", ".join(type(each).__name__ for each in processors)
+        return [copy.deepcopy(made, {id(model): model}) for _ in range(rows)]
+    except Exception as error:  # they are others' code, and raise what they like when copied
+        names = ", ".join(type(each).__name__ for each in made)
         raise UsageError(
-            f"The logits processors ({names}) cannot be copied ({error}), and each row of a batch needs its own; "
-            "generate each row in a separate call."
+            f"The logits processors or stopping criteria ({names}) cannot be copied ({error}), and each row of a batch "
+            "needs its own; generate each row in a separate call."
         ) from error

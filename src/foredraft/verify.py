@@ -8,7 +8,7 @@ One token is chosen per visited node, and it is emitted whether or not a draft m
 from collections.abc import Callable, Sequence
 
 from foredraft.contracts import Chooser, Draft, Scores, Verdict
-from foredraft.errors import NumericsError
+from foredraft.errors import is_interrupt
 from foredraft.graph.tree import ROOT, child_with
 
 
@@ -17,7 +17,8 @@ def verify(draft: Draft, scores: Scores, choose: Chooser, ends: Callable[[Sequen
 
     `scores` are the target's, for the root, at absolute position `at`, and the N nodes; `choose` reads them. `ends`
     returns whether the text ends with the last of the tokens emitted so far, which may be inside the draft.
-    NumericsError for logits that allow no token; ValueError, under rejection, for a node that its q cannot have given.
+    NumericsError for logits that allow no token, and what a logits processor raises, both only before the first token;
+    ValueError, under rejection, for a node that its q cannot have given.
     """
     tokens: list[int] = []
     path: list[int] = []
@@ -25,8 +26,9 @@ def verify(draft: Draft, scores: Scores, choose: Chooser, ends: Callable[[Sequen
     while True:
         try:
             token = choose(node + 1, tokens)
-        except NumericsError:
-            if not tokens:
+        except Exception as error:
+            impossible = draft.q is not None and isinstance(error, ValueError)
+            if not tokens or impossible or is_interrupt(error):
                 raise
             break  # emit the tokens before the error, as plain decoding would; the next step raises it at its root
         tokens.append(token)

@@ -27,8 +27,8 @@ def fill_context(size, tokens, parents, node, ids):
     return [*(int(token) for token in ids), *path][-size:]
 
 
-def learn_rows(words, tokens, parents, ids, rows, top, chances):
-    for row, likely, shares in zip(rows, top, chances, strict=True):
+def learn_rows(words, tokens, parents, ids, top, chances):
+    for row, (likely, shares) in enumerate(zip(top, chances, strict=True)):
         text = fill_context(3, tokens, parents, row - 1, ids)
         for length in range(1, len(text) + 1):
             kept = itertools.takewhile(lambda each: each[1] > 0, zip(likely.tolist(), shares.tolist(), strict=True))

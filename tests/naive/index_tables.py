@@ -63,8 +63,8 @@ def learn_text(memory, ids, start, weight, keep, cap):
             learn(memory, ids[i - 2], ids[i - 1], token, weight, keep, cap)
 
 
-def learn_distributions(memory, tokens, parents, ids, rows, top, shares, weight, keep):
-    for row, top_tokens, probabilities in zip(rows, top, shares, strict=True):
+def learn_distributions(memory, tokens, parents, ids, top, shares, weight, keep):
+    for row, (top_tokens, probabilities) in enumerate(zip(top, shares, strict=True)):
         path, node = [], row - 1
         while node != -1:
             path, node = [tokens[node], *path], parents[node]

@@ -2,15 +2,13 @@
 
 import numpy as np
 
-from foredraft.index.own_words import (
-    learn_rows,
-)
+from foredraft.index.own_words import learn_rows
 
 
 def learn(words, ids, tokens, parents, tops):
     """Learn that {token: chance} `tops[row]` follow each row."""
-    width = max(len(top) for top in tops.values())
-    top = np.array([list(each) + [0] * (width - len(each)) for each in tops.values()], np.int32)
-    chances = np.array([list(each.values()) + [0.0] * (width - len(each)) for each in tops.values()], np.float32)
+    width = max(len(top) for top in tops)
+    top = np.array([list(each) + [0] * (width - len(each)) for each in tops], np.int32)
+    chances = np.array([list(each.values()) + [0.0] * (width - len(each)) for each in tops], np.float32)
     arrays = np.array(tokens, np.int32), np.array(parents, np.int32), np.array(ids, np.int64)
-    learn_rows(words, *arrays, np.array(list(tops), np.int32), top, chances)
+    learn_rows(words, *arrays, top, chances)

@@ -28,6 +28,11 @@ class Method(Speculation):
     label: str = field(kw_only=True)  # its name in the report
     memory: Memory = ""
 
+    @property
+    def learns_on(self) -> bool:
+        """Whether by default a text is drafted from what the ones before taught, so that all belong to one run."""
+        return self.method == "auto" and self.options.get("learn") is None and not self.options.get("memory")
+
 
 def parse_method(text: str) -> Method:
     """Parse `NAME` or `NAME:{"option": value, ...}`; UsageError for options that are not JSON, or an invalid one.

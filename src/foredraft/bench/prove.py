@@ -31,7 +31,7 @@ class Difference:
 
     prompt: str  # the task and the prompt's number in it, as in "gsm8k[3]"; "" for a prompt given by the user
     position: int  # index of the first differing emitted id
-    gap: float  # between the two best scores there, after temperature and noise
+    gap: float  # between the best score there and its token's, after temperature and noise; infinite without a token
     tolerance: float  # maximum gap that rounding in the dtype explains
 
     @property
@@ -45,7 +45,7 @@ class Proof:
 
     method: str
     texts: int
-    tokens: int
+    tokens: int  # compared: of each text, up to its first difference
     differences: tuple[Difference, ...]
     exact: bool  # whether no difference is allowed; otherwise near-ties are
 
@@ -84,12 +84,14 @@ def prove(
     sampled = GenerationOptions.parse(settings).sampling(generator.target.vocabulary).do_sample
     for method in (each for each in methods if each.verification == "matched" or not sampled):
         generator.use(**method.drafting)
-        differences = []
+        differences, unequal = list[Difference](), list[tuple[int, ...]]()
         for each, actual, expected in zip(prompts, texts(), plain, strict=True):
             if actual != expected:
+                unequal.append(expected)
                 given, label = {**settings, "seed": seed + each.number}, f"{each.task}[{each.number}]"
                 differences.append(difference_between(generator, each.prompt(), given, actual, expected, label))
-        tokens = sum(map(len, plain))
+        after = sum(len(text) - each.position for text, each in zip(unequal, differences, strict=True))
+        tokens = sum(map(len, plain)) - after
         proofs.append(Proof(method.label, len(prompts), tokens, tuple(differences), is_exact(generator)))
     return proofs
 
@@ -100,7 +102,8 @@ def difference_between(
 ) -> Difference:  # fmt: skip
     """Return the first difference of the `actual` ids from plain decoding's `expected` ids.
 
-    The scores whose gap it has include penalty, filters, temperature and noise, but no logits processors.
+    The scores whose gap it has include penalty, filters, temperature and noise, but no logits processors. The gap is
+    infinite where a filter leaves out the actual token, or one of the texts has ended.
     """
     target, position = generator.target, common_length(actual, expected)
     prefix = np.concatenate([generator.encode(prompt), np.array(expected[:position], np.int64)])
@@ -114,10 +117,11 @@ def difference_between(
     if sampling.do_sample:
         weights = filter_row(scores, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
         left = np.flatnonzero(weights).astype(np.int64)
-        scores = np.log(weights[left]) + gumbel_noise(sampling.seed, len(prefix), left)
+        scores = np.full(len(weights), -np.inf)
+        scores[left] = np.log(weights[left]) + gumbel_noise(sampling.seed, len(prefix), left)
         tolerance /= sampling.temperature
-    best = np.sort(scores)[-2:]
-    return Difference(label, position, float(best[-1] - best[0]), tolerance)
+    both = position < min(len(actual), len(expected))
+    return Difference(label, position, float(scores.max() - scores[actual[position]]) if both else np.inf, tolerance)
 
 
 def is_exact(generator: Generator) -> bool:

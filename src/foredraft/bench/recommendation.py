@@ -3,10 +3,8 @@
 Every claim is supported by the confidence intervals. Does not depend on the terminal.
 """
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from time import perf_counter
 from typing import Any
 
@@ -15,7 +13,7 @@ from foredraft.bench.cell import Cell, Environment
 from foredraft.bench.method import BASE, PEER, parse_method
 from foredraft.bench.runner import Run
 from foredraft.bench.summary import ALL, LEAST_PAIRS, Ratio, Summary, overall, summarize_cells
-from foredraft.bench.tasks import TaskPrompt
+from foredraft.bench.tasks import TaskPrompt, interleaved
 from foredraft.contracts import CostCurve
 from foredraft.errors import UsageError
 from foredraft.model.rounding import EXACT
@@ -49,7 +47,7 @@ def recommend(
     `model` is the name given by the user; `sampling` are generation arguments except length and seed; `tell` receives
     the share of the time, or of the prompts, that is done. UsageError if no prompt could be measured.
     """
-    start, curve, ordered = perf_counter(), generator.cost, _interleaved(prompts)
+    start, curve, ordered = perf_counter(), generator.cost, interleaved(prompts)
     fitting = seconds / (_WANTED_PROMPTS * (1 + len(CANDIDATES)) * curve.seconds[0])
     tokens = round(min(max(fitting, _LEAST_TOKENS), _MOST_TOKENS))
     starts: list[float] = []
@@ -77,16 +75,6 @@ def recommend(
     method, figures = best.method if helps else BASE, tuple(each for each, _ in ranked)
     sentences = (use, *_reasons(best, curve, helps), *more)
     return Recommendation(method, figures, best.texts, tokens, sentences, tuple(run.failures))
-
-
-def _interleaved(prompts: Sequence[TaskPrompt]) -> list[TaskPrompt]:
-    """Shuffle each task's prompts and interleave the tasks, so that any prefix is balanced."""
-    groups: dict[str, list[TaskPrompt]] = {}
-    for prompt in prompts:
-        groups.setdefault(prompt.task, []).append(prompt)
-    for group in groups.values():
-        random.Random(0).shuffle(group)  # noqa: S311  # an order, not a secret
-    return [prompt for row in zip_longest(*groups.values()) for prompt in row if prompt is not None]
 
 
 def _reasons(best: Summary, curve: CostCurve, helps: bool) -> list[str]:

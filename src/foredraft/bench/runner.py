@@ -8,6 +8,7 @@ random draws, and its forward passes are counted by a hook. Does not depend on h
 """
 
 import hashlib
+import itertools
 import json
 import random
 import warnings
@@ -32,7 +33,7 @@ from foredraft.bench.tasks import TaskPrompt
 from foredraft.contracts import CostCurve, Learner, StepRecord, TokenIds
 from foredraft.control import StepCosts
 from foredraft.engine.statistics import Statistics
-from foredraft.errors import ForedraftWarning, UsageError, told
+from foredraft.errors import ForedraftError, ForedraftWarning, UsageError, told
 from foredraft.model.loading import load_model
 from foredraft.options import check_known
 from foredraft.testing.recording import Recorder
@@ -45,6 +46,9 @@ _SLICE = 16  # tokens (chosen): shorter than speed variations of the machine, lo
 _STALL = 5.0  # a pass that takes this many times its expected time is stalled (chosen)
 _PEER_OPTIONS = ("prompt_lookup_num_tokens", "max_matching_ngram_size", "assistant_model", "num_assistant_tokens")
 _PEER_SAMPLING = ("temperature", "top_k", "top_p", "min_p")
+# what the peer is told in place of the defaults in a checkpoint's generation configuration, which ours does not read
+_NEUTRAL = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
+_NEUTRAL_SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 Earlier = Sequence[tuple[TokenIds, TokenIds]]  # texts for a warm drafter to read: prompt and output ids, int64[n]
 Written = tuple[Writing | None, DraftCounts | None, str]
@@ -93,6 +97,12 @@ class Run:
         """Read the cells that need not be measured again, and collect the reasons for the others."""
         files.prepare_folder(folder)
         cells, self.replaced = files.read_cells(folder)
+        for each in cells.values():
+            if unlike := files.differences(each.environment, self.environment):
+                raise UsageError(
+                    f"{folder} has cells of another environment ({unlike}), which cannot be compared with this one; "
+                    "give another folder as --out."
+                )
         wanted = {
             self.place(settings, prompt, method, turn): prompt
             for settings in self.settings
@@ -103,20 +113,29 @@ class Run:
         for place, prompt in wanted.items():
             if (cell := cells.get(place)) is None:
                 continue
-            if unlike := files.differences(cell.environment, self.environment):
-                raise UsageError(
-                    f"{folder} has cells of another environment ({unlike}), which cannot be compared with this one; "
-                    "give another folder as --out."
-                )
             if cell.prompt_hash != _hash(prompt):
                 self.replaced.append(f"The cell {place} was of another prompt and is measured again.")
             elif cell.failure:
                 self.replaced.append(f"The cell {place} had failed and is measured again.")
             else:
                 self.existing[place] = cell
+        for settings, method in itertools.product(self.settings, self.methods):
+            mine = [
+                place for place in wanted
+                if (place.settings, place.method) == (files.settings_name(settings), method.label)
+            ]  # fmt: skip
+            found = [place for place in mine if place in self.existing]
+            if method.learns_on and 0 < len(found) < len(mine):
+                sentence = f"{len(found)} cells of {method.label} in {found[0].settings} are measured again"
+                self.replaced.append(f"{sentence}: it learns from text to text, and did not see those of this run.")
+                for place in found:
+                    del self.existing[place]
 
     def warm_up(self) -> None:
-        """Build every drafter and generate a short text with each, so that cells exclude one-time costs."""
+        """Build every drafter and generate a short text with each, so that cells exclude one-time costs.
+
+        ForedraftError if the passes of the model cannot be recorded, although they should be.
+        """
         for method in [Method(BASE, label=_PLAIN), *self.methods]:
             is_peer = method.method == PEER
             writer = PeerWriter(self.generator, method.options) if is_peer else MethodWriter(self.generator, method)
@@ -124,7 +143,10 @@ class Run:
             for settings in self.settings:  # sampling compiles code that greedy decoding does not use
                 arguments = {**settings, "max_new_tokens": _WARM_UP_TOKENS}
                 text = writer.write(self.input(self.prompts[0], ()), arguments, ())
-                write_interleaved({method.label: text}, random.Random(0))  # noqa: S311  # an order; failures are recorded in cells
+                written = write_interleaved({method.label: text}, random.Random(0))  # noqa: S311  # an order
+                recordings = self.generator.target.recordings  # other failures are told in cells
+                if recordings is not None and recordings.failed:
+                    raise ForedraftError(f"{written[method.label][2]} Measure it as it is, with --eager.")
 
     def measure(self, done: Callable[[], None] = lambda: None, enough: Callable[[], bool] = lambda: False) -> None:
         """Measure the missing cells; StoreError if one cannot be written.
@@ -266,7 +288,10 @@ class PeerWriter:
             check_known(name, _PEER_OPTIONS, "The peer transformers has no option", "Its options are")
         if "assistant_model" in options:
             target, name = generator.target, str(options["assistant_model"])
-            self._options["assistant_model"] = load_model(name, target.dtype, str(target.device))
+            assistant = load_model(name, target.dtype, str(target.device))
+            if "num_assistant_tokens" in options:  # which transformers reads from the assistant's own configuration
+                assistant.generation_config.num_assistant_tokens = self._options.pop("num_assistant_tokens")
+            self._options["assistant_model"] = assistant
 
     def write(self, prompt: Any, arguments: Mapping[str, Any], earlier: Earlier) -> Text:  # noqa: ARG002  # the peer does not learn
         yield from ()
@@ -276,11 +301,9 @@ class PeerWriter:
     def written(self, prompt: Any, arguments: Mapping[str, Any]) -> Writing:
         model = self._generator.target.model
         ids = torch.from_numpy(self._generator.encode(prompt))[None].to(self._generator.target.device)
-        names = ("max_new_tokens", "repetition_penalty", *_PEER_SAMPLING)
-        options = {name: arguments[name] for name in names if name in arguments}
-        sampled = any(name in options for name in _PEER_SAMPLING)
-        if sampled:
-            options.setdefault("top_k", 0)
+        sampled = any(name in arguments for name in _PEER_SAMPLING)
+        options = {**_NEUTRAL, **(_NEUTRAL_SAMPLING if sampled else {})}
+        options |= {name: arguments[name] for name in (*options, "max_new_tokens") if name in arguments}
         torch.manual_seed(arguments["seed"])
         passes: list[None] = []
         counting = model.register_forward_pre_hook(lambda *_: passes.append(None))

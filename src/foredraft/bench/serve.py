@@ -32,7 +32,8 @@ _EDITS = 5  # words replaced in an edited prediction (chosen)
 class Reply:
     """One streamed answer, the seconds to its first text and to its end, and the server's token counts.
 
-    A server that does not count is taken to send a token at a time.
+    The seconds of an answer without text are those to its end. A server that does not count is taken to send a token at
+    a time.
     """
 
     text: str
@@ -94,7 +95,8 @@ async def _answer(client: httpx.AsyncClient, body: Body) -> Reply:
                     first = first or time.perf_counter() - start
                     texts.append(text)
     counts = {"completion_tokens": len(texts), **usage}
-    return Reply("".join(texts), first, time.perf_counter() - start, counts)
+    seconds = time.perf_counter() - start
+    return Reply("".join(texts), first or seconds, seconds, counts)
 
 
 @asynccontextmanager
@@ -119,8 +121,9 @@ async def loads(
     """
     found, shares = [], shared_out(bodies, streams, rounds)
     async with _client(address) as client:
+        other = [{"role": "user", "content": "Count to twenty."}]  # none of the measured prompts
         for way in ways:
-            await _load(client, [{**body, "temperature": 1.0} for body in bodies[:_WARM_UP]], 1, way)
+            await _load(client, [{**body, "messages": other} for body in bodies[:_WARM_UP]], 1, way)
         for turn in range(rounds):
             for count in streams:
                 own = next(shares)

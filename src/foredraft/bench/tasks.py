@@ -5,9 +5,11 @@ Does not depend on models. The embedded prompts were written for this project, a
 
 import gzip
 import json
+import random
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +71,31 @@ _MT_BENCH = frozenset(("writing", "roleplay", "reasoning", "math", "coding", "ex
 
 
 def load_tasks(tasks: Sequence[str] | None, folder: Path | None, limit: int) -> list[TaskPrompt]:
-    """Return the prompts of several tasks, or of the default ones; raises the errors of `load_task`."""
-    chosen = tasks or ((EMBEDDED,) if folder is None else DEFAULT_TASKS)
-    return [prompt for task in chosen for prompt in load_task(task, folder, limit)]
+    """Return the prompts of several tasks, or of the default ones; raises the errors of `load_task`.
+
+    UsageError for two files of one name, by which results are told apart.
+    """
+    prompts: dict[str, list[TaskPrompt]] = {}
+    for task in tasks or ((EMBEDDED,) if folder is None else DEFAULT_TASKS):
+        found = load_task(task, folder, limit)
+        same = next((each for each in prompts if prompts[each][0].task == found[0].task), None)
+        if same is not None and found[0].task not in _TASKS:
+            raise UsageError(
+                f"The tasks {same} and {task} are both called {found[0].task}, and results are told apart by that "
+                "name; rename a file, or measure one after the other."
+            )
+        prompts[task] = found
+    return [prompt for found in prompts.values() for prompt in found]
+
+
+def interleaved(prompts: Sequence[TaskPrompt]) -> list[TaskPrompt]:
+    """Shuffle each task's prompts and interleave the tasks, so that any prefix is balanced."""
+    groups: dict[str, list[TaskPrompt]] = {}
+    for prompt in prompts:
+        groups.setdefault(prompt.task, []).append(prompt)
+    for group in groups.values():
+        random.Random(0).shuffle(group)  # noqa: S311  # an order, not a secret
+    return [prompt for row in zip_longest(*groups.values()) for prompt in row if prompt is not None]
 
 
 def load_task(task: str, folder: Path | None, limit: int) -> list[TaskPrompt]:

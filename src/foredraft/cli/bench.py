@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foredraft.bench.tasks import EMBEDDED, load_task, load_tasks
+from foredraft.bench.tasks import EMBEDDED, interleaved, load_task, load_tasks
 from foredraft.cli import flags
 from foredraft.cli.info import NOT_COMPILED, cost_rows, show_cost
 from foredraft.cli.job import load_plain, setting
@@ -76,7 +76,8 @@ class Comparison:
         from foredraft.bench.runner import Run
 
         chosen, length = chosen_methods(methods), self.max_new_tokens
-        settings = [setting(each, self.top_p, max_new_tokens=length, seed=seed) for each in temperatures]
+        chosen_temperatures = dict.fromkeys(temperatures)
+        settings = [setting(each, self.top_p, max_new_tokens=length, seed=seed) for each in chosen_temperatures]
         prompts = load_tasks(self.task, self.data, self.prompts)
         if out is not None:
             prepare_folder(out)
@@ -189,7 +190,8 @@ def serve(
         raise UsageError(missing) from error
 
     counts = streams or (1, 4, 8, 16)
-    texts = load_tasks(None, data, prompts * len(counts) * rounds)  # different prompts for each load
+    # different prompts for each load, of all kinds
+    texts = interleaved(load_tasks(None, data, prompts * len(counts) * rounds))
     ways = (measured.PLAIN,) if plain_only else (measured.PLAIN, measured.DRAFTED)
     with nullcontext(url) if url is not None else measured.own_server(model) as address:
         assert address is not None, "url or own_server gives one"
@@ -237,7 +239,9 @@ def recommend(
         tell(0.0, subject)
         found = compare(generator, model, prompts, sampling, 60 * minutes, lambda share: tell(share, subject))
     chat = bool(getattr(generator.tokenizer, "chat_template", None))
-    command, python = _how_to_use(model, found.method, dtype, temperature, eager=eager, chat=chat)
+    recorded = generator.target.recordings is not None
+    compiled = None if not (eager or recorded) else recorded
+    command, python = _how_to_use(model, found.method, dtype, temperature, compiled=compiled, chat=chat)
     if as_json:
         show_json({
             "method": found.method, "prompts": found.prompts, "tokens": found.tokens,
@@ -252,14 +256,18 @@ def recommend(
     show_table([_PASSES.get(name, name) for name in headings], rows, title)
     for sentence in found.sentences:
         typer.echo(sentence)
-    if generator.target.compiled is None and not eager:
+    if recorded:
+        typer.echo("Passes were recorded (CUDA graphs), as by the line of Python; the command does not record them.")
+    elif generator.target.compiled is None and not eager:
         typer.echo(NOT_COMPILED)
     typer.echo(f"\n{command}\n{python}")
     _print_failures(found.failures)
 
 
-def _how_to_use(model: str, method: str, dtype: str, temperature: float, *, eager: bool, chat: bool) -> tuple[str, str]:
-    """Return the command and the line of Python that use a method."""
+def _how_to_use(
+    model: str, method: str, dtype: str, temperature: float, *, compiled: bool | None, chat: bool
+) -> tuple[str, str]:
+    """Return the command and the line of Python that use a method; `compiled` is what `load` is told, if anything."""
     options, load, generate = f"--model {shlex.quote(model)} --method {method}", f"{model!r}, method={method!r}", ""
     if dtype != "auto":
         options, load = f"{options} --dtype {dtype}", f"{load}, dtype={dtype!r}"
@@ -267,8 +275,10 @@ def _how_to_use(model: str, method: str, dtype: str, temperature: float, *, eage
         generate = ", chat=True"
     if temperature:
         options, generate = f"{options} --temperature {temperature:g}", f"{generate}, temperature={temperature:g}"
-    if eager:
-        options, load = f"{options} --eager", f"{load}, compile=False"
+    if compiled is not None:
+        load = f"{load}, compile={compiled}"
+    if compiled is False:
+        options = f"{options} --eager"
     return f'foredraft generate {options} "..."', f'foredraft.load({load}).generate("..."{generate})'
 
 
@@ -289,8 +299,10 @@ def _show_loads(loads: "Sequence[Load]") -> None:
         ratios = [each.tokens_per_second / plain.tokens_per_second for each, plain in rounds]
         ratio = "-" if way == "plain" else f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
         rows.append((streams, way, speed, speed / alone.setdefault(way, speed), 1e3 * first, ratio))
-    title = f"Concurrent streams; {'all texts are equal' if same else 'THE TEXTS DIFFER'}"
-    show_table(("streams", "way", "tokens/s|.0f", "of one stream's|.2f", "ms to first|.0f", "of plain's"), rows, title)
+    compared = len({load.way for load in loads}) > 1
+    verdict = f"; {'all texts are equal' if same else 'THE TEXTS DIFFER'}" if compared else ""
+    headings = ("streams", "way", "tokens/s|.0f", "of one stream's|.2f", "ms to first|.0f", "of plain's")
+    show_table(headings, rows, f"Concurrent streams{verdict}")
 
 
 def _show_predictions(found: Sequence[Mapping[str, Any]]) -> None:

@@ -99,8 +99,7 @@ def load_plain(
         model, method="none", dtype=dtype, device=device, compile=False if eager else "auto", progress=tell
     )  # fmt: skip
     target = generator.target
-    spread = getattr(target.model, "hf_device_map", None)
-    if not eager and target.model.device.type == "cuda" and not spread:
+    if not eager and target.model.device.type == "cuda":
         target.recordings = recorded_forward(target.model)
     return generator
 

@@ -49,9 +49,8 @@ def compile_drafting() -> None:
     for sampled in (False, True):
         drafting = drafter.open(DraftContext(4, settings={"do_sample": sampled}))
         draft = drafting.propose(SequenceView(ids[:-1], 1), Budget(8, 8))
-        rows = np.arange(len(draft) + 1, dtype=np.int32)
-        tokens = np.zeros((len(rows), drafter.needs.top_k), np.int32)
-        drafting.observe(Verdict((int(ids[-1]),), (), draft, len(ids) - 2, rows, tokens, tokens.astype(np.float32)))
+        tokens = np.zeros((len(draft) + 1, drafter.needs.top_k), np.int32)
+        drafting.observe(Verdict((int(ids[-1]),), (), draft, len(ids) - 2, tokens, tokens.astype(np.float32)))
         drafting.propose(SequenceView(ids, 1), Budget(8, 8))
         drafting.close()
 
@@ -79,7 +78,7 @@ def compile_steps() -> None:
 
     target = Target()
     drafter = make_drafter("prompt_lookup", {}, Resources(target.vocabulary))
-    drafter.needs = replace(drafter.needs, top_k=TOP, top_rows=_TOKENS)  # as auto's
+    drafter.needs = replace(drafter.needs, top_k=TOP)  # as auto's
     for sampling in (SamplingOptions(), SamplingOptions(do_sample=True)):
         run = begun(drafter, np.arange(1, 9) % 4, sampling, new_tokens=_TOKENS)
         run.target, run.control = target, MeasuredControl(CostCurve((1, 8), (1.0, 1.0)))

@@ -5,7 +5,7 @@ Does not depend on how the search works; that is in `foredraft.training.layer_se
 
 import json
 from dataclasses import asdict
-from itertools import islice
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated
@@ -110,19 +110,19 @@ def _beginnings(data: list[Path], model: str, texts: int, prompt_tokens: int) ->
 
     words = words_of(model, None)
     tokenizer = words.tokenizer()
-    files = find_inputs(data)
-    share = -(-texts // len(files))  # documents per file, so that all kinds of text are included
-    prompts = []
-    for file in files:
-        documents = read_documents([file], report=ReadReport(), render=words.render())
-        beginnings = [document.text[: 64 * prompt_tokens] for document in islice(documents, share)]
-        prompts += [ids for text in beginnings if (ids := tokenizer.encode(text).ids[:prompt_tokens])]
+    # of the files in turn, so that all kinds of text are included
+    readers = [read_documents([file], report=ReadReport(), render=words.render()) for file in find_inputs(data)]
+    beginnings = (
+        tokenizer.encode(document.text[: 64 * prompt_tokens]).ids[:prompt_tokens]
+        for document in chain.from_iterable(zip_longest(*readers)) if document is not None
+    )  # fmt: skip
+    prompts = list(islice(filter(None, beginnings), texts))
     if len(prompts) < _LEAST_TEXTS:
         raise UsageError(
             f"{', '.join(map(str, data))}: {len(prompts)} documents can be used, and at least {_LEAST_TEXTS} are "
             "needed; give files with more texts (.jsonl with a field text or messages has one per line)."
         )
-    return prompts[:texts]
+    return prompts
 
 
 def _print(out: Path, layers: int, found: "Found", checked: "SkippingFigures") -> None:

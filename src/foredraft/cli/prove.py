@@ -41,8 +41,9 @@ def prove(
     """
     from foredraft.bench import prove as proving
     from foredraft.bench.method import chosen_methods
+    from foredraft.bench.summary import finite
 
-    methods = chosen_methods(method or ["prompt_lookup", "adaptix"])
+    methods = chosen_methods(method or ["auto", "prompt_lookup", "adaptix"])
     chosen = spread(load_tasks(task, data, prompts), prompts)
     settings: list[tuple[str, dict[str, Any]]] = [("greedy", {})]
     if temperature:
@@ -56,7 +57,7 @@ def prove(
             texts += [(name, proof) for proof in proving.prove(generator, methods, chosen, given, seed=seed, done=done)]
     if as_json:
         rows = [{"setting": name, **asdict(proof), "identical": proof.identical} for name, proof in texts]
-        show_json({"texts": rows})
+        show_json({"texts": finite(rows)})
     else:
         _show(texts, dtype)
     if differing := sum(not proof.holds for _, proof in texts):
@@ -75,7 +76,7 @@ def _show(texts: "Texts", dtype: str) -> None:
         rows.append((name, proof.method, dtype, *counts))
         differences += [
             f"{'near-tie' if each.near_tie else 'DIFFERENCE'}: {name} {proof.method} {each.prompt} token "
-            f"{each.position}, top-2 gap {each.gap:.3g}, rounding {each.tolerance:.3g}"
+            f"{each.position}, below the best by {each.gap:.3g}, rounding {each.tolerance:.3g}"
             for each in proof.differences
         ]
     headings = ("setting", "method", "dtype", "texts", "identical", "tokens compared", "near-ties", "beyond rounding")

@@ -76,8 +76,9 @@ def serve(
         cache_bytes=int(kv_cache_gib * 2**30), timeout=timeout,
     )  # fmt: skip
     listening = Listening(service, host=host, port=port, keys=keys)
-    is_compiled = generator.target.compiled is not None
-    compiled = "compiled" if is_compiled else "not compiled (`foredraft compile` makes it faster)"
+    target = generator.target
+    faster = " (`foredraft compile` makes it faster)" if target.device.type == "cpu" else ""
+    compiled = "compiled" if target.compiled is not None else f"not compiled{faster}"
     shared = "" if service.writer.batch.keeps_prefixes else " Each text of a step has a pass of its own."
     say(f"{served_name} is {compiled}; method {generator.method}.{shared}", "dim")
     if not keys and host not in LOOPBACK:

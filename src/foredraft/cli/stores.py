@@ -82,7 +82,8 @@ class Building:
             plan = plan_segments([shard.path for shard in finished], vocabulary, self.segment_tokens)
             build = partial(build_segment, folder=place, tokenizer_hash=hash_, vocabulary=vocabulary)
             built = spread(build, plan) if spread else (build(stretches, progress=tell) for stretches in plan)
-            added = [writer.adopt(entry) for entry in built]
+            different = {entry.name: entry for entry in built}  # equal segments have one name, and are stored once
+            added = [writer.adopt(entry) for entry in different.values()]
             writer.commit()
         typer.echo(
             f"{writer.folder}: {total.tokens:,} tokens of {total.kept:,} documents in {len(added):,} new segments, "
@@ -243,7 +244,7 @@ def _resumable_shards(out: Path) -> Iterator[Path]:
         yield folder
     except BaseException as error:
         refused = isinstance(error, UsageError)
-        if (refused and is_new) or not has_shards(folder):
+        if is_new and (refused or not has_shards(folder)):
             remove_shards(folder)
         elif not refused:
             say(f"What was tokenised so far is kept in {folder}; the same command goes on from there.", "yellow")

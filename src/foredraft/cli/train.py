@@ -6,7 +6,8 @@ Brings together a model, its traces, a task and the loop.
 import ast
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -19,6 +20,7 @@ from foredraft.cli.job import load_plain
 from foredraft.cli.layer_skip import layer_skip
 from foredraft.cli.screen import say, working, working_in_phases
 from foredraft.errors import UsageError
+from foredraft.index.storage import write_lock
 from foredraft.options import check_known, options_from
 
 if TYPE_CHECKING:  # torch is imported when a verb runs, so that help stays quick
@@ -75,7 +77,7 @@ class Head:
 
     @property
     def run(self) -> Path:
-        return self.out.with_name(self.out.name + ".run")
+        return _beside(self.out, ".run")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,19 +107,28 @@ class Training:
         """Return the file to keep states in, if `keep` says so and they are read more than once."""
         return head.run / "states.npy" if keep and self.options().epochs > 1 else None
 
-    def prepared(self, model: str, data: list[Path], run: Path) -> tuple[Any, "Traces"]:
-        """Return the model, and its traces in `data`, or those made of the texts in it and kept in the folder `run`."""
+    def prepared(
+        self, model: str, data: list[Path], run: Path, out: Path, check: Callable[[Any], object]
+    ) -> tuple[Any, "Traces"]:
+        """Return the model, and its traces in `data`, or those made of the texts in it and kept in the folder `run`.
+
+        `check` raises for options that do not fit the model, before traces are made; the head will be written to `out`.
+        """
         from foredraft.model.fingerprint import fingerprint
         from foredraft.training.traces import TraceOptions, is_traces, open_traces
 
         self.options()
         options = _assigned(TraceOptions, self.trace_settings, "the traces")
         check_place(run, folder=True)
+        check_place(out, folder=True)
         ready = data[0] if len(data) == 1 and is_traces(data[0]) else run / "traces"
         if ready != data[0]:
-            _check_texts(run, data, options)
+            _check_texts(ready, data, options)
+        elif self.trace_settings:
+            raise UsageError(f"--traces has no effect, as the traces in {ready} are complete; leave it out.")
         with working(f"loading {model}") as tell:
             generator = load_plain(model, self.dtype, False, tell, self.device)
+        check(generator.target.model)
         if not is_traces(ready):
             _make_traces(generator, data, ready, options)
         opened = open_traces(ready)
@@ -161,9 +172,12 @@ def traces(
     from foredraft.training.traces import TraceOptions, open_traces
 
     options = _assigned(TraceOptions, settings, "the traces")
-    with working(f"loading {model}") as tell:
-        generator = load_plain(model, dtype, False, tell, device)
-    _make_traces(generator, data, out, options)
+    check_place(out, folder=True)
+    with _alone(out):
+        _check_texts(out, data, options)
+        with working(f"loading {model}") as tell:
+            generator = load_plain(model, dtype, False, tell, device)
+        _make_traces(generator, data, out, options)
     _say_traces(open_traces(out), out)
 
 
@@ -181,19 +195,31 @@ def eesd(
 ) -> None:
     """Train an early-exit head, for `--method eesd`; the same command goes on where a killed one was."""
     from foredraft.model.head_files import card_for, weights_of
-    from foredraft.training.tasks import ExitTask
+    from foredraft.model.layers import model_parts
+    from foredraft.training.tasks import LOSSES, ExitTask
+    from foredraft.training.traces import LEARNED
 
-    transformer, opened = training.prepared(head.model, head.data, head.run)
-    count = int(transformer.config.num_hidden_layers)
-    layers = max(1, round(count / 10)) if layers is None else layers
-    card = card_for(transformer, "eesd", head.model, layers=layers, dtype=head.save_dtype)
-    states = training.states(head, keep_states)
-    ids = _scored(opened, head.vocabulary, transformer)
-    task = ExitTask(transformer, layers, opened, loss=loss, states=states, ids=ids)
-    del transformer  # what comes after the exit is not needed any more
-    identity = {"layers": layers, "loss": loss, "texts": texts, "vocabulary": head.vocabulary}
-    outcome = training.train(task, opened, card, head.run, **identity)
-    _save(head.out, card, weights_of(task.module), outcome, states)
+    check_known(loss, LOSSES, "There is no loss", "Losses are")
+    check_known(texts, LEARNED, "There is no kind of texts", "Kinds are")
+
+    def depth(model: Any) -> int:
+        return max(1, round(int(model.config.num_hidden_layers) / 10)) if layers is None else layers
+
+    def check(model: Any) -> None:
+        model_parts(model).check_exit(depth(model))
+        _check_vocabulary(head.vocabulary, model)
+
+    with _alone(head.run):
+        transformer, opened = training.prepared(head.model, head.data, head.run, head.out, check)
+        before = depth(transformer)
+        card = card_for(transformer, "eesd", head.model, layers=before, dtype=head.save_dtype)
+        states = training.states(head, keep_states)
+        ids = _scored(opened, head.vocabulary, transformer)
+        task = ExitTask(transformer, before, opened, loss=loss, states=states, ids=ids)
+        del transformer  # what comes after the exit is not needed any more
+        identity = {"layers": before, "loss": loss, "texts": texts, "vocabulary": head.vocabulary}
+        outcome = training.train(task, opened, card, head.run, **identity)
+        _save(head.out, card, weights_of(task.module), outcome, states)
 
 
 @app.command()
@@ -213,13 +239,14 @@ def cali(
     folder = Path(head).expanduser()
     if not folder.is_dir():
         raise UsageError(f"There is no folder {head}; give the one that `foredraft train eesd` wrote.")
-    run = folder.with_name(folder.name + ".cali.run")
-    transformer, opened = training.prepared(model, data, run)
-    exit_card, exit_head = load_exit_head(head, transformer)
-    task = AgreementTask(transformer, exit_head, exit_card.layers, opened)
-    card = card_for(transformer, "cali", model, layers=exit_card.layers, dtype="float32")
-    outcome = training.train(task, opened, card, run, head=fingerprint(exit_head))
-    _save(folder / PREDICTOR_FOLDER, card, task.module.state_dict(), outcome)
+    run, out = _beside(folder, ".cali.run"), folder / PREDICTOR_FOLDER
+    with _alone(run):
+        transformer, opened = training.prepared(model, data, run, out, lambda model: load_exit_head(head, model))
+        exit_card, exit_head = load_exit_head(head, transformer)
+        task = AgreementTask(transformer, exit_head, exit_card.layers, opened)
+        card = card_for(transformer, "cali", model, layers=exit_card.layers, dtype="float32")
+        outcome = training.train(task, opened, card, run, head=fingerprint(exit_head))
+        _save(out, card, task.module.state_dict(), outcome)
 
 
 @app.command()
@@ -231,13 +258,19 @@ def draft(
 ) -> None:
     """Train a draft model of the model's own layers, for `--method draft_model`, `draft_tree` and `draft_graph`."""
     from foredraft.model.head_files import card_for, weights_of
+    from foredraft.model.layers import model_parts
     from foredraft.training.tasks import DraftTask
 
-    transformer, opened = training.prepared(head.model, head.data, head.run)
-    card = card_for(transformer, "draft", head.model, layers=layers, dtype=head.save_dtype)
-    task = DraftTask(transformer, layers, opened, _scored(opened, head.vocabulary, transformer))
-    outcome = training.train(task, opened, card, head.run, layers=layers, vocabulary=head.vocabulary)
-    _save(head.out, card, weights_of(task.module), outcome)
+    def check(model: Any) -> None:
+        model_parts(model).check_exit(layers)
+        _check_vocabulary(head.vocabulary, model)
+
+    with _alone(head.run):
+        transformer, opened = training.prepared(head.model, head.data, head.run, head.out, check)
+        card = card_for(transformer, "draft", head.model, layers=layers, dtype=head.save_dtype)
+        task = DraftTask(transformer, layers, opened, _scored(opened, head.vocabulary, transformer))
+        outcome = training.train(task, opened, card, head.run, layers=layers, vocabulary=head.vocabulary)
+        _save(head.out, card, weights_of(task.module), outcome)
 
 
 @app.command()
@@ -250,18 +283,24 @@ def medusa(
 ) -> None:
     """Train Medusa heads, for `--method medusa`, and measure how often each is right."""
     from foredraft.model.head_files import IDS, card_for
+    from foredraft.model.heads import RANKS
     from foredraft.training.tasks import MedusaTask
     from foredraft.training.traces import chosen_windows
 
-    transformer, opened = training.prepared(head.model, head.data, head.run)
-    card = card_for(transformer, "medusa", head.model, dtype=head.save_dtype, count=heads)
-    ids = _scored(opened, head.vocabulary, transformer)
-    states = training.states(head, keep_states)
-    task = MedusaTask(transformer, heads, opened, ids, states)
-    outcome = training.train(task, opened, card, head.run, heads=heads, vocabulary=head.vocabulary)
-    trained, held = chosen_windows(opened, "all")
-    task.module.accuracies.copy_(task.measured((held if len(held) else trained)[:200]))
-    _save(head.out, card, {**task.module.state_dict(), **({} if ids is None else {IDS: ids.int()})}, outcome, states)
+    def check(model: Any) -> None:
+        _check_vocabulary(head.vocabulary, model, least=RANKS)
+
+    with _alone(head.run):
+        transformer, opened = training.prepared(head.model, head.data, head.run, head.out, check)
+        card = card_for(transformer, "medusa", head.model, dtype=head.save_dtype, count=heads)
+        ids = _scored(opened, head.vocabulary, transformer)
+        states = training.states(head, keep_states)
+        task = MedusaTask(transformer, heads, opened, ids, states)
+        outcome = training.train(task, opened, card, head.run, heads=heads, vocabulary=head.vocabulary)
+        trained, held = chosen_windows(opened, "all")
+        task.module.accuracies.copy_(task.measured((held if len(held) else trained)[:200]))
+        kept = {} if ids is None else {IDS: ids.int()}
+        _save(head.out, card, {**task.module.state_dict(), **kept}, outcome, states)
 
 
 def _save(out: Path, card: "HeadCard", weights: Mapping[str, Any], outcome: "Run", states: Path | None = None) -> None:
@@ -279,6 +318,27 @@ def _save(out: Path, card: "HeadCard", weights: Mapping[str, Any], outcome: "Run
     )
 
 
+def _beside(folder: Path, suffix: str) -> Path:
+    """Return the folder of this name and `suffix`, also of `.` and `..`."""
+    whole = folder.expanduser().resolve()
+    return whole.with_name(whole.name + suffix)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder in which a killed run goes on; StoreError if another process does."""
+    check_place(folder, folder=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    with write_lock(folder / "lock", folder):
+        yield
+
+
+def _check_vocabulary(count: int, transformer: Any, least: int = 1) -> None:
+    known = int(transformer.get_output_embeddings().weight.shape[0])
+    if count and not least <= count <= known:
+        raise UsageError(f"--vocabulary is {count}; it may be 0 (all), or {least} to {known}.")
+
+
 def _scored(opened: "Traces", count: int, transformer: Any) -> Any:
     """Return the ids, int64[count], that what is trained is to score; None for all."""
     import torch
@@ -286,31 +346,30 @@ def _scored(opened: "Traces", count: int, transformer: Any) -> Any:
     from foredraft.training.traces import frequent_tokens
 
     known = int(transformer.get_output_embeddings().weight.shape[0])
-    if not 0 <= count <= known:
-        raise UsageError(f"--vocabulary is {count}; it may be 0 (all) to {known}.")
     return torch.from_numpy(frequent_tokens(opened, count, known)) if count else None
 
 
-def _check_texts(run: Path, data: list[Path], options: "TraceOptions") -> None:
-    """Keep in the folder `run` what its traces are made of; UsageError if they were made of something else.
+def _check_texts(traces: Path, data: list[Path], options: "TraceOptions") -> None:
+    """Keep in the folder `traces` what they are made of; UsageError if they were made of something else.
 
     Texts are compared by name and size. If they are gone, complete traces serve without them.
     """
     from foredraft.corpus.documents import find_inputs
-    from foredraft.training.traces import is_traces
+    from foredraft.training.traces import TEXTS, is_traces
 
-    traces, kept = run / "traces", run / "texts.json"
+    kept, run = traces / "sources.json", traces.absolute()
     if is_traces(traces) and not all(path.exists() for path in data):
         return
-    files = [file.absolute() for file in find_inputs(data) if run.absolute() not in file.absolute().parents]
+    files = [file.absolute() for file in find_inputs(data) if run not in file.absolute().parents]
     sizes = {str(file): file.stat().st_size for file in files}
-    told = json.dumps({"bytes": sizes, "options": asdict(options)}, indent=1)
-    if not traces.exists():
+    inputs = [str(path.absolute()) for path in data]  # one that is named twice is answered twice
+    told = json.dumps({"inputs": inputs, "bytes": sizes, "options": asdict(options)}, indent=1)
+    if not (traces / TEXTS).exists():
         store_file(kept, told.encode())
     elif kept.exists() and kept.read_text("utf-8") != told:
         raise UsageError(
-            f"The traces in {run} were made of other texts, or with other --traces; give the same, or another --out, "
-            f"or remove {run}."
+            f"The traces in {traces} were made of other texts, or with other options of traces; give the same, or "
+            f"another --out, or remove {traces}."
         )
 
 
@@ -322,14 +381,21 @@ def _make_traces(generator: "Generator", data: list[Path], out: Path, options: "
     from foredraft.training.sources import in_turns, read_sources
     from foredraft.training.traces import label_texts, write_texts
 
-    report, identity = ReadReport(), fingerprint(generator.target.model)
-    sources = in_turns([read_sources(path, generator.tokenizer, report) for path in data])
+    report, identity, window = ReadReport(), fingerprint(generator.target.model), generator.target.window
+    if window is not None and max(options.window, options.answer_tokens + 1) > window:
+        raise UsageError(
+            f"The model's window is {window} tokens; the traces' window of {options.window} may not be larger, and "
+            f"answer_tokens, {options.answer_tokens}, must be less."
+        )
+    readers = [read_sources(path, generator.tokenizer, report) for path in data]
+    sources = (
+        source for source in in_turns(readers)
+        if window is None or len(source.prompt) + options.answer_tokens <= window
+    )  # fmt: skip  # half of a question is another one
 
     def begin(text: "Asked", most: int) -> Any:
-        window = generator.target.window
-        ids = text.prompt if window is None else text.prompt[: max(1, window - most)]
         how = {"do_sample": True, "temperature": options.temperature, "seed": text.seed} if text.sampled else {}
-        return generator.begin(generator.encode(ids), **generator.arguments({"max_new_tokens": most, **how}))
+        return generator.begin(generator.encode(text.prompt), **generator.arguments({"max_new_tokens": most, **how}))
 
     def write(texts: "Sequence[Asked]", most: int) -> list[list[int]]:
         runs = write_all(generator.batch(), [begin(text, most) for text in texts], TEXTS_AT_ONCE)

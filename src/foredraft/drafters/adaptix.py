@@ -106,11 +106,11 @@ class _Drafting:
 
     def observe(self, verdict: Verdict) -> None:
         draft, ids = verdict.draft, self._ids
-        top, chances, rows = verdict.top_tokens, verdict.top_probabilities, verdict.top_rows
-        if ids is None or rows is None or top is None or chances is None:
+        top, chances = verdict.top_tokens, verdict.top_probabilities
+        if ids is None or top is None or chances is None:
             return
         text, weight, keep = ids[: verdict.at + 1], self._options.feedback_weight, self._options.keep
-        learned.learn_distributions(self._learned, draft.tokens, draft.parents, text, rows, top, chances, weight, keep)
+        learned.learn_distributions(self._learned, draft.tokens, draft.parents, text, top, chances, weight, keep)
 
     def close(self) -> None:
         if self._options.share and self._ids is not None:

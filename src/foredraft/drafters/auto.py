@@ -33,6 +33,7 @@ from foredraft.control.worth import Worth
 from foredraft.drafters import Resources, make_drafter, parse_options
 from foredraft.errors import ForedraftWarning, UsageError, is_interrupt, told
 from foredraft.index.blend import NO_TOP_TOKENS, Noise, Rates, TopTokens, advance, prior_rates
+from foredraft.index.datastore import MANIFEST
 from foredraft.index.library import NOTHING_TO_SAVE, Library, open_library
 from foredraft.index.own_words import (
     NO_WORDS,
@@ -54,7 +55,6 @@ T = TypeVar("T")
 _WORDS_FILE = "own-words"  # in the memory folder
 # tokens of a text after which own words may get more room; at 7 nodes they take a tenth of it meanwhile; chosen
 _ENLARGED_EVERY = 512
-_TOP_ROWS = 1 << 10  # rows whose top tokens are learned: all rows of a pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class AutoDrafter:
         self.kept = _Kept(empty_words() if words is None else words)
         self.rates: Mapping[bool, Rates] = {sampled: prior_rates(sampled=sampled) for sampled in (False, True)}
         self.worth = {sampled: Worth() for sampled in (False, True)}  # of the neural drafter in the last text
-        self.needs = Needs(top_k=0 if options.learn == "off" else TOP, top_rows=_TOP_ROWS, every_step=options.shares)
+        self.needs = Needs(top_k=0 if options.learn == "off" else TOP, every_step=options.shares)
         if neural is not None:
             asked = neural.needs
             if asked.top_k:
@@ -171,7 +171,8 @@ class AutoDrafter:
         """
         own = (resources.vocabulary, resources.tokenizer_hash)
         library = open_library(options.store, options.memory, resources.default_store, *own)
-        table = words_of_table(open_named_table(options.table, resources.default_table, *own))
+        # read as a whole, by compiled code that does not check bounds
+        table = words_of_table(open_named_table(options.table, resources.default_table, *own, check=True))
         kept = None if options.memory is None else Path(options.memory) / _WORDS_FILE
         words = load_words(kept, resources.tokenizer_hash) if kept is not None and kept.exists() else None
         neural = None if options.blends is None else make_drafter(*options.blends, resources)
@@ -196,7 +197,7 @@ class AutoDrafter:
         if not self.options.shares:
             raise UsageError(NOTHING_TO_SAVE)
         folder = self.library.save(path, self.options.memory, self.options.memory_tokens)
-        if folder.is_dir() and self.kept.words.clock[0]:
+        if (folder / MANIFEST).is_file() and self.kept.words.clock[0]:
             save_words(folder / _WORDS_FILE, self.kept.words, *self.library.identity)
 
 
@@ -274,9 +275,9 @@ class _Drafting:
         """Keep the target's top tokens after each row, to learn them with the next draft."""
         if len(self._ids) != self._read:
             return
-        rows, top, chances = verdict.top_rows, verdict.top_tokens, verdict.top_probabilities
-        if rows is not None and top is not None and chances is not None:
-            self._top = TopTokens(verdict.draft.tokens, verdict.draft.parents, rows, top, chances)
+        top, chances = verdict.top_tokens, verdict.top_probabilities
+        if top is not None and chances is not None:
+            self._top = TopTokens(verdict.draft.tokens, verdict.draft.parents, top, chances)
         if (neural := self._neural) is not None:
             unnamed = replace(verdict.draft, source=None)  # the source numbers are those of auto
             shown = Verdict(verdict.tokens, verdict.path, unnamed, verdict.at, hidden=verdict.hidden)
@@ -304,7 +305,7 @@ class _Drafting:
     def close(self) -> None:
         if self._options.shares and len(self._ids):
             self._drafter.library.share(self._ids)
-        if len(self._top.rows):
+        if len(self._top.best):
             self._advance(NO_ROWS, NO_NEURAL_DRAFT, NO_BUDGET)
         self._own, self._stored, self._learns = NO_TEXT, StoredRows(()), False
         self._ids, self._read = np.empty(0, np.int64), 0

@@ -25,7 +25,7 @@ class ChainOptions:
     # the draft model (vLLM's name): a hub id, a folder, a GGUF file, a folder that `foredraft train draft` wrote, or a
     # pair (transformers model, tokenizer); None takes the one that a checkout holds for the target
     model: Any = None
-    levels: int = 10  # depth of a draft at most; of a chain, its tokens
+    levels: int = 10  # passes of the draft model at most: the depth of a draft, except where `draft_graph` merges nodes
     least_probability: float = 0.2  # a less probable token is drafted, but nothing after it (theta_prob)
 
     def __post_init__(self) -> None:

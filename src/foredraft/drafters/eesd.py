@@ -42,8 +42,8 @@ class EesdOptions:
     least_share: float = 0.3  # a node below this share of its most probable sibling is not expanded
     levels: int = 3  # tokens drafted one after another at most
     # whether the head's predictor (`foredraft train cali`) estimates the acceptance probabilities that controls and
-    # pruning use: true always, false never, None for greedy chains if there is one (when sampling, the head's own
-    # estimate takes the noise into account; trees are 1 % faster without it)
+    # pruning use: true always but under rejection, false never, None for greedy chains if there is one (when sampling,
+    # the head's own estimate takes the noise into account; trees are 1 % faster without it)
     calibrated: bool | None = None
 
     def __post_init__(self) -> None:
@@ -90,7 +90,7 @@ class EesdDrafter:
                 )
             layers = card.layers
             wanted = options.out_degree == 1 if options.calibrated is None else options.calibrated
-            predictor = load_predictor(location, target.model) if wanted else None
+            predictor = load_predictor(location, target.model, layers) if wanted else None
             if options.calibrated and predictor is None:
                 raise UsageError(
                     f"The head in {location} has no predictor; train one with `foredraft train cali --head "

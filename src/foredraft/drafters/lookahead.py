@@ -19,7 +19,6 @@ from foredraft.drafters import Resources
 from foredraft.options import check_range
 
 _STREAM = 0x100CA  # arbitrary: keeps its draws independent of a control's with the same seed
-_EVERY_ROW = 1 << 20  # more rows than any pass has
 _GUESS, _WINDOW = 0, 1  # sources
 _CUT = -2  # no row, and no node has it as parent
 _PRIOR_RATES, _PRIOR_NODES = np.array([0.5, 0.1]), 8.0  # prior acceptance rate by source, its weight in nodes; chosen
@@ -50,7 +49,7 @@ class LookaheadDrafter:
     )
     Options = LookaheadOptions
     # the window pays off in later steps, so its rows cannot be weighed one by one
-    needs = Needs(top_k=1, top_rows=_EVERY_ROW, control="whole")
+    needs = Needs(top_k=1, control="whole")
     source_names = ("lookahead", "lookahead, window")
 
     def __init__(self, options: LookaheadOptions) -> None:
@@ -109,16 +108,16 @@ class _Drafting:
 
     def observe(self, verdict: Verdict) -> None:
         self._count(verdict)
-        if self._window is None or verdict.top_rows is None or verdict.top_tokens is None:
+        if self._window is None or verdict.top_tokens is None:
             return
-        said = dict(zip(verdict.top_rows.tolist(), verdict.top_tokens[:, 0].tolist(), strict=True))
+        said = verdict.top_tokens[:, 0].tolist()
         child_of = verdict.draft.child_of()
         newest = self._window[-1].copy()
         for number, column in enumerate(self._columns):
             node = -1
             for token in column:
                 node = child_of.get((node, token), _CUT)
-            if node + 1 in said:
+            if node > _CUT:
                 newest[number] = said[node + 1]
                 self._collect([*self._window[:, number].tolist(), said[node + 1]])
         if self._columns:

@@ -7,7 +7,7 @@ scheduling.
 """
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, replace
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
@@ -287,7 +287,7 @@ def _waiting(run: Run) -> int:
     return run.seq.length - 1 - int(run.seq.cache.length)
 
 
-def steps_in(batch: Batch, run: Run) -> Iterator[StepRecord]:
+def steps_in(batch: Batch, run: Run) -> Generator[StepRecord]:
     """Write a text in an empty batch, which keeps its keys and values for a later one that begins alike.
 
     Yields the records of steps and warns as `Run.steps` does; raises UsageError for a batch with other texts, what

@@ -1,7 +1,7 @@
 """One generation, decoded alone or in a batch. Does not depend on how models run, or on what the ids mean."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any
@@ -55,7 +55,7 @@ class Run:
         self.prefill_seconds = (perf_counter_ns() - start) / 1e9
         self.open(cache)
 
-    def steps(self) -> Iterator[StepRecord]:
+    def steps(self) -> Generator[StepRecord]:
         """Prefill, and yield the records of steps until the text ends; the drafting is closed in any case.
 
         If memory runs out after the first token, the text ends with the reason "memory" and a warning.

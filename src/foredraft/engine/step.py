@@ -5,11 +5,8 @@ from dataclasses import replace
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, Drafter, Scores, StepRecord, Verdict
 from foredraft.graph.layout import lay_out
-from foredraft.graph.tree import IntArray, top_nodes
 from foredraft.sampling.logits import top_probabilities
 from foredraft.verify import verify
 
@@ -60,7 +57,7 @@ def settle(run: "Run", budget: Budget, draft: Draft, scores: Scores) -> tuple[Ve
     seq.commit(verdict)
     committed = perf_counter_ns()
     if budget.nodes > 0:
-        run.drafting.observe(_with_top_tokens(verdict, scores, needs.top_k, needs.top_rows))
+        run.drafting.observe(_with_top_tokens(verdict, scores, needs.top_k))
     elif needs.every_step:
         run.drafting.observe(verdict)
     return verdict, (verified - began, committed - verified, perf_counter_ns() - committed)
@@ -75,23 +72,11 @@ def record_of(verdict: Verdict, drafter: Drafter, nanoseconds: Sequence[int]) ->
     return StepRecord(verdict.tokens, len(verdict.path), len(verdict.draft), sources, parts)
 
 
-def _with_top_tokens(verdict: Verdict, scores: Scores, top_k: int, most_rows: int) -> Verdict:
+def _with_top_tokens(verdict: Verdict, scores: Scores, top_k: int) -> Verdict:
     if not top_k:
         return verdict
-    rows = _top_rows(verdict, most_rows)
     if scores.top is not None and top_k <= scores.top[0].shape[1]:
-        tokens, probabilities = scores.top[0][rows, :top_k], scores.top[1][rows, :top_k]
+        tokens, probabilities = scores.top[0][:, :top_k], scores.top[1][:, :top_k]
     else:
-        chosen = rows if len(rows) < len(scores.logits) else None
-        tokens, probabilities = top_probabilities(scores.logits, top_k, chosen)
-    return replace(verdict, top_rows=rows, top_tokens=tokens, top_probabilities=probabilities)
-
-
-def _top_rows(verdict: Verdict, most: int) -> IntArray:
-    """Return the rows whose top tokens are reported, int32[S], ascending: root, accepted path, best-scored nodes."""
-    draft = verdict.draft
-    if len(draft) + 1 <= most:
-        return np.arange(len(draft) + 1, dtype=np.int32)
-    worth = -np.arange(len(draft), dtype=np.float32) if draft.score is None else draft.score.copy()
-    worth[list(verdict.path)] = np.inf
-    return np.append(np.int32(0), top_nodes(draft.parents, worth, most - 1, len(draft)) + np.int32(1))
+        tokens, probabilities = top_probabilities(scores.logits, top_k)
+    return replace(verdict, top_tokens=tokens, top_probabilities=probabilities)

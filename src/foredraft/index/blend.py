@@ -201,13 +201,12 @@ class TopTokens(NamedTuple):
 
     tokens: IntArray  # int32[N], the draft's
     parents: IntArray  # int32[N]
-    rows: IntArray  # int32[S], 0 for the root, i + 1 for node i
-    best: IntArray  # int32[S, K], tokens by descending probability
-    chances: FloatArray  # float32[S, K], their probabilities
+    best: IntArray  # int32[N + 1, K], of the root's row and then the nodes', tokens by descending probability
+    chances: FloatArray  # float32[N + 1, K], their probabilities
 
 
 _NONE = np.zeros(0, np.int32)
-NO_TOP_TOKENS = TopTokens(_NONE, _NONE, _NONE, np.zeros((0, 1), np.int32), np.zeros((0, 1), np.float32))
+NO_TOP_TOKENS = TopTokens(_NONE, _NONE, np.zeros((0, 1), np.int32), np.zeros((0, 1), np.float32))
 
 
 @njit(cache=True)
@@ -227,7 +226,7 @@ def advance(
     sources, rates, room, top = borrowed(sources), borrowed(rates), borrowed(room), borrowed(top)
     if learns:
         learn_choices(rates, room, ids[read:])
-        learn_rows(sources.words, top.tokens, top.parents, ids[:read], top.rows, top.best, top.chances)
+        learn_rows(sources.words, top.tokens, top.parents, ids[:read], top.best, top.chances)
         append(sources.own, ids[read:])
     room.made[0] = room.made[1] = 0
     if size[0] > 0:

@@ -20,7 +20,7 @@ class LearnedArrays(NamedTuple):
     """The learned successors, as arrays for compiled functions. S slots, a power of two, at least 8."""
 
     keys: I64  # int64[S], `context_key(-1, a, b)` for the context (a, b); 0 where the slot is free
-    learned: IntArray  # int32[S], last use of the context, by `clock`
+    learned: I64  # int64[S], last use of the context, by `clock`
     tokens: IntArray  # int32[S, 12], successors, unordered
     weights: FloatArray  # float32[S, 12], their weights; 0 after the last one
     totals: FloatArray  # float32[S], total weight learned in the context, replaced successors included
@@ -30,7 +30,7 @@ class LearnedArrays(NamedTuple):
 def empty_learned(slots: int = MOST_SLOTS) -> LearnedArrays:
     """Return an empty table of `slots` contexts; unused slots take no memory."""
     return LearnedArrays(
-        np.zeros(slots, np.int64), np.zeros(slots, np.int32), np.zeros((slots, ROW_WIDTH), np.int32),
+        np.zeros(slots, np.int64), np.zeros(slots, np.int64), np.zeros((slots, ROW_WIDTH), np.int32),
         np.zeros((slots, ROW_WIDTH), np.float32), np.zeros(slots, np.float32), np.zeros(1, np.int64),
     )  # fmt: skip
 
@@ -86,16 +86,16 @@ def learn_text(arrays: LearnedArrays, ids: I64, start: int, weight: float, keep:
 
 @njit(cache=True)
 def learn_distributions(
-    arrays: LearnedArrays, tokens: IntArray, parents: IntArray, ids: I64, rows: IntArray, top: IntArray,
-    chances: FloatArray, weight: float, keep: float,
+    arrays: LearnedArrays, tokens: IntArray, parents: IntArray, ids: I64, top: IntArray, chances: FloatArray,
+    weight: float, keep: float,
 ) -> None:  # fmt: skip
-    """Learn the target's distributions after some rows of a draft, each with the weight of `weight` observations.
+    """Learn the target's distributions after the rows of a draft, each with the weight of `weight` observations.
 
-    Draft, text, rows and distributions are those of `learn_rows`. Weights in a context are multiplied by `keep` first.
+    Draft, text and distributions are those of `learn_rows`. Weights in a context are multiplied by `keep` first.
     """
     context = np.empty(2, np.int64)
-    for row in range(len(rows)):
-        fill_context(context, tokens, parents, rows[row] - 1, ids)
+    for row in range(len(top)):
+        fill_context(context, tokens, parents, row - 1, ids)
         slot = _opened(arrays, context[0], context[1], keep)
         for j in range(top.shape[1]):
             _add_weight(arrays, slot, top[row, j], weight * chances[row, j], np.inf)

@@ -17,7 +17,7 @@ from foredraft.graph.tree import I64, U8, FloatArray, IntArray
 from foredraft.index.storage import check_fit, open_store, write_store
 from foredraft.index.trigram import FULL_PROBABILITY, TableArrays
 
-# contexts stored, at 52 bytes each: room at first (2^14 take as long), and at most; then those learned longest ago are
+# contexts stored, at 56 bytes each: room at first (2^14 take as long), and at most; then those learned longest ago are
 # replaced; chosen
 _FIRST_SLOTS, MOST_SLOTS = 1 << 16, 1 << 20
 _WAYS = 8  # slots of a context: one cache line of keys
@@ -33,7 +33,7 @@ class OwnWords(NamedTuple):
     """The cache, as arrays for compiled functions. S slots, a power of two, at least 8; `enlarged` makes more."""
 
     keys: I64  # int64[S], see `context_key`; 0 where the slot is free
-    learned: IntArray  # int32[S], last update of the context, by `clock`
+    learned: I64  # int64[S], last update of the context, by `clock`
     tokens: IntArray  # int32[S, 8], by descending probability
     chances: U8  # uint8[S, 8], probabilities times 255; 0 after the last token
     clock: I64  # int64[1], updates so far
@@ -42,7 +42,7 @@ class OwnWords(NamedTuple):
 def empty_words(slots: int = _FIRST_SLOTS) -> OwnWords:
     """Return an empty cache of `slots` contexts."""
     return OwnWords(
-        np.zeros(slots, np.int64), np.zeros(slots, np.int32), np.zeros((slots, TOP), np.int32),
+        np.zeros(slots, np.int64), np.zeros(slots, np.int64), np.zeros((slots, TOP), np.int32),
         np.zeros((slots, TOP), np.uint8), np.zeros(1, np.int64),
     )  # fmt: skip
 
@@ -146,17 +146,16 @@ def fill_context(context: I64, tokens: IntArray, parents: IntArray, node: int, i
 
 @njit(cache=True)
 def learn_rows(
-    words: OwnWords, tokens: IntArray, parents: IntArray, ids: I64, rows: IntArray, top: IntArray,
-    chances: FloatArray,
+    words: OwnWords, tokens: IntArray, parents: IntArray, ids: I64, top: IntArray, chances: FloatArray
 ) -> None:  # fmt: skip
-    """Store the distributions after rows of a verified draft, each under its last three, two and one tokens.
+    """Store the distributions after the rows of a verified draft, each under its last three, two and one tokens.
 
-    The draft is `tokens` and `parents`, int32[N], after `ids`, int64[n]. `rows`, int32[S], are 0 for the root and i + 1
-    for node i; `top`, int32[S, K], are tokens by descending probability, and `chances`, float32[S, K], probabilities.
+    The draft is `tokens` and `parents`, int32[N], after `ids`, int64[n]. Rows are the root's and then the nodes':
+    `top`, int32[N + 1, K], are tokens by descending probability, and `chances`, float32[N + 1, K], probabilities.
     """
     context = np.empty(3, np.int64)
-    for i in range(len(rows)):
-        fill_context(context, tokens, parents, rows[i] - 1, ids)
+    for i in range(len(top)):
+        fill_context(context, tokens, parents, i - 1, ids)
         a, b, c = context
         for first in range(2, -1, -1):
             if context[first] >= 0:

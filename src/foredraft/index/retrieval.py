@@ -158,10 +158,11 @@ class StoredRows:
         if not self._segments:
             return NO_ROWS
         rows = Rows(np.full((_ROWS, _REACH), -1, np.int32), np.empty(_ROWS, np.float32), np.empty(_ROWS, np.int32))
-        made, most = 0, _ROWS // len(self._segments)
+        made, left = 0, len(self._segments)
         for text, ranges in zip(self._segments, self._ranges, strict=True):
             follow(text, ranges, ids[-LONGEST:], new)
-            made = _gather(text, ranges, rows, made, most)
+            made = _gather(text, ranges, rows, made, -(-(_ROWS - made) // left))  # an equal share of the rows left
+            left -= 1
         order = np.lexsort(rows.tokens[:made].T[::-1])
         return Rows(rows.tokens[order], rows.weights[order], rows.lengths[order])
 

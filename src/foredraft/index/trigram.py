@@ -68,20 +68,21 @@ def empty_table(vocabulary: int) -> TableArrays:
 
 
 def open_table(
-    path: str | os.PathLike[str], tokenizer_hash: str | None = None, vocabulary: int | None = None
-) -> TableArrays:
-    """Memory-map a table.
+    path: str | os.PathLike[str], tokenizer_hash: str | None = None, vocabulary: int | None = None, *,
+    check: bool | None = None,
+) -> TableArrays:  # fmt: skip
+    """Memory-map a table; `check` is `open_store`'s.
 
     Raises StoreError for a file that is not a sound table, or of another tokenizer or a larger vocabulary; None accepts
     any.
     """
-    store = open_store(path, KIND)
+    store = open_store(path, KIND, check=check)
     check_fit(store.path, (store.tokenizer_hash, store.vocabulary), tokenizer_hash, vocabulary, _REMEDY)
     return _table(store)
 
 
 def open_named_table(
-    name: str, default: Callable[[], Path] | None, vocabulary: int, tokenizer_hash: str
+    name: str, default: Callable[[], Path] | None, vocabulary: int, tokenizer_hash: str, *, check: bool | None = None
 ) -> TableArrays:
     """Open the table `name`, or "default", or "none" for an empty one; raises what `open_table` does.
 
@@ -89,7 +90,7 @@ def open_named_table(
     """
     if name == "default":
         name = str(default()) if default is not None else "none"
-    return empty_table(vocabulary) if name == "none" else open_table(name, tokenizer_hash, vocabulary)
+    return empty_table(vocabulary) if name == "none" else open_table(name, tokenizer_hash, vocabulary, check=check)
 
 
 def _table(store: Store) -> TableArrays:

@@ -24,9 +24,9 @@ from foredraft.contracts import TokenIds
 from foredraft.engine.statistics import Statistics
 from foredraft.errors import UsageError
 from foredraft.generator import Generator
-from foredraft.integrations.bound_tokenizer import tokenizer_for
+from foredraft.integrations.bound_tokenizer import refuse_memory, tokenizer_for
 from foredraft.model.target import TorchTarget
-from foredraft.request import checked_ids, own_processors
+from foredraft.request import checked_ids, own_copies
 from foredraft.sampling import LEAST_TEMPERATURE, LogitsProcessor, SamplingOptions
 from foredraft.speculation import parse_speculation
 
@@ -87,7 +87,11 @@ def generate(
     generators = generators_of(model)
     generator = generators.generator(model, speculative_config or {})
     max_length, eos, criteria = split_criteria(stopping_criteria)
-    limit = _NO_LIMIT if max_length is None else max_length - input_ids.shape[1]
+    # as in transformers, at least one token, and its criteria end a row after it
+    limit = _NO_LIMIT if max_length is None else max(max_length - input_ids.shape[1], 1)
+    pads = getattr(config, "_pad_token_tensor", None) is not None
+    if len(input_ids) > 1 and not pads and (eos or criteria):
+        raise UsageError("The rows of a batch can end after different numbers of tokens; give pad_token_id.")
     keeps_scores = config.return_dict_in_generate and config.output_scores
     keeps_logits = config.return_dict_in_generate and config.output_logits
     left, filters = (logits_processor, {}) if keeps_scores or not config.do_sample else split_filters(logits_processor)
@@ -95,13 +99,14 @@ def generate(
     shown = torch.ones_like(input_ids) if shown is None else shown
     size, pairs = generator.target.vocabulary, zip(input_ids, shown, strict=True)
     prompts = [checked_ids(row[kept != 0].tolist(), size) for row, kept in pairs]
-    own = own_processors(left, len(prompts), model)
+    own, ends = own_copies(left, len(prompts), model), own_copies(criteria, len(prompts), model)
     rows = [
         Row(
-            number, input_ids, prompt, own[number], criteria, [] if keeps_scores else None, [] if keeps_logits else None
+            number, input_ids, prompt, own[number], ends[number],
+            [] if keeps_scores else None, [] if keeps_logits else None,
         )
         for number, prompt in enumerate(prompts)
-    ]
+    ]  # fmt: skip
     seeds = torch.randint(1 << 62, (len(rows),)).tolist() if config.do_sample else [0] * len(rows)
     runs = [
         generator.begin(
@@ -160,7 +165,7 @@ class Row:
     batch: torch.Tensor  # int64[B, L], the prompts as passed to `generate`, padding included
     prompt: TokenIds  # int64[n], the row without padding
     processors: LogitsProcessorList  # the remaining ones; the row's own copies if the batch has several rows
-    criteria: StoppingCriteriaList  # called after every token
+    criteria: StoppingCriteriaList  # the same; called after every token
     scores: list[torch.Tensor] | None  # processed logits, float32[V] for each token; None if they are not returned
     logits: list[torch.Tensor] | None  # the same before processing
     tokens: list[int] = field(default_factory=list)  # the tokens written
@@ -175,10 +180,11 @@ class Row:
         self.tokens.append(token)
         if not self.criteria:
             return False
-        new = torch.tensor([self.tokens], dtype=torch.long, device=self.batch.device)
+        rows, new = len(self.batch), torch.tensor([self.tokens], dtype=torch.long, device=self.batch.device)
         ids = torch.cat([self.batch[self.number : self.number + 1], new], dim=1)
-        scores = None if self.scores is None else tuple(each[None] for each in self.scores)
-        return bool(torch.as_tensor(self.criteria(ids, scores)).any())
+        scores = None if self.scores is None else tuple(each.expand(rows, -1) for each in self.scores)
+        # as processors, criteria may index their data by row
+        return bool(torch.as_tensor(self.criteria(ids.repeat(rows, 1), scores)).expand(rows)[self.number])
 
     def _process(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Process float32[1, V] as transformers would, with the whole batch."""
@@ -230,6 +236,7 @@ class GeneratorCache:
                     self._made.append(self._made.pop(number))
                     return generator
             asked = parse_speculation(None, config)
+            refuse_memory(asked.options)
             given = asked.options.pop("tokenizer", None)
             tokenizer = tokenizer_for(str(getattr(model, "name_or_path", None) or ""), given, asked.options)
             generator = Generator(TorchTarget(model), tokenizer, **asked.drafting)
@@ -303,7 +310,7 @@ def _refuse(
          "run the finished sequences through the model once for them"),
         (getattr(model_kwargs.get("past_key_values"), "_is_user_defined", False), "past_key_values",
          "leave it out: foredraft keeps a cache of its own, and reads the whole prompt again"),
-        (cache is not None and "dynamic" not in cache and "static" not in cache, f"cache_implementation={cache!r}",
+        (cache is not None and ("offloaded" in cache or "quantized" in cache), f"cache_implementation={cache!r}",
          "leave it out: foredraft keeps a cache of its own"),
         (streamer is not None and len(input_ids) > 1, f"a streamer for {len(input_ids)} rows", "stream one row a call"),
         (_has_own_positions(model_kwargs), "position_ids of your own: each row's positions are 0, 1, 2, ...",

@@ -20,7 +20,7 @@ import numpy as np
 from foredraft.contracts import Drafter
 from foredraft.drafters import drafter_class, make_drafter, parse_options
 from foredraft.errors import ForedraftWarning, UsageError, told
-from foredraft.integrations.bound_tokenizer import tokenizer_for
+from foredraft.integrations.bound_tokenizer import refuse_memory, tokenizer_for
 from foredraft.integrations.request_drafter import RequestDrafter
 from foredraft.options import check_known, check_range, options_from, shown, whole_number
 from foredraft.standard_library import resources_for
@@ -139,6 +139,7 @@ def parse_proposer_options(given: Mapping[str, Any]) -> tuple[ProposerOptions, d
     for key in own:
         check_known(key, known, "foredraft's proposer has no option", "Its options are")
     parse_options(options.method, own)
+    refuse_memory(own)
     for key in ("feedback", "feedback_weight", "feedback_top_k"):
         if own.get(key) not in (None, "off"):
             raise UsageError(f"{key} is {shown(own[key])}, and vLLM passes a proposer no probabilities; leave it out.")

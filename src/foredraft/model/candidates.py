@@ -85,9 +85,9 @@ def candidates(logits: torch.Tensor, k: int, imitation: Imitation, positions: I6
 def _drawn(logits: torch.Tensor, k: int, imitation: Imitation, positions: I64) -> Candidates:
     options, stream = imitation.sampling, _FIRST_STREAM + imitation.draft * _MOST_ROWS % _STREAMS
     rows = logits.float().cpu().numpy()
-    if imitation.ids is not None and imitation.vocabulary is not None:
+    if imitation.vocabulary is not None and rows.shape[1] < imitation.vocabulary:  # its other tokens are not scored
         scored, rows = rows, np.full((len(rows), imitation.vocabulary), -np.inf, np.float32)
-        rows[:, imitation.ids] = scored
+        rows[:, slice(scored.shape[1]) if imitation.ids is None else imitation.ids] = scored
     found = np.full((len(rows), k), -1, np.int32)
     chances, q_of = np.zeros((len(rows), k), np.float32), np.zeros((len(rows), k, rows.shape[1]), np.float32)
     for row, position in enumerate(positions.tolist()):

@@ -44,6 +44,7 @@ def measured_cost(target: TorchTarget, folder: Path) -> CostCurve:
         return stored
     curve = measure_cost(target)
     if _is_settled(curve):  # otherwise the machine was busy, and the next process measures again
+        path = folder / f"cost-{_identity(target)}.json"  # of what was measured, if passes could not be recorded
         with contextlib.suppress(StoreError):  # generation works without stored figures
             store_file(path, json.dumps({"rows": curve.rows, "seconds": curve.seconds}).encode())
     return curve
@@ -126,6 +127,6 @@ def _identity(target: TorchTarget) -> str:
         _FORMAT, architecture(target.model.config), dtype_name(target.model), str(target.device),
         device, torch.__version__, torch.get_num_threads(), os.cpu_count(), platform.node(), platform.machine(),
         target.compiled.record if target.compiled is not None else None,
-        target.recordings.same_bits if target.recordings is not None else None,
+        None if target.recordings is None or target.recordings.failed else target.recordings.same_bits,
     )  # fmt: skip
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]

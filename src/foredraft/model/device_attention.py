@@ -127,7 +127,7 @@ def attend_on_device(
     strides = *query.stride()[:2], *key.stride()[:2], *value.stride()[:2]
     _split_kernel[triton.cdiv(groups * rows, _ROWS), key_heads, splits](
         query, key, value, bounds, sums, weights, scaling, rows, groups, size, splits, *strides,
-        split_slots=split, block_rows=_ROWS, block_slots=_TILE // block_size, block_size=block_size,
+        split_slots=split, block_rows=_ROWS, block_slots=max(_LEAST_SIZE, _TILE // block_size), block_size=block_size,
     )  # fmt: skip
     _join_kernel[rows, heads](
         query, key, value, near, bounds, sums, weights, found, scaling, rows, heads, groups, size, splits,

@@ -20,10 +20,11 @@ from foredraft.errors import ForedraftWarning, told
 from foredraft.model.compiled.export import FunctionalForward, compiled_attention, merge_products
 from foredraft.model.mask import slot_mask
 from foredraft.model.position_attention import attend_by_position, near_slots
-from foredraft.sampling.logits import top_on_device
+from foredraft.sampling.logits import best_on_device, top_on_device
 
 COLUMNS = 256  # maximum number of held rows and rows of a pass together: the width of the ancestor mask; chosen
-_TRACED_ROWS = 4  # chosen: unlike the other sizes, so that the exporter tells them apart
+# the first that no other dimension has, so that the exporter and the compiler tell them apart; chosen
+_TRACED_ROWS, _TRACED_SLOTS = (5, 6, 7), (512, 768)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # that our attention takes
 
 Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -63,8 +64,7 @@ class ScoredPass(nn.Module):
         logits, hidden = self.functional(
             token_ids[None], positions[None], None, masks, [slots] * len(masks), ranges, keys, values
         )
-        largest, best = logits.max(dim=-1)
-        best = best.to(torch.int32).masked_fill(~largest.isfinite(), -1)
+        best = best_on_device(logits)
         return logits, hidden, torch.cat([best[:, None], *top_on_device(logits, min(TOP, logits.shape[1]))], dim=1)
 
 
@@ -95,9 +95,11 @@ def compiled_pass(model: Any, windows: tuple[int | None, ...], store: torch.Tens
     rows, slots = torch.export.Dim("rows", min=2, max=COLUMNS), torch.export.Dim("slots", min=3)
     of_layers = [{2: slots}] * (len(store) // 2)
     dimensions = None, {0: rows}, {0: rows}, {1: rows}, of_layers, of_layers
-    numbers = torch.zeros(3, _TRACED_ROWS, dtype=torch.int64, device=store.device)
-    sees = torch.ones(len(windows), _TRACED_ROWS, COLUMNS, dtype=torch.bool, device=store.device)
-    keys, values = (list(half.split(1)) for half in torch.zeros_like(store).chunk(2))
+    count, heads, _, size = store.shape
+    few, long = (next(n for n in each if n not in {heads, size}) for each in (_TRACED_ROWS, _TRACED_SLOTS))
+    numbers = torch.zeros(3, few, dtype=torch.int64, device=store.device)
+    sees = torch.ones(len(windows), few, COLUMNS, dtype=torch.bool, device=store.device)
+    keys, values = (list(half.split(1)) for half in store.new_zeros(count, heads, long, size).chunk(2))
     bounds, token_ids, positions = (each.clone() for each in numbers)  # the exporter takes one tensor for one input
     example = bounds[:2], token_ids, positions, sees, keys, values
     export = partial(torch.export.export, args=example, strict=False, dynamic_shapes=dimensions)

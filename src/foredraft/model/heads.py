@@ -257,11 +257,19 @@ class AgreementPredictor(nn.Module):
         return tuple(each.detach().float().cpu().numpy() for each in parts)
 
 
-def load_predictor(head: Path, model: Any) -> AgreementPredictor | None:
-    """Load the agreement predictor of the head in a folder; None if it has none. Raises what `read_head` does."""
+def load_predictor(head: Path, model: Any, layers: int) -> AgreementPredictor | None:
+    """Load the agreement predictor of the head in a folder, after `layers` layers; None if it has none.
+
+    UsageError for one that was trained with another head, and what `read_head` raises.
+    """
     folder = head / PREDICTOR_FOLDER
     if not (folder / CONFIG_FILE).is_file():
         return None
     card, weights = read_head(folder, "cali", model)
+    if card.layers != layers:
+        raise UsageError(
+            f"The predictor in {folder} is of a head after {card.layers} layers, and this one is after {layers}; train "
+            "it again with `foredraft train cali`, or remove its folder."
+        )
     predictor = filled(AgreementPredictor(card.width), weights, folder)
     return predictor.to(model.get_input_embeddings().weight.device).requires_grad_(requires_grad=False)

@@ -5,7 +5,7 @@ overwrites the others. Rows may be held for the next passes, so that a tree can 
 sliding-window layer stores its window and some slack. Does not depend on the rows' meaning, nor on how masks are made.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -209,14 +209,20 @@ class TreeCache(Cache):
         These are buffers of each layer, or those of `store`.
         """
         layers, stop = self._tree_layers, min(span.stored + self._rows, span.capacity)
-        for number, layer in enumerate(layers):
-            if layer.span is span and layer.is_initialized:
-                keys, values = layer.keys, layer.values
-                if store is not None:
-                    keys, values = store[number, None], store[number + len(layers), None]
-                elif capacity != span.capacity or self.store is not None:
-                    keys, values = allocated(keys, capacity), allocated(values, capacity)
-                layer.move(keys, values, drop, stop)
+
+        def chosen() -> Iterator[tuple[TreeLayer, torch.Tensor, torch.Tensor]]:
+            for number, layer in enumerate(layers):
+                if layer.span is span and layer.is_initialized:
+                    keys, values = layer.keys, layer.values
+                    if store is not None:
+                        keys, values = store[number, None], store[number + len(layers), None]
+                    elif capacity != span.capacity or self.store is not None:
+                        keys, values = allocated(keys, capacity), allocated(values, capacity)
+                    yield layer, keys, values
+
+        # one by one, which needs memory for one; but without memory outside of a store, all must stay in it
+        for layer, keys, values in chosen() if self.store is None else list(chosen()):
+            layer.move(keys, values, drop, stop)
         span.base += drop
         span.stored -= drop
         span.capacity, self.store = capacity, store

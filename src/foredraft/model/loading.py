@@ -89,15 +89,16 @@ def load_model(
     chosen_dtype = _dtype("auto" if rounded else dtype)
     given = _chosen(options, LoadingOptions.__annotations__)
     chosen_device = _device(device)
-    if chosen_device == "auto":
-        given.setdefault("device_map", "auto")
+    # what quantises places the model itself
+    if chosen_device == "auto" or ("quantization_config" in given and chosen_device != "cpu"):
+        given.setdefault("device_map", chosen_device)
     load_config(model, **options)  # fails before anything large is read
     with _usage_errors("model", model), no_progress_bar():
         if rounded:
             location = str(rounded_folder(location, rounded, _chosen(options, _FOR_ALL)))
         loaded = AutoModelForCausalLM.from_pretrained(location, dtype=chosen_dtype, **given)
-    if "device_map" not in given and "quantization_config" not in given:
-        loaded = loaded.to(chosen_device)  # type: ignore[arg-type]  # transformers wraps the method and drops its self
+        if "device_map" not in given and "quantization_config" not in given:
+            loaded = loaded.to(chosen_device)  # type: ignore[arg-type]  # transformers wraps it and drops its self
     return loaded.eval()
 
 
@@ -159,11 +160,13 @@ def _device(device: str | None) -> str:
     if device == "auto":
         return device
     try:
-        kind = torch.device(device).type
+        found = torch.device(device)
     except RuntimeError as error:
         raise UsageError(f"device is {device!r}, which torch does not know; try cpu, cuda or cuda:1.") from error
-    if kind == "cuda" and not torch.cuda.is_available():
+    if found.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"device is {device!r}, but torch sees no CUDA device here; use --device cpu.")
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise UsageError(f"device is {device!r}, but the last CUDA device here is {torch.cuda.device_count() - 1}.")
     return device
 
 
@@ -172,7 +175,7 @@ def _usage_errors(what: str, model: str) -> Iterator[None]:
     """Turn transformers' loading errors into a UsageError."""
     try:
         yield
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, AssertionError, SafetensorError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UsageError(
             f"No {what} could be loaded from {model!r}: {first_line} Give a folder, a hub id that is reachable from "

@@ -105,8 +105,9 @@ class RecordedForward:
     may those of models whose attention is not replaced (fused.py).
 
     The store grows when a sequence needs more room, which discards the recordings made over the smaller one. A newer
-    sequence takes the store over; the previous sequence continues in buffers of its own, without recordings. Not
-    thread-safe. Raises UsageError with the reason if the model cannot be recorded.
+    sequence takes the store over; the previous one continues in buffers of its own, without recordings until the newer
+    one has ended. A sequence that finds no memory for the store goes on without. Not thread-safe. Raises UsageError
+    with the reason if the model cannot be recorded.
     """
 
     def __init__(self, model: Any, *, same_bits: bool = True) -> None:
@@ -128,7 +129,7 @@ class RecordedForward:
         self._owner: Callable[[], TreeCache | None] = lambda: None  # the sequence that uses the store
         self._evicted: weakref.WeakSet[TreeCache] = weakref.WeakSet()
         self._draws, self._number = RowDraws(), 0  # of the last pass
-        self._failed = False
+        self.failed = False  # whether nothing is recorded any more
 
     @torch.inference_mode()
     def forward(
@@ -141,7 +142,7 @@ class RecordedForward:
         that failed or gave other logits, for which one warning is issued.
         """
         rows = next((n for n in ROW_COUNTS if n >= layout.rows and self._usable.get(n, True)), None)
-        if self._failed or rows is None or len(layout.held) + layout.rows > COLUMNS:
+        if self.failed or rows is None or len(layout.held) + layout.rows > COLUMNS:
             return None
         self._number += 1  # also of a pass that fails, as it may have overwritten what the last one left
         try:
@@ -155,15 +156,22 @@ class RecordedForward:
             # before the pass, whose keys and values stay
             expected = None if rows in self._usable else own().clone()
             logits, states, found = self._run(rows, layout, stored, store)
-            logits, states = logits[: layout.rows].clone(), states[: layout.rows]  # the next replay overwrites them
             tokens = found.cpu().numpy()[: layout.rows]  # waits for the device, so that the pass is timed in full
+            logits, states = logits[: layout.rows].clone(), states[: layout.rows]  # the next replay overwrites them
             if expected is not None and (error := error_beyond_rounding(logits, expected, self._model)):
                 raise ForedraftError(f"its scores are not the model's own, relative error {error:.1e}")
             self._usable[rows] = True
         except Exception as error:  # noqa: BLE001  # recording can raise anything, and the model can run without it
-            self._failed, self._store = True, None
+            self._store, self._owner = None, weakref.ref(cache)
             self._forget()
-            sentence = f"This model's forward cannot be recorded on its device ({told(error)}); it runs unrecorded."
+            self._evicted.add(cache)
+            if isinstance(error, torch.OutOfMemoryError):  # a shorter text may find room
+                sentence = (
+                    f"Passes after {cache.length} tokens find no memory to be recorded; the text goes on without."
+                )
+            else:
+                self.failed = True
+                sentence = f"This model's forward cannot be recorded on its device ({told(error)}); it runs unrecorded."
             warnings.warn(sentence, ForedraftWarning, stacklevel=4)
             return None
         draw = partial(self._drawn, self._number, self._passes[rows].drawn, layout.rows)
@@ -182,11 +190,12 @@ class RecordedForward:
         if settled and needed <= size:
             return self._store
         buffers = cache.reserved_buffers(0)
-        if not buffers or (cache in self._evicted and not settled) or set(cache.spans) != {None}:
+        before = self._owner()
+        lost = cache in self._evicted and not settled and before is not None
+        if not buffers or lost or set(cache.spans) != {None}:
             return None
         if len({(each.shape, each.dtype) for each in buffers}) > 1:
             raise ForedraftError("its layers have keys and values of several shapes")
-        before = self._owner()
         if before is not None and before is not cache:
             self._evicted.add(before)
             if before.store is not None:

@@ -27,7 +27,7 @@ from foredraft.model.mask import attention_mask
 from foredraft.model.recordings import RecordedForward
 from foredraft.model.rounding import error_beyond_rounding
 from foredraft.model.support import Support, inspect, warn_where_rows_depend
-from foredraft.sampling.logits import top_by_blocks
+from foredraft.sampling.logits import best_on_device, top_by_blocks
 
 PREFILL_ROWS = 512  # tokens of a pass of an uncompiled model in prefill; limits the mask's memory; chosen
 _PROBED = np.arange(1, 7, dtype=np.int64)  # tokens with which a new kind of model is tried
@@ -108,14 +108,17 @@ class TorchTarget:
                     return scores
             with scored_states(self.model) as states:
                 logits = self._run(layout, cache).logits[0]
-        return Scores(logits, states[0][0] if hidden else None)
+            on_host = logits.device.type == "cpu"
+            # waits for the device, whose errors and time are then those of this pass
+            best = None if on_host else best_on_device(logits).cpu().numpy()
+        return Scores(logits, states[0][0] if hidden else None, best)
 
     @torch.inference_mode()
     def run(self, layout: Layout, cache: TreeCache) -> None:
         """Run rows through the model for their keys, values and states; only the last row is scored."""
         with device_errors(layout.rows, cache.length):
             if self._run_compiled(layout, cache, scored=1) is None:
-                self._run(layout, cache, scored=1)
+                float(self._run(layout, cache, scored=1).logits[0, -1, 0])  # waits for the device, as `forward` does
 
     def _run(self, layout: Layout, cache: TreeCache, *, scored: int | None = None) -> Any:
         """Run the uncompiled model; only the last `scored` rows are scored, if the model supports that."""

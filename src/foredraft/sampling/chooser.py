@@ -4,7 +4,6 @@ The token at absolute position `p` is `argmax_v l[v]/T + g(seed, p, v)` over the
 the softmax by noise that does not depend on drafts. Does not depend on drafters or text.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -69,13 +68,10 @@ class Sampler:
         """Return the tokens after all rows, found in the pass or on the device; None if rows must be read."""
         if self._options.do_sample:
             return None if scores.draw is None else scores.draw(self._options.seed, *self._filters)
-        if scores.best is not None:
-            found: list[int] = scores.best.tolist()
-            return found
-        if scores.logits.device.type == "cpu":
+        if scores.best is None:
             return None
-        values, largest = (each.tolist() for each in scores.logits.max(dim=-1))
-        return [token if math.isfinite(value) else -1 for value, token in zip(values, largest, strict=True)]
+        found: list[int] = scores.best.tolist()
+        return found
 
     def distribution(
         self, logits: torch.Tensor, at: int, prefix: TokenIds | None, row: int, path: Sequence[int]
@@ -105,6 +101,8 @@ class Sampler:
                         f"scores, float[1, {len(row)}]."
                     )
             row = scores[0].detach().float().cpu().numpy()
+            if (forced := np.isposinf(row)).any():  # no other token is left
+                row = np.where(forced, np.float32(0), np.float32(-np.inf))
         return row
 
 

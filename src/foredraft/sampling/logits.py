@@ -26,24 +26,28 @@ def rows_of(logits: torch.Tensor) -> FloatArray:
     return found
 
 
-def top_probabilities(logits: torch.Tensor, k: int, rows: IntArray | None = None) -> tuple[IntArray, FloatArray]:
-    """Return the `k`, at most V, most probable tokens after each of `rows` and their plain softmax probabilities.
+def top_probabilities(logits: torch.Tensor, k: int) -> tuple[IntArray, FloatArray]:
+    """Return the `k`, at most V, most probable tokens after each row, and their plain softmax probabilities.
 
-    They are int32[S, k] and float32[S, k], by descending probability, with an error of up to 3 %; NaN if a row holds
-    NaN. `logits` are float[R, V], and `rows` int32[S], or None for all.
+    They are int32[R, k] and float32[R, k], by descending probability, with an error of up to 3 %; NaN if a row holds
+    NaN. `logits` are float[R, V].
     """
     k = min(k, logits.shape[-1])
     if logits.device.type != "cpu":
-        chosen = logits if rows is None else logits[torch.from_numpy(rows).to(logits.device)]
-        return top_from_bits(top_on_device(chosen, k))
-    wanted = np.arange(len(logits), dtype=np.int32) if rows is None else rows
-    found = np.empty((len(wanted), k), np.int32), np.empty((len(wanted), k), np.float32)
-    top_of_rows(rows_of(logits), wanted, *found)
+        return top_from_bits(top_on_device(logits, k))
+    found = np.empty((len(logits), k), np.int32), np.empty((len(logits), k), np.float32)
+    top_of_rows(rows_of(logits), *found)
     return found
 
 
+def best_on_device(logits: torch.Tensor) -> torch.Tensor:
+    """Return the most probable token after each row, int32[R], -1 where its logit is not finite."""
+    largest, best = logits.max(dim=-1)
+    return best.to(torch.int32).masked_fill(~largest.isfinite(), -1)
+
+
 def top_on_device(logits: torch.Tensor, k: int) -> torch.Tensor:
-    """Return the same for all rows, with exact probabilities, in one tensor, int32[2, R, k]: tokens, bits of floats.
+    """Return what `top_probabilities` does, but exact, in one tensor, int32[2, R, k]: tokens, and bits of floats.
 
     Blocks of tokens are chosen by their maximum before tokens are, because a device takes long to sort a vocabulary.
     """
@@ -104,10 +108,10 @@ def _top_by_blocks(
 
 
 @njit(cache=True)
-def top_of_rows(logits: FloatArray, rows: IntArray, tokens: IntArray, probabilities: FloatArray) -> None:
-    """Set `tokens` and `probabilities`, [S, k], to those of each of `rows`, int32[S]; ties go to the lower token."""
-    for place in range(len(rows)):
-        row = logits[rows[place]]
+def top_of_rows(logits: FloatArray, tokens: IntArray, probabilities: FloatArray) -> None:
+    """Set `tokens` and `probabilities`, [R, k], to those of each row; ties go to the lower token."""
+    for place in range(len(logits)):
+        row = logits[place]
         largest_of_row(row, tokens[place], probabilities[place])
         largest = probabilities[place, 0]
         total = rough_sum(row, largest)

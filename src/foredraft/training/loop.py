@@ -44,6 +44,7 @@ class LoopOptions:
     def __post_init__(self) -> None:
         check_range(self, "micro_batch", "accumulation", least=1)
         check_range(self, "epochs", "rate", above=0)
+        check_range(self, "clip", "weight_decay", "seed", least=0)
         check_range(self, "warmup", "floor", least=0, most=1)
         check_known(self.precision, ("bfloat16", "float32"), "There is no precision", "Precisions are")
 

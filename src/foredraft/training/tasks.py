@@ -20,6 +20,7 @@ from foredraft.model.layers import model_parts, scored_states, shorter
 from foredraft.options import check_known
 from foredraft.training.traces import Numbers, Traces, mapped_array
 
+LOSSES = ("distribution", "tokens")  # of an early-exit head
 _LOSS_DECAY = 0.8  # of each further Medusa head; Medusa, section 2.2.1
 _TEMPERATURE = 0.7  # of the windows that an agreement predictor treats as sampled; chosen, as the traces' default
 
@@ -32,7 +33,7 @@ class Task:
     """
 
     def __init__(self, model: Any, traces: Traces, module: nn.Module, lm_head: nn.Module) -> None:
-        self.module: Any = module.float().train()
+        self.module: Any = module.float().eval()  # without dropout, as it drafts
         self._traces = traces
         self._ids = lm_head.ids.long() if isinstance(lm_head, RankedHead) else None
         self._places = places_of(lm_head, model.get_output_embeddings().weight.shape[0])
@@ -123,7 +124,7 @@ class ExitTask(Task):
         self, model: Any, layers: int, traces: Traces, *, loss: str, states: Path | None,
         ids: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
-        check_known(loss, ("distribution", "tokens"), "There is no loss", "Losses are")
+        check_known(loss, LOSSES, "There is no loss", "Losses are")
         parts = model_parts(model)
         parts.check_exit(layers)
         self._loss = loss

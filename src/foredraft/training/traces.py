@@ -30,6 +30,7 @@ Numbers = npt.NDArray[np.int64]  # window numbers, int64
 Tell = Callable[[str, int, int], None]  # reports a phase's progress: its name, the work done, and its total
 
 KINDS = ("greedy", "sampled", "open")
+LEARNED = ("all", "written", "open")  # texts that can be learned from
 MANIFEST, TEXTS = "manifest.json", "texts.jsonl"
 FORMAT = 1
 TOGETHER = 128  # texts that are written together: the most that a killed run has to write again
@@ -125,7 +126,7 @@ def chosen_windows(traces: Traces, texts: str) -> tuple[Numbers, Numbers]:
 
     UsageError for another kind of texts, or if there is no such window.
     """
-    check_known(texts, ("all", "written", "open"), "There is no kind of texts", "Kinds are")
+    check_known(texts, LEARNED, "There is no kind of texts", "Kinds are")
     chosen = np.flatnonzero(traces.learned(texts))
     if not len(chosen):
         raise UsageError(f"The traces hold no window of {texts} texts to learn from.")
@@ -191,6 +192,7 @@ def label_texts(folder: Path, model: Any, options: TraceOptions, identity: str, 
     known = min(options.top_k, model.get_output_embeddings().weight.shape[0])
     shape = (len(windows), options.window, known)
     try:
+        (folder / MANIFEST).unlink(missing_ok=True)  # what was complete is not while it is written
         for name, array in (("windows", windows), ("kinds", kinds), ("held", held)):
             np.save(folder / f"{name}.npy", array)
         ids = mapped_array(folder / "top_ids.npy", np.int32, shape)
