@@ -32,7 +32,6 @@ REST = [
     {"store": "none", "learn": "off"},
     {"store": "none", "doubt": 0.0, "samples": 3},
     {"store": "none", "longest": 3, "shortest": 3, "continuation": 2},
-    {"store": "none", "weighting": "published"},
 ]
 """Without a store; tests/test_rest.py runs the checks with one."""
 AUTO = [

@@ -8,7 +8,7 @@ import pytest
 
 import naive.index_text
 from foredraft.contracts import Draft, Verdict
-from foredraft.drafters import Resources, make_drafter, rest
+from foredraft.drafters import Resources, make_drafter
 from foredraft.drafters.rest import RestDrafter, RestOptions
 from foredraft.errors import ForedraftWarning, StoreError, UsageError
 from foredraft.index import library
@@ -365,52 +365,6 @@ def test_a_store_that_is_another_tokenizers_by_now_is_not_taken_up(tmp_path):
         assert propose(drafting, [1]).tokens.tolist() == [2, 3]
 
 
-# --- the released code's rule
-
-
-@pytest.mark.slow
-def test_the_released_codes_rule_is_that_of_the_twin_wherever_chance_has_no_part(tmp_path):
-    rng = np.random.default_rng(3)
-    shares = np.array([0.55, 0.25, 0.12, 0.05, 0.03])
-    documents = [rng.choice(5, 30, p=shares).tolist() for _ in range(150)]
-    made = drafter(built(tmp_path / "s", documents), weighting="published", continuation=3, longest=3)
-    compared = 0
-    for length in (1, 2, 3) * 12:
-        ids = rng.choice(5, length, p=shares).tolist()
-        for nodes in (4, 9, 20):
-            rows = naive.index_text.followers(documents, ids, 3, VOCABULARY)[:5000]
-            expected = naive.index_text.published_paths(rows, nodes)
-            if expected is not None:
-                draft = propose(opened(made), ids, nodes)
-                assert set(paths_of(draft.tokens, draft.parents)) == expected
-                compared += 1
-    assert compared > 15
-
-
-def test_the_released_codes_rule_counts_the_first_occurrences_only(tmp_path, monkeypatch):
-    monkeypatch.setattr(rest, "MOST_OCCURRENCES", 10)
-    folder = built(tmp_path / "s", [[1, 2, n] for n in range(10)], [[1, 3, 3]] * 30)
-    draft = propose(opened(drafter(folder, weighting="published")), [1], 1)
-    assert scored(draft) == {(2,): 1.0}
-
-
-def test_the_released_codes_rule_asks_the_store_alone(store):
-    made = drafter(store, weighting="published")
-    assert len(propose(opened(made), [298, 297, 298, 297, 298])) == 0
-    assert len(propose(opened(drafter(weighting="published")), [1, 2, 1, 2])) == 0
-    ids = SEGMENTS[0][0]
-    drafts = [scored(propose(opened(made, seed), ids[:1], 8)) for seed in (1, 1, 2, 3, 4, 5)]
-    assert drafts[0] == drafts[1], "equals are chosen by the seed"
-
-
-def test_the_released_codes_rule_keeps_to_the_budget_where_one_token_is_repeated(tmp_path):
-    """Ten equal tokens: every prefix has one distinct token, and ties are chosen in any order."""
-    folder = built(tmp_path / "s", [[1] * 30])
-    made = drafter(folder, weighting="published")
-    for seed in range(10):
-        propose(opened(made, seed), [1, 1], 3, 10)
-
-
 # --- damage
 
 
@@ -434,12 +388,11 @@ def test_damaged_segments_neither_crash_nor_give_what_is_no_draft(store):
     sound = open_datastore(store)
     rng = np.random.default_rng(0)
     asked = list(contexts(41, 40))
-    variants = [RestOptions(weighting=weighting) for weighting in ("longest", "published")]
     drafted = 0
     for number in range(240):
         segments = tuple(damaged(text, rng) for text in sound.segments)
         store = Datastore(sound.folder, sound.manifest, segments, sound.version)
-        made = RestDrafter(variants[number % 2], Library([store]))
+        made = RestDrafter(RestOptions(), Library([store]))
         drafting = opened(made)
         for ids in (asked[number % 40], asked[number % 40] + asked[(number + 7) % 40]):
             drafted += len(propose(drafting, ids, 20)) > 0
@@ -468,8 +421,7 @@ def test_a_bit_that_flips_in_a_file_is_not_noticed_and_harms_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"weighting": "best"}, "weighting of method 'rest' is 'best'; it must be one of longest, published."),
-        ({"learn": "all"}, "learn of method 'rest' is 'all'; it must be one of request, shared, off, or None."),
+        ({"learn": "all"}, "learn of method 'rest' is 'all'; it must be one of request, shared, off."),
         ({"longest": 0}, "longest is 0; it must be 1 to 64."),
         ({"longest": 65}, "longest is 65; it must be 1 to 64."),
         ({"continuation": 0}, "continuation is 0; it must be 1 to 64."),
@@ -481,10 +433,6 @@ def test_a_bit_that_flips_in_a_file_is_not_noticed_and_harms_nothing(tmp_path):
         ({"doubt": -0.5}, "doubt is -0.5; it must be a number from 0 on."),
         ({"doubt": math.inf}, "doubt is inf; it must be a number from 0 on."),
         ({"doubt": math.nan}, "doubt of method 'rest' is nan; it must be a number that float64 can hold."),
-        (
-            {"weighting": "published", "learn": "request"},
-            "weighting='published' searches the datastore only; leave learn out, or give learn='off'.",
-        ),
         ({"memory": "m"}, 'memory keeps shared texts; give learn="shared" with it.'),
         ({"memory": "m", "learn": "request"}, 'memory keeps shared texts; give learn="shared" with it.'),
     ],
@@ -495,7 +443,7 @@ def test_options_that_mean_nothing_are_refused(options, sentence):
     assert str(refusal.value) == sentence
 
 
-@pytest.mark.parametrize(("given", "meant"), [("weighing", "weighting"), ("sample", "samples"), ("stor", "store")])
+@pytest.mark.parametrize(("given", "meant"), [("sample", "samples"), ("stor", "store")])
 def test_an_unknown_option_is_refused_with_a_hint(given, meant):
     with pytest.raises(UsageError, match=f"Did you mean '{meant}'"):
         drafter(**{given: 1})
@@ -505,8 +453,6 @@ def test_what_learns_by_default():
     assert RestOptions().learns
     assert RestOptions(learn="shared").learns
     assert not RestOptions(learn="off").learns
-    assert not RestOptions(weighting="published").learns
-    assert not RestOptions(weighting="published", learn="off").learns
 
 
 def test_the_default_store_is_the_resources_own(store):
@@ -543,9 +489,8 @@ def toy_store(tmp_path_factory):
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("weighting", ["longest", "published"])
-def test_the_law_holds_with_a_store(toy_store, weighting, check):
-    check(lambda: drafter(toy_store, TOY, weighting=weighting))
+def test_the_law_holds_with_a_store(toy_store, check):
+    check(lambda: drafter(toy_store, TOY))
 
 
 def test_the_laws_hold_with_a_store_for_a_drafter_that_shares(toy_store):

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import naive.index_text
-from foredraft.graph.tree import check_tree, depths
+from foredraft.graph.tree import check_tree
 from foredraft.index.recent_text import END
-from foredraft.index.retrieval import best_nodes, followers, published_tree
+from foredraft.index.retrieval import best_nodes, followers
 from support.documents import grown, random_documents, ranges_after, some_tokens, sort
 from support.drafts import paths_of
 
@@ -60,7 +60,6 @@ def test_rows_are_spread_evenly_over_the_occurrences_of_all_segments(vocabulary,
             rows = asked(segments, [], context, taken, 4, vocabulary)
             assert rows == naive.index_text.spread(expected, taken)
             sampled += 1 < taken < len(expected)
-            assert asked(segments, [], context, taken, 4, vocabulary, spread=False) == expected[:taken]
     assert sampled > 4
 
 
@@ -159,40 +158,3 @@ def test_no_rows_and_rows_without_tokens_give_no_nodes():
 
 
 # --- the released code's rule
-
-
-def test_the_published_tree_is_that_of_the_released_code_wherever_chance_has_no_part():
-    rng, compared, cut = np.random.default_rng(0), 0, 0
-    for _ in range(150):
-        alphabet, depth, nodes = int(rng.integers(2, 6)), int(rng.integers(1, 5)), int(rng.integers(1, 12))
-        shares = rng.dirichlet(np.full(alphabet, 0.7))
-        rows = [
-            tuple(rng.choice(alphabet, rng.integers(0 if depth > 1 else 1, depth + 1), p=shares).tolist())
-            for _ in range(int(rng.integers(20, 400)))
-        ]
-        expected = naive.index_text.published_paths(rows, nodes)
-        if expected is None:
-            continue
-        tokens, parents, scores = published_tree(as_rows(rows, depth), nodes, 0)
-        paths = paths_of(tokens, parents)
-        assert set(paths) == expected
-        check_tree(tokens, parents, alphabet)
-        having = {path: sum(row[: len(path)] == path for row in rows) / len(rows) for path in paths}
-        assert {path: float(scores[node]) for path, node in paths.items()} == pytest.approx(having)
-        compared += 1
-        cut += len(paths) < nodes
-    assert compared > 60
-    assert cut > 30
-
-
-@given(
-    rows=st.lists(st.lists(st.integers(0, 1), max_size=6).map(tuple), min_size=1, max_size=20),
-    nodes=st.integers(1, 12),
-    seed=st.integers(0, 99),
-)
-@settings(max_examples=200, deadline=None)
-def test_the_published_tree_stays_within_the_budget_whatever_the_order_of_equals(rows, nodes, seed):
-    tokens, parents, scores = published_tree(as_rows(rows, 6), nodes, seed)
-    assert len(tokens) == len(scores) <= nodes
-    check_tree(tokens, parents, 2)
-    assert len(tokens) == 0 or depths(parents).max() <= 6

@@ -77,26 +77,6 @@ def prefix_scores(rows, weights, doubt):
     return scores
 
 
-def published_paths(rows, nodes):
-    """The paths of the released code's tree; None if ties make it random."""
-    counts = {}
-    for row in rows:
-        for end in range(1, len(row) + 1):
-            counts[row[:end]] = counts.get(row[:end], 0) + 1
-    ranked = sorted(counts, key=lambda prefix: -counts[prefix])
-    chosen, left_out = ranked[:nodes], ranked[nodes:]
-    if left_out and counts[left_out[0]] == counts[chosen[-1]]:
-        return None
-    chosen.sort(key=lambda prefix: (len(prefix), -counts[prefix]))
-    while sum(len(set(prefix)) for prefix in chosen) > nodes:
-        cut = chosen.pop()
-    if chosen and len(chosen) < min(nodes, len(ranked)):
-        last = chosen[-1]
-        if (len(last), counts[last]) == (len(cut), counts[cut]):
-            return None
-    return {prefix[:end] for prefix in chosen for end in range(1, len(prefix) + 1)}
-
-
 def append(symbols):
     """For each place, the last one before it that ends in the same two tokens, or -1."""
     pairs = [(), *itertools.pairwise(symbols)][: len(symbols)]

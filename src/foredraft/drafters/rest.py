@@ -16,7 +16,7 @@ from foredraft.drafters import Resources
 from foredraft.errors import UsageError
 from foredraft.index.library import NOTHING_TO_SAVE, Library, open_library
 from foredraft.index.recent_text import NO_TEXT, append, empty_text, with_room
-from foredraft.index.retrieval import MOST_OCCURRENCES, best_nodes, followers, published_tree
+from foredraft.index.retrieval import best_nodes, followers
 from foredraft.index.suffix_array import follow
 from foredraft.options import check_range
 
@@ -26,12 +26,9 @@ class RestOptions:
     """Options of REST. The paper's settings (section 4.1): learn="off", shortest=2, doubt=0."""
 
     store: str = "default"  # folder of a datastore; "default" uses the one of the model, if any; "none" uses none
-    # "longest" uses the longest context that occurs anywhere, as the paper does; "published" is that rule as in the
-    # released code, for comparison
-    weighting: Literal["longest", "published"] = "longest"
     # "request" also searches the sequence itself; "shared" also earlier sequences of this drafter; "off" only the
-    # datastore, as the paper does. None means "off" with `weighting="published"`, else "request"
-    learn: Literal["request", "shared", "off"] | None = None
+    # datastore, as the paper does
+    learn: Literal["request", "shared", "off"] = "request"
     # folder of a datastore that is searched too; `save()` adds shared sequences to it, and creates it
     memory: str | None = None
     longest: int = 16  # tokens of the longest context searched
@@ -47,15 +44,13 @@ class RestOptions:
             raise UsageError(f"shortest is {self.shortest}; it must be 1 to longest, which is {self.longest}.")
         if not 0 <= self.doubt < float("inf"):
             raise UsageError(f"doubt is {self.doubt}; it must be a number from 0 on.")
-        if self.weighting == "published" and self.learn not in ("off", None):
-            raise UsageError("weighting='published' searches the datastore only; leave learn out, or give learn='off'.")
         if self.memory is not None and self.learn != "shared":
             raise UsageError('memory keeps shared texts; give learn="shared" with it.')
 
     @property
     def learns(self) -> bool:
         """Whether the sequence itself is searched."""
-        return self.learn != "off" and self.weighting != "published"
+        return self.learn != "off"
 
 
 class RestDrafter:
@@ -80,8 +75,8 @@ class RestDrafter:
         own = (resources.default_store, resources.vocabulary, resources.tokenizer_hash)
         return cls(options, open_library(options.store, options.memory, *own))
 
-    def open(self, context: DraftContext) -> "_Drafting":
-        return _Drafting(self, context.seed)
+    def open(self, _context: DraftContext) -> "_Drafting":
+        return _Drafting(self)
 
     def forget(self) -> None:
         self.library.forget()
@@ -99,8 +94,8 @@ class RestDrafter:
 class _Drafting:
     """One sequence's drafting: its text so far, and the occurrences of its last tokens in the store."""
 
-    def __init__(self, drafter: RestDrafter, seed: int) -> None:
-        self._library, self._options, self._seed = drafter.library, drafter.options, seed
+    def __init__(self, drafter: RestDrafter) -> None:
+        self._library, self._options = drafter.library, drafter.options
         self._segments = drafter.library.segments()
         self._ranges = np.zeros((len(self._segments), self._options.longest + 1, 2), np.int64)
         self._own = empty_text()
@@ -117,20 +112,13 @@ class _Drafting:
         if options.learns:
             self._own = with_room(self._own, len(new))
             append(self._own, new)
-        self._read, published = len(view.ids), options.weighting == "published"
+        self._read = len(view.ids)
         recent = [self._own] if options.learns else []
         if options.learn == "shared":
             recent.append(self._library.shared)
-        rows = followers(
-            self._segments, self._ranges, recent, context, options.shortest,
-            MOST_OCCURRENCES if published else options.samples, min(options.continuation, budget.depth),
-            spread=not published,
-        )  # fmt: skip
-        if not len(rows):
-            return EMPTY_DRAFT
-        if published:
-            return Draft(*published_tree(rows, budget.nodes, (self._seed + self._read) % (1 << 62)))
-        return Draft(*best_nodes(rows, budget.nodes, options.doubt))
+        depth = min(options.continuation, budget.depth)
+        rows = followers(self._segments, self._ranges, recent, context, options.shortest, options.samples, depth)
+        return Draft(*best_nodes(rows, budget.nodes, options.doubt)) if len(rows) else EMPTY_DRAFT
 
     def observe(self, verdict: Verdict) -> None:
         """Learn nothing; `propose` reads the text."""

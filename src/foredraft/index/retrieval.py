@@ -1,8 +1,7 @@
 """Retrieval: the continuations of a context in texts, as rows for blending (`StoredRows`) or as a tree.
 
 He et al., "REST: Retrieval-Based Speculative Decoding" (NAACL 2024), section 3, uses the longest context that occurs
-anywhere. Its tree is cut exactly (`best_nodes`) or as its released code does (`published_tree`). Does not depend on
-where the texts come from.
+anywhere. Its tree is cut exactly (`best_nodes`). Does not depend on where the texts come from.
 """
 
 from collections.abc import Sequence
@@ -17,7 +16,6 @@ from foredraft.index.recent_text import RecentText, occurrences
 from foredraft.index.sources import LONGEST, NO_ROWS, Rows
 from foredraft.index.suffix_array import SuffixArrays, follow
 
-MOST_OCCURRENCES = 5000  # counted by REST's released code at most
 _ROWS = 96  # of all segments together; reading them takes 0.1 ms per step (docs/results/log.md)
 _REACH = 10  # tokens of a row, as in `rest`; 20 gained nothing (docs/results/log.md)
 _ESCAPE = 1.5  # pseudo-count of a context's other continuations; chosen
@@ -25,13 +23,13 @@ _ESCAPE = 1.5  # pseudo-count of a context's other continuations; chosen
 
 def followers(
     segments: Sequence[SuffixArrays], ranges: I64, recent: Sequence[RecentText], context: I64, shortest: int,
-    samples: int, depth: int, *, spread: bool = True,
+    samples: int, depth: int,
 ) -> IntArray:  # fmt: skip
     """Return the continuations of the longest context that occurs anywhere: int32[R, depth], -1 after a text's end.
 
     Searched are `segments`, whose `ranges`, int64[S, longest + 1, 2], come from `follow`, and the texts `recent`, for
     at least two tokens. The context, int64[n], must match in `shortest` tokens at least. At most `samples` rows are
-    taken: evenly from all occurrences, the newest of recent texts first, with `spread`, else the first ones.
+    taken, evenly from all occurrences, the newest of recent texts first.
     """
     longest = ranges.shape[1] - 1
     found = [occurrences(text, context, longest, samples) for text in recent]
@@ -45,7 +43,7 @@ def followers(
     length = shortest + int(matching[-1])
     total = int(counts[:, length].sum())
     taken = min(total, samples)
-    picked = (2 * np.arange(taken) + 1) * total // (2 * taken) if spread else np.arange(taken)
+    picked = (2 * np.arange(taken) + 1) * total // (2 * taken)
     rows, before = [], 0
     for number, count in enumerate(counts[:, length].tolist()):
         own = picked[(picked >= before) & (picked < before + count)] - before
@@ -113,31 +111,6 @@ def prefixes(rows: IntArray) -> tuple[IntArray, IntArray, I64]:
         node = numbers[np.cumsum(new) - 1].astype(np.int32)
         made += int(goes_on.sum())
     return np.concatenate(tokens), np.concatenate(parents), np.concatenate(counts)
-
-
-def published_tree(rows: IntArray, nodes: int, seed: int) -> tuple[IntArray, IntArray, FloatArray]:
-    """Return the tree of at most `nodes` that REST's released code keeps, as `best_nodes`; many good nodes are dropped.
-
-    FasterDecoding/REST, DraftRetriever/src/lib.rs: the first 5,000 occurrences in lexicographic order are counted, and
-    the prefixes with the highest counts chosen, equal ones in an order by `seed`. The deepest are dropped until the
-    number of distinct tokens, summed over the chosen prefixes, is within the budget. Scores are shares of occurrences.
-    """
-    tokens, parents, counts = prefixes(rows)
-    paths: list[list[int]] = []  # to each node
-    for node, parent in enumerate(parents.tolist()):
-        paths.append([*(paths[parent] if parent >= 0 else ()), node])
-    order = np.lexsort((np.random.default_rng(seed).permutation(len(counts)), -counts))[:nodes]
-    chosen = sorted((paths[i] for i in order), key=len)
-    different = [len(np.unique(tokens[path])) for path in chosen]
-    while sum(different) > nodes:
-        different.pop()
-    kept: dict[int, int] = {-1: -1}  # ties may choose a node without its parents, which are added
-    for node in (node for path in chosen[: len(different)] for node in path):
-        if node not in kept and len(kept) <= nodes:
-            kept[node] = len(kept) - 1
-    nodes_kept = np.array(list(kept)[1:], np.int64)
-    above = np.array([kept[parent] for parent in parents[nodes_kept].tolist()], np.int32)
-    return tokens[nodes_kept], above, (counts[nodes_kept] / max(len(rows), 1)).astype(np.float32)
 
 
 # --- rows for blending
