@@ -31,7 +31,7 @@ class Method(Speculation):
     @property
     def learns_on(self) -> bool:
         """Whether by default a text is drafted from what the ones before taught, so that all belong to one run."""
-        return self.method == "auto" and self.options.get("learn") is None and not self.options.get("memory")
+        return self.method == "auto" and self.options.get("learn") is None
 
 
 def parse_method(text: str) -> Method:

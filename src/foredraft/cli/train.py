@@ -3,47 +3,34 @@
 Brings together a model, its traces, a task and the loop.
 """
 
-import ast
-import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from foredraft.atomic_file import check_place, store_file
+from foredraft.atomic_file import check_place
 from foredraft.cli import flags
 from foredraft.cli.job import load_plain
 from foredraft.cli.layer_skip import layer_skip
 from foredraft.cli.screen import say, working, working_in_phases
+from foredraft.cli.traces import Data, Model, alone, assigned, check_texts, make_traces, say_traces, traces
 from foredraft.errors import UsageError
-from foredraft.index.storage import write_lock
-from foredraft.options import check_known, options_from
+from foredraft.options import check_known
 
 if TYPE_CHECKING:  # torch is imported when a verb runs, so that help stays quick
-    from foredraft.api import Generator
     from foredraft.model.head_files import HeadCard
     from foredraft.training.loop import LoopOptions, Run
     from foredraft.training.tasks import Task
-    from foredraft.training.traces import Asked, TraceOptions, Traces
+    from foredraft.training.traces import Traces
 
 T = TypeVar("T")
 
 app = typer.Typer(no_args_is_help=True, help="Make what drafts for a model, from texts that it wrote itself.")
+app.command("traces")(traces)
 app.command("layer-skip")(layer_skip)
-
-Model = Annotated[str, typer.Option(help="The model to draft for: smollm2, a GGUF file, a hub id, or a folder")]
-Data = Annotated[
-    list[Path],
-    typer.Option(
-        help="Texts: .jsonl of messages or text (also .gz), .txt, a folder; or a folder of traces. A file named again "
-        "has its prompts answered again, sampled"
-    ),
-]
-
 
 KeepStates = Annotated[
     bool, typer.Option(help="Keep the states that heads learn from on disk: 2 bytes x the model's width for each token")
@@ -101,7 +88,7 @@ class Training:
 
         if self.max_minutes is not None and not 0 < self.max_minutes < math.inf:
             raise UsageError(f"--max-minutes is {self.max_minutes:g}; it must be above 0.")
-        return _assigned(LoopOptions, self.settings, "the training")
+        return assigned(LoopOptions, self.settings, "the training")
 
     def states(self, head: Head, keep: bool) -> Path | None:
         """Return the file to keep states in, if `keep` says so and they are read more than once."""
@@ -118,26 +105,26 @@ class Training:
         from foredraft.training.traces import TraceOptions, is_traces, open_traces
 
         self.options()
-        options = _assigned(TraceOptions, self.trace_settings, "the traces")
+        options = assigned(TraceOptions, self.trace_settings, "the traces")
         check_place(run, folder=True)
         check_place(out, folder=True)
         ready = data[0] if len(data) == 1 and is_traces(data[0]) else run / "traces"
         if ready != data[0]:
-            _check_texts(ready, data, options)
+            check_texts(ready, data, options)
         elif self.trace_settings:
             raise UsageError(f"--traces has no effect, as the traces in {ready} are complete; leave it out.")
         with working(f"loading {model}") as tell:
             generator = load_plain(model, self.dtype, False, tell, self.device)
         check(generator.target.model)
         if not is_traces(ready):
-            _make_traces(generator, data, ready, options)
+            make_traces(generator, data, ready, options)
         opened = open_traces(ready)
         if opened.fingerprint != fingerprint(generator.target.model):
             raise UsageError(
                 f"The traces in {ready} were written by another model than {model}; make its own with "
                 "`foredraft train traces`."
             )
-        _say_traces(opened, ready)
+        say_traces(opened, ready)
         return generator.target.model, opened
 
     def train(self, task: "Task", opened: "Traces", card: "HeadCard", run: Path, **identity: Any) -> "Run":
@@ -155,30 +142,6 @@ class Training:
         if not draw_curve(outcome.history, run / "curve.png"):
             say("No curve was drawn, as matplotlib is not installed: pip install 'foredraft[report]'.", "yellow")
         return outcome
-
-
-@app.command()
-def traces(
-    model: Model,
-    data: Data,
-    out: Annotated[Path, typer.Option(help="The folder to write; a killed run goes on in it")],
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="NAME=VALUE, such as written_tokens=50000, open_tokens=0")
-    ] = None,
-    device: flags.DeviceOption = None,
-    dtype: flags.DtypeOption = "auto",
-) -> None:
-    """Let the model write texts, mix them with open text, and note what it would have said at each place."""
-    from foredraft.training.traces import TraceOptions, open_traces
-
-    options = _assigned(TraceOptions, settings, "the traces")
-    check_place(out, folder=True)
-    with _alone(out):
-        _check_texts(out, data, options)
-        with working(f"loading {model}") as tell:
-            generator = load_plain(model, dtype, False, tell, device)
-        _make_traces(generator, data, out, options)
-    _say_traces(open_traces(out), out)
 
 
 @app.command()
@@ -209,7 +172,7 @@ def eesd(
         model_parts(model).check_exit(depth(model))
         _check_vocabulary(head.vocabulary, model)
 
-    with _alone(head.run):
+    with alone(head.run):
         transformer, opened = training.prepared(head.model, head.data, head.run, head.out, check)
         before = depth(transformer)
         card = card_for(transformer, "eesd", head.model, layers=before, dtype=head.save_dtype)
@@ -240,7 +203,7 @@ def cali(
     if not folder.is_dir():
         raise UsageError(f"There is no folder {head}; give the one that `foredraft train eesd` wrote.")
     run, out = _beside(folder, ".cali.run"), folder / PREDICTOR_FOLDER
-    with _alone(run):
+    with alone(run):
         transformer, opened = training.prepared(model, data, run, out, lambda model: load_exit_head(head, model))
         exit_card, exit_head = load_exit_head(head, transformer)
         task = AgreementTask(transformer, exit_head, exit_card.layers, opened)
@@ -265,7 +228,7 @@ def draft(
         model_parts(model).check_exit(layers)
         _check_vocabulary(head.vocabulary, model)
 
-    with _alone(head.run):
+    with alone(head.run):
         transformer, opened = training.prepared(head.model, head.data, head.run, head.out, check)
         card = card_for(transformer, "draft", head.model, layers=layers, dtype=head.save_dtype)
         task = DraftTask(transformer, layers, opened, _scored(opened, head.vocabulary, transformer))
@@ -290,7 +253,7 @@ def medusa(
     def check(model: Any) -> None:
         _check_vocabulary(head.vocabulary, model, least=RANKS)
 
-    with _alone(head.run):
+    with alone(head.run):
         transformer, opened = training.prepared(head.model, head.data, head.run, head.out, check)
         card = card_for(transformer, "medusa", head.model, dtype=head.save_dtype, count=heads)
         ids = _scored(opened, head.vocabulary, transformer)
@@ -324,15 +287,6 @@ def _beside(folder: Path, suffix: str) -> Path:
     return whole.with_name(whole.name + suffix)
 
 
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder in which a killed run goes on; StoreError if another process does."""
-    check_place(folder, folder=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    with write_lock(folder / "lock", folder):
-        yield
-
-
 def _check_vocabulary(count: int, transformer: Any, least: int = 1) -> None:
     known = int(transformer.get_output_embeddings().weight.shape[0])
     if count and not least <= count <= known:
@@ -347,85 +301,3 @@ def _scored(opened: "Traces", count: int, transformer: Any) -> Any:
 
     known = int(transformer.get_output_embeddings().weight.shape[0])
     return torch.from_numpy(frequent_tokens(opened, count, known)) if count else None
-
-
-def _check_texts(traces: Path, data: list[Path], options: "TraceOptions") -> None:
-    """Keep in the folder `traces` what they are made of; UsageError if they were made of something else.
-
-    Texts are compared by name and size. If they are gone, complete traces serve without them.
-    """
-    from foredraft.corpus.documents import find_inputs
-    from foredraft.training.traces import TEXTS, is_traces
-
-    kept, run = traces / "sources.json", traces.absolute()
-    if is_traces(traces) and not all(path.exists() for path in data):
-        return
-    files = [file.absolute() for file in find_inputs(data) if run not in file.absolute().parents]
-    sizes = {str(file): file.stat().st_size for file in files}
-    inputs = [str(path.absolute()) for path in data]  # one that is named twice is answered twice
-    told = json.dumps({"inputs": inputs, "bytes": sizes, "options": asdict(options)}, indent=1)
-    if not (traces / TEXTS).exists():
-        store_file(kept, told.encode())
-    elif kept.exists() and kept.read_text("utf-8") != told:
-        raise UsageError(
-            f"The traces in {traces} were made of other texts, or with other options of traces; give the same, or "
-            f"another --out, or remove {traces}."
-        )
-
-
-def _make_traces(generator: "Generator", data: list[Path], out: Path, options: "TraceOptions") -> None:
-    from foredraft.corpus.documents import ReadReport
-    from foredraft.engine.batch import write_all
-    from foredraft.generator import TEXTS_AT_ONCE
-    from foredraft.model.fingerprint import fingerprint
-    from foredraft.training.sources import in_turns, read_sources
-    from foredraft.training.traces import label_texts, write_texts
-
-    report, identity, window = ReadReport(), fingerprint(generator.target.model), generator.target.window
-    if window is not None and max(options.window, options.answer_tokens + 1) > window:
-        raise UsageError(
-            f"The model's window is {window} tokens; the traces' window of {options.window} may not be larger, and "
-            f"answer_tokens, {options.answer_tokens}, must be less."
-        )
-    readers = [read_sources(path, generator.tokenizer, report) for path in data]
-    sources = (
-        source for source in in_turns(readers)
-        if window is None or len(source.prompt) + options.answer_tokens <= window
-    )  # fmt: skip  # half of a question is another one
-
-    def begin(text: "Asked", most: int) -> Any:
-        how = {"do_sample": True, "temperature": options.temperature, "seed": text.seed} if text.sampled else {}
-        return generator.begin(generator.encode(text.prompt), **generator.arguments({"max_new_tokens": most, **how}))
-
-    def write(texts: "Sequence[Asked]", most: int) -> list[list[int]]:
-        runs = write_all(generator.batch(), [begin(text, most) for text in texts], TEXTS_AT_ONCE)
-        return [list(generator.result(run).token_ids) for run in runs]
-
-    with working_in_phases("writing") as tell:
-        write_texts(out, sources, write, options, identity, tell)
-        label_texts(out, generator.target.model, options, identity, tell)
-    if report.left_out:
-        say(f"{sum(report.left_out.values())} lines or rows were left out.", "yellow")
-
-
-def _assigned(kind: type[T], settings: list[str] | None, what: str) -> T:
-    """Build options from strings such as `steps=500`; UsageError for others."""
-    given: dict[str, Any] = {}
-    for setting in settings or []:
-        name, sign, value = setting.partition("=")
-        if not sign or not name:
-            raise UsageError(f"{setting!r} is not of the form NAME=VALUE.")
-        if name in given:
-            raise UsageError(f"{name} is given twice. Give it once.")
-        try:
-            given[name] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):  # it is a text
-            given[name] = value
-    return options_from(kind, given, what)
-
-
-def _say_traces(opened: "Traces", folder: Path) -> None:
-    from foredraft.training.traces import KINDS
-
-    counts = [f"{int((opened.kinds == number).sum()) * opened.window:,} {kind}" for number, kind in enumerate(KINDS)]
-    typer.echo(f"{folder}: {', '.join(counts)} tokens, {int(opened.held.sum()) * opened.window:,} of them held out.")

@@ -89,9 +89,7 @@ def generate(
     max_length, eos, criteria = split_criteria(stopping_criteria)
     # as in transformers, at least one token, and its criteria end a row after it
     limit = _NO_LIMIT if max_length is None else max(max_length - input_ids.shape[1], 1)
-    pads = getattr(config, "_pad_token_tensor", None) is not None
-    if len(input_ids) > 1 and not pads and (eos or criteria):
-        raise UsageError("The rows of a batch can end after different numbers of tokens; give pad_token_id.")
+    _check_padding(len(input_ids), config, ends=bool(eos or criteria))
     keeps_scores = config.return_dict_in_generate and config.output_scores
     keeps_logits = config.return_dict_in_generate and config.output_logits
     left, filters = (logits_processor, {}) if keeps_scores or not config.do_sample else split_filters(logits_processor)
@@ -251,6 +249,11 @@ def generators_of(model: Any) -> GeneratorCache:
         setattr(model, ATTRIBUTE, GeneratorCache())
     cache: GeneratorCache = getattr(model, ATTRIBUTE)
     return cache
+
+
+def _check_padding(rows: int, config: Any, *, ends: bool) -> None:
+    if rows > 1 and ends and getattr(config, "_pad_token_tensor", None) is None:
+        raise UsageError("The rows of a batch can end after different numbers of tokens; give pad_token_id.")
 
 
 def _output(input_ids: torch.Tensor, rows: Sequence[Row], config: Any) -> Any:
