@@ -1,6 +1,5 @@
 """The proposer as vLLM makes and calls it, without vLLM: options, rejections, and a server that survives failures."""
 
-import json
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -12,7 +11,6 @@ from foredraft.index.datastore import write_datastore
 from foredraft.integrations import vllm as integration
 from foredraft.integrations.vllm import (
     MOST_TOKENS,
-    OPTIONS_VARIABLE,
     Proposer,
     check_version,
     parse_proposer_options,
@@ -38,7 +36,6 @@ def vllm(monkeypatch):
     module = ModuleType("vllm")
     module.__version__ = "0.32.0"
     monkeypatch.setitem(sys.modules, "vllm", module)
-    monkeypatch.delenv(OPTIONS_VARIABLE, raising=False)
     return module
 
 
@@ -151,20 +148,8 @@ def test_drafters_that_need_hidden_states_are_refused(vllm, monkeypatch):
         Proposer(configuration({"table": "none"}))
 
 
-def test_options_come_from_the_configuration_or_from_a_file(tmp_path):
-    path = tmp_path / "options.json"
-    path.write_text(json.dumps({"method": "rest"}))
-    in_file = {OPTIONS_VARIABLE: str(path)}
-    assert read_options({"foredraft": {"method": "rest"}, "other": 1}, {}) == {"method": "rest"}
-    assert read_options({"other": 1}, in_file) == {"method": "rest"}
-    assert read_options({}, {}) == {}
-    with pytest.raises(UsageError, match="give one"):
-        read_options({"foredraft": {}}, in_file)
-    path.write_text("{")
-    with pytest.raises(UsageError, match="cannot be read as JSON"):
-        read_options({}, in_file)
-    path.write_text("[1]")
+def test_options_come_from_the_configuration():
+    assert read_options({"foredraft": {"method": "rest"}, "other": 1}) == {"method": "rest"}
+    assert read_options({"other": 1}) == read_options(None) == {}
     with pytest.raises(UsageError, match="give a mapping"):
-        read_options({}, in_file)
-    with pytest.raises(UsageError, match="cannot be read as JSON"):
-        read_options({}, {OPTIONS_VARIABLE: str(tmp_path / "missing.json")})
+        read_options({"foredraft": [1]})

@@ -6,13 +6,10 @@ itself is imported for its version only.
 """
 
 import importlib
-import json
-import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +24,6 @@ from foredraft.standard_library import resources_for
 
 SUPPORTED = ("0.32", "0.33")  # versions of vLLM with the proposer interface below; others are rejected
 MOST_TOKENS = 128  # the limit of vLLM's rejection sampler (its `MAX_SPEC_LEN`)
-OPTIONS_VARIABLE = "FOREDRAFT_VLLM_OPTIONS"  # names a JSON file with the options, instead of `additional_config`
 KEY = "foredraft"  # the options' key in `additional_config`
 
 
@@ -60,7 +56,7 @@ class Proposer:
                 f"num_speculative_tokens is {shown(given)}; vLLM verifies 1 to {MOST_TOKENS} drafted tokens, so give a "
                 "number in that range."
             )
-        options, own = parse_proposer_options(read_options(vllm_config.additional_config, os.environ))
+        options, own = parse_proposer_options(read_options(vllm_config.additional_config))
         model = vllm_config.model_config
         vocabulary, longest = int(model.get_vocab_size()), int(model.max_model_len)
         made = partial(
@@ -111,23 +107,13 @@ def check_version(version: str | None) -> None:
         )
 
 
-def read_options(additional_config: Any, environment: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return the options from `additional_config`, or from the file that `OPTIONS_VARIABLE` names, but not both."""
+def read_options(additional_config: Any) -> Mapping[str, Any]:
+    """Return the options in `additional_config`; UsageError if they are no mapping."""
     given = additional_config.get(KEY) if isinstance(additional_config, Mapping) else None
-    where, path = f"additional_config[{KEY!r}]", environment.get(OPTIONS_VARIABLE)
-    if path:
-        if given is not None:
-            raise UsageError(f"Options are given in {where} and in the file {path} ({OPTIONS_VARIABLE}); give one.")
-        where = f"The file {path} ({OPTIONS_VARIABLE})"
-        try:
-            given = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise UsageError(f"{where} cannot be read as JSON ({error}); write a mapping into it.") from error
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping):
-        raise UsageError(f'{where} holds {shown(given)}; give a mapping such as {{"method": "auto"}}.')
-    return given
+    if given is not None and not isinstance(given, Mapping):
+        sentence = f'additional_config[{KEY!r}] holds {shown(given)}; give a mapping such as {{"method": "auto"}}.'
+        raise UsageError(sentence)
+    return given or {}
 
 
 def parse_proposer_options(given: Mapping[str, Any]) -> tuple[ProposerOptions, dict[str, Any]]:
