@@ -10,7 +10,7 @@ from foredraft.api import load
 from foredraft.bench import recommendation
 from foredraft.bench.recommendation import recommend
 from foredraft.bench.summary import Ratio
-from foredraft.bench.tasks import TaskPrompt, load_task
+from foredraft.bench.tasks import TaskPrompt, interleaved, load_task
 from foredraft.cli import main
 from foredraft.errors import UsageError
 from support.toys import TOY
@@ -77,7 +77,7 @@ def test_no_prompt_is_begun_after_the_time_and_too_few_are_called_so(generator):
 
 
 def test_tasks_take_turns_so_that_any_cut_holds_all_of_them():
-    ordered = recommendation._interleaved(PROMPTS)
+    ordered = interleaved(PROMPTS)
     assert [each.task for each in ordered] == ["one", "other"] * 3
     assert sorted(ordered, key=PROMPTS.index) == PROMPTS
 

@@ -142,7 +142,7 @@ def _compare(generator: "Generator", options: Mapping[str, Any], prompt: "Prompt
     """
     from foredraft.bench.demonstration import ROUNDS
     from foredraft.bench.prove import is_exact
-    from foredraft.bench.summary import LOOP_SHARE, repeated_share
+    from foredraft.bench.summary import LOOP_SHARE, finite, repeated_share
     from foredraft.model.rounding import dtype_name
 
     method, sampled = generator.method, samples(generator, options)
@@ -162,7 +162,7 @@ def _compare(generator: "Generator", options: Mapping[str, Any], prompt: "Prompt
             "speed_up": speed_up, "repeated_8_grams": repeated,
             "identical": difference is None if compared else None,
             "first_difference": None if difference is None else difference.position + 1,
-            "top_2_gap": None if difference is None else difference.gap,
+            "gap": None if difference is None else finite(difference.gap),
         })  # fmt: skip
     else:
         ink.legend()
@@ -179,7 +179,7 @@ def _compare(generator: "Generator", options: Mapping[str, Any], prompt: "Prompt
         typer.echo(f"identical: {_verdict(difference, dtype, exact=exact, compared=compared)}")
         seed = f", seed {options['seed']}" if sampled else ""
         say(f"Median of {ROUNDS} repetitions in {dtype}{seed}.", "dim")
-    if difference is not None and exact:
+    if difference is not None and (exact or not difference.near_tie):
         raise typer.Exit(1)
 
 
@@ -214,8 +214,9 @@ def _verdict(difference: "Difference | None", dtype: str, *, exact: bool, compar
     if difference is None:
         return "yes"
     bug, tie = "this is a bug in {}, please report it", "{} can swap nearly tied tokens, --dtype float32 is exact"
-    explanation = (bug if exact else tie).format(dtype)
-    return f"no (first difference at token {difference.position + 1}; top-2 gap {difference.gap:.2g}; {explanation})"
+    explanation = (tie if difference.near_tie and not exact else bug).format(dtype)
+    where = f"first difference at token {difference.position + 1}, {difference.gap:.2g} below the best"
+    return f"no ({where}; {explanation})"
 
 
 # --- explain

@@ -18,7 +18,6 @@ from foredraft.cli import flags
 from foredraft.cli.job import load_plain
 from foredraft.cli.screen import say, working, working_in_phases
 from foredraft.errors import UsageError
-from foredraft.index.storage import write_lock
 from foredraft.options import options_from
 
 if TYPE_CHECKING:  # torch is imported when a verb runs, so that help stays quick
@@ -63,6 +62,8 @@ def traces(
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder in which a killed run goes on; StoreError if another process does."""
+    from foredraft.index.storage import write_lock
+
     check_place(folder, folder=True)
     folder.mkdir(parents=True, exist_ok=True)
     with write_lock(folder / "lock", folder):
