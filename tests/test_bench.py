@@ -427,7 +427,8 @@ def test_two_files_of_one_name_are_refused(tmp_path):
     tasks = [str(tmp_path / folder / "mine.jsonl") for folder in ("a", "b")]
     with pytest.raises(UsageError, match=r"both called mine\.jsonl"):
         load_tasks(tasks, None, 9)
-    assert len(load_tasks(tasks[:1], None, 9)) == 1
+    assert len(load_tasks([tasks[0], tasks[0]], None, 9)) == 1
+    assert len(load_tasks(["embedded", "embedded/code"], None, 1)) == 7
 
 
 @pytest.mark.parametrize(

@@ -548,6 +548,8 @@ def test_the_command_refuses_what_cannot_be(options, message, saved_model, tmp_p
     assert message in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "head").exists()
     assert not (tmp_path / "head.run" / "traces" / "texts.jsonl").exists(), "refused before texts are written"
+    if "--set" in options or options[0] in ("--loss", "--texts"):
+        assert not (tmp_path / "head.run").exists()
 
 
 def test_empty_or_short_data_is_refused(saved_model, tmp_path, capsys):

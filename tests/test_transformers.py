@@ -4,6 +4,7 @@ import copy
 import gc
 import itertools
 import pickle
+import threading
 import weakref
 
 import pytest
@@ -355,6 +356,21 @@ def test_a_criterion_of_a_batch_sees_every_row_at_its_own_place(model):
         model.generate(**given, **how, stopping_criteria=StoppingCriteriaList([Counting()])) for how in ({}, OURS)
     )
     assert ours.tolist() == expected.tolist()
+
+
+def test_a_criterion_that_cannot_be_copied_is_shared(model):
+    cancelled = threading.Event()
+    cancelled.set()
+
+    class Cancelled(StoppingCriteria):
+        def __init__(self):
+            self.event = cancelled
+
+        def __call__(self, input_ids, scores, **_):
+            return torch.full((len(input_ids),), self.event.is_set())
+
+    given = {"max_new_tokens": 9, "stopping_criteria": StoppingCriteriaList([Cancelled()])}
+    assert model.generate(PROMPT.repeat(2, 1), **given, **OURS).shape == (2, PROMPT.shape[1] + 1)
 
 
 def test_a_limit_at_the_prompts_length_allows_one_token(model):

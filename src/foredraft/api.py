@@ -81,7 +81,7 @@ def load(
         transformer, tokenizer = given_pair(model)
     kind = transformer.device.type
     if compile is True and kind not in ("cpu", "cuda"):
-        raise UsageError(f"compile=True is for a CPU or a CUDA device; this model is on {kind!r}. Leave it out.")
+        raise UsageError(f"compile=True is for a CPU or a CUDA device; this model is on {kind!r}. Leave compile out.")
     on_gpu = kind == "cuda"
     compiled = kept_forward(transformer) if name and compile else None
     return Generator(

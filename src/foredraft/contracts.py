@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_chec
 import numpy as np
 import numpy.typing as npt
 
+from foredraft.errors import ImpossibleDraftError
 from foredraft.graph.layout import Layout
 from foredraft.graph.tree import MOST_IDS, FloatArray, IntArray, check_tree, reindexed_parents
 
@@ -89,18 +90,21 @@ class Draft:
                 )
 
     def drawn_from(self, node: int) -> FloatArray:
-        """Return a node's q, float32[V]; ValueError if it gives the node 0, or allows an earlier sibling's token."""
+        """Return a node's q, float32[V].
+
+        ImpossibleDraftError if it gives the node 0, or allows an earlier sibling's token.
+        """
         assert self.q is not None
         row: FloatArray = self.q[node]
         token = int(self.tokens[node])
         if not row[token] > 0:  # NaN included
-            raise ValueError(
+            raise ImpossibleDraftError(
                 f"Node {node} of the draft is token {token}, to which its q gives {row[token]:g}; q must be the "
                 "distribution that the node was drawn from."
             )
         earlier = self.tokens[:node][self.parents[:node] == self.parents[node]]
         for other in earlier[row[earlier] != 0]:
-            raise ValueError(
+            raise ImpossibleDraftError(
                 f"The q of node {node} gives {row[other]:g} to token {other}, which an earlier sibling has; siblings "
                 "are drawn without replacement, so set it to 0 and normalise q."
             )
@@ -186,7 +190,7 @@ class Verdict:
 
     tokens: tuple[int, ...]  # emitted: the accepted path and, unless the text ended in it, one of the target's own
     path: tuple[int, ...]  # the accepted nodes of `draft`, from the root's child down
-    draft: Draft  # as verified
+    draft: Draft  # as verified; beside a prediction, with its nodes, whose source is one after the drafter's own
     at: int  # absolute position of the root
     # int32[N + 1, K], the target's most probable tokens after the root and after each node, if needed
     top_tokens: IntArray | None = None

@@ -195,7 +195,8 @@ class Generator:
             for number in range(times):
                 given: GenerationArguments = {**options, "seed": (seed + number) % SEED_LIMIT}
                 runs.append(self.start(prompt, chat=chat, **given | {"logits_processor": next(processors)}))
-        most = TEXTS_AT_ONCE if self.target.recordings is None else 1  # recordings are of one text at once
+        recordings = self.target.recordings  # which are of one text at once
+        most = TEXTS_AT_ONCE if recordings is None or recordings.failed else 1
         return [self.result(run) for run in write_all(self.batch(), runs, most)]
 
     def stream(
@@ -274,7 +275,7 @@ class Generator:
     def batch(self, cache_bytes: int | None = CACHE_BYTES) -> Batch:
         """Return an empty batch, whose texts share forward passes and a KV cache of at most `cache_bytes`.
 
-        None is room for two texts that fill the model's window. UsageError for another number than a whole one from 1.
+        None is room for two texts that fill the model's window. UsageError unless it is a whole number, at least 1.
         """
         if cache_bytes is not None and ((given := whole_number(cache_bytes)) is None or given < 1):
             raise UsageError(f"cache_bytes is {shown(cache_bytes)}; it must be a whole number of bytes, or None.")

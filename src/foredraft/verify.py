@@ -8,7 +8,7 @@ One token is chosen per visited node, and it is emitted whether or not a draft m
 from collections.abc import Callable, Sequence
 
 from foredraft.contracts import Chooser, Draft, Scores, Verdict
-from foredraft.errors import is_interrupt
+from foredraft.errors import ImpossibleDraftError, is_interrupt
 from foredraft.graph.tree import ROOT, child_with
 
 
@@ -18,7 +18,7 @@ def verify(draft: Draft, scores: Scores, choose: Chooser, ends: Callable[[Sequen
     `scores` are the target's, for the root, at absolute position `at`, and the N nodes; `choose` reads them. `ends`
     returns whether the text ends with the last of the tokens emitted so far, which may be inside the draft.
     NumericsError for logits that allow no token, and what a logits processor raises, both only before the first token;
-    ValueError, under rejection, for a node that its q cannot have given.
+    ImpossibleDraftError, under rejection, for a node that its q cannot have given.
     """
     tokens: list[int] = []
     path: list[int] = []
@@ -27,8 +27,7 @@ def verify(draft: Draft, scores: Scores, choose: Chooser, ends: Callable[[Sequen
         try:
             token = choose(node + 1, tokens)
         except Exception as error:
-            impossible = draft.q is not None and isinstance(error, ValueError)
-            if not tokens or impossible or is_interrupt(error):
+            if not tokens or isinstance(error, ImpossibleDraftError) or is_interrupt(error):
                 raise
             break  # emit the tokens before the error, as plain decoding would; the next step raises it at its root
         tokens.append(token)

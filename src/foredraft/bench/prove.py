@@ -31,7 +31,7 @@ class Difference:
 
     prompt: str  # the task and the prompt's number in it, as in "gsm8k[3]"; "" for a prompt given by the user
     position: int  # index of the first differing emitted id
-    gap: float  # between the best score there and its token's, after temperature and noise; infinite without a token
+    gap: float  # of the method's token to the best score there, after temperature and noise; infinite without a token
     tolerance: float  # maximum gap that rounding in the dtype explains
 
     @property

@@ -120,13 +120,12 @@ class Run:
             else:
                 self.existing[place] = cell
         for settings, method in itertools.product(self.settings, self.methods):
-            mine = [
-                place for place in wanted
-                if (place.settings, place.method) == (files.settings_name(settings), method.label)
-            ]  # fmt: skip
-            found = [place for place in mine if place in self.existing]
-            if method.learns_on and 0 < len(found) < len(mine):
-                sentence = f"{len(found)} cells of {method.label} in {found[0].settings} are measured again"
+            mine = [self.place(settings, prompt, method, 1) for prompt in self.prompts]
+            if method.learns_on and 0 < sum(place in cells for place in mine) < len(mine):
+                found = [
+                    each for each in self.existing if (each.settings, each.method) == (mine[0].settings, method.label)
+                ]
+                sentence = f"{len(found)} cells of {method.label} in {mine[0].settings} are measured again"
                 self.replaced.append(f"{sentence}: it learns from text to text, and did not see those of this run.")
                 for place in found:
                     del self.existing[place]
@@ -134,7 +133,7 @@ class Run:
     def warm_up(self) -> None:
         """Build every drafter and generate a short text with each, so that cells exclude one-time costs.
 
-        ForedraftError if the passes of the model cannot be recorded, although they should be.
+        ForedraftError if the passes of a model cannot be recorded, although they should be.
         """
         for method in [Method(BASE, label=_PLAIN), *self.methods]:
             is_peer = method.method == PEER
@@ -143,10 +142,10 @@ class Run:
             for settings in self.settings:  # sampling compiles code that greedy decoding does not use
                 arguments = {**settings, "max_new_tokens": _WARM_UP_TOKENS}
                 text = writer.write(self.input(self.prompts[0], ()), arguments, ())
-                written = write_interleaved({method.label: text}, random.Random(0))  # noqa: S311  # an order
-                recordings = self.generator.target.recordings  # other failures are told in cells
-                if recordings is not None and recordings.failed:
-                    raise ForedraftError(f"{written[method.label][2]} Measure it as it is, with --eager.")
+                write_interleaved({method.label: text}, random.Random(0))  # noqa: S311  # an order; failures are recorded in cells
+                for model in (self.generator.target, *self.generator.drafter.needs.models):
+                    if model.recordings is not None and model.recordings.failed:
+                        raise ForedraftError(f"{model.recordings.failed} Measure it as it is, with --eager.")
 
     def measure(self, done: Callable[[], None] = lambda: None, enough: Callable[[], bool] = lambda: False) -> None:
         """Measure the missing cells; StoreError if one cannot be written.

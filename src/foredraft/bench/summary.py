@@ -93,12 +93,11 @@ def _with_interval(figure: Callable[[F64], F64], texts: F64, prompts: I64 | None
     numbers = np.arange(len(texts)) if prompts is None else np.unique(prompts, return_inverse=True)[1]
     by_prompt = np.stack([np.bincount(numbers, column) for column in texts.T], 1)
     total, count = by_prompt.sum(0), len(by_prompt)
-    value = float(figure(total))
-    if count < LEAST_PAIRS:
-        return Ratio(math.exp(value), 0.0, math.inf)
-    without = figure(total - by_prompt)
-    half: float = _t_quantile(count - 1) * math.sqrt((count - 1) / count * ((without - without.mean()) ** 2).sum())
-    return Ratio(math.exp(value), math.exp(value - half), math.exp(value + half))
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # some sums may be 0
+        value, without = figure(total), figure(total - by_prompt)
+        half = _t_quantile(max(count - 1, 1)) * np.sqrt((count - 1) / count * ((without - without.mean()) ** 2).sum())
+        ratio, low, high = (float(np.exp(each)) for each in (value, value - half, value + half))
+    return Ratio(ratio, low, high) if count >= LEAST_PAIRS and np.isfinite(half) else Ratio(ratio, 0.0, math.inf)
 
 
 def _t_quantile(freedom: int) -> float:

@@ -75,17 +75,17 @@ def load_tasks(tasks: Sequence[str] | None, folder: Path | None, limit: int) -> 
 
     UsageError for two files of one name, by which results are told apart.
     """
-    prompts: dict[str, list[TaskPrompt]] = {}
-    for task in tasks or ((EMBEDDED,) if folder is None else DEFAULT_TASKS):
+    prompts, names = list[TaskPrompt](), dict[str, str]()
+    for task in dict.fromkeys(tasks or ((EMBEDDED,) if folder is None else DEFAULT_TASKS)):
         found = load_task(task, folder, limit)
-        same = next((each for each in prompts if prompts[each][0].task == found[0].task), None)
-        if same is not None and found[0].task not in _TASKS:
+        same = names.setdefault(found[0].task, task)
+        if same != task and task.partition("/")[0] not in _TASKS:
             raise UsageError(
                 f"The tasks {same} and {task} are both called {found[0].task}, and results are told apart by that "
-                "name; rename a file, or measure one after the other."
+                "name; rename a file, or measure the tasks in runs of their own."
             )
-        prompts[task] = found
-    return [prompt for found in prompts.values() for prompt in found]
+        prompts += found
+    return prompts
 
 
 def interleaved(prompts: Sequence[TaskPrompt]) -> list[TaskPrompt]:

@@ -5,6 +5,7 @@ Brings together a model, the texts it is asked to continue, and a folder. Does n
 
 import ast
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -22,6 +23,7 @@ from foredraft.options import options_from
 
 if TYPE_CHECKING:  # torch is imported when a verb runs, so that help stays quick
     from foredraft.api import Generator
+    from foredraft.training.sources import Source
     from foredraft.training.traces import Asked, TraceOptions, Traces
 
 T = TypeVar("T")
@@ -66,8 +68,12 @@ def alone(folder: Path) -> Iterator[None]:
 
     check_place(folder, folder=True)
     folder.mkdir(parents=True, exist_ok=True)
-    with write_lock(folder / "lock", folder):
-        yield
+    try:
+        with write_lock(folder / "lock", folder):
+            yield
+    finally:
+        if [path.name for path in folder.iterdir()] == ["lock"]:  # the command was refused
+            shutil.rmtree(folder)
 
 
 def check_texts(traces: Path, data: list[Path], options: "TraceOptions") -> None:
@@ -78,12 +84,12 @@ def check_texts(traces: Path, data: list[Path], options: "TraceOptions") -> None
     from foredraft.corpus.documents import find_inputs
     from foredraft.training.traces import TEXTS, is_traces
 
-    kept, run = traces / "sources.json", traces.absolute()
+    kept, run = traces / "sources.json", traces.resolve()
     if is_traces(traces) and not all(path.exists() for path in data):
         return
-    files = [file.absolute() for file in find_inputs(data) if run not in file.absolute().parents]
+    files = [file.resolve() for file in find_inputs(data) if run not in file.resolve().parents]
     sizes = {str(file): file.stat().st_size for file in files}
-    inputs = [str(path.absolute()) for path in data]  # one that is named twice is answered twice
+    inputs = [str(path.resolve()) for path in data]  # one that is named twice is answered twice
     told = json.dumps({"inputs": inputs, "bytes": sizes, "options": asdict(options)}, indent=1)
     if not (traces / TEXTS).exists():
         store_file(kept, told.encode())
@@ -110,10 +116,14 @@ def make_traces(generator: "Generator", data: list[Path], out: Path, options: "T
             f"answer_tokens, {options.answer_tokens}, must be less."
         )
     readers = [read_sources(path, generator.tokenizer, report) for path in data]
-    sources = (
-        source for source in in_turns(readers)
-        if window is None or len(source.prompt) + options.answer_tokens <= window
-    )  # fmt: skip  # half of a question is another one
+
+    def fits(source: "Source") -> bool:
+        """Return whether a prompt has room for its answer; one that is cut would be another prompt."""
+        room = window is None or len(source.prompt) + options.answer_tokens <= window
+        report.unusable_rows += not room
+        return room
+
+    sources = filter(fits, in_turns(readers))
 
     def begin(text: "Asked", most: int) -> Any:
         how = {"do_sample": True, "temperature": options.temperature, "seed": text.seed} if text.sampled else {}

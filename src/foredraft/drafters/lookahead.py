@@ -143,8 +143,9 @@ class _Drafting:
             return
         ended = len(verdict.tokens) == len(path)  # with the last node, whose children were not tried
         tried = np.isin(draft.parents, [-1, *(path[:-1] if ended else path)])
-        self._tried += np.bincount(draft.source[tried], minlength=2)
-        self._accepted += np.bincount(draft.source[path], minlength=2)
+        # more sources than two are of a prediction
+        self._tried += np.bincount(draft.source[tried], minlength=2)[:2]
+        self._accepted += np.bincount(draft.source[path], minlength=2)[:2]
 
     def _collect(self, ngram: list[int]) -> None:
         """Add an n-gram to the pool as the newest, and drop the oldest with its first token if there are too many."""

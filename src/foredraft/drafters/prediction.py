@@ -5,7 +5,6 @@ not depend on text or models.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -130,11 +129,9 @@ class ChainDrafter:
         return cut(self._joined(draft, chains, budget.depth), budget) if chains else draft
 
     def observe(self, verdict: Verdict) -> None:
-        """Count the chains' nodes, and pass the verdict to the other drafter, which knows its own sources alone."""
-        source, own = verdict.draft.source, len(self.source_names) - 1
-        if source is not None and (of_chains := source == own).any():
-            self.drafted += int(of_chains.sum())
-            verdict = replace(verdict, draft=replace(verdict.draft, source=np.where(of_chains, 0, source)))
+        """Count the chains' nodes, and pass the verdict to the other drafter."""
+        if verdict.draft.source is not None:
+            self.drafted += int((verdict.draft.source == len(self.source_names) - 1).sum())
         self._drafting.observe(verdict)
 
     def close(self) -> None:

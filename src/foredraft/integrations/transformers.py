@@ -97,7 +97,11 @@ def generate(
     shown = torch.ones_like(input_ids) if shown is None else shown
     size, pairs = generator.target.vocabulary, zip(input_ids, shown, strict=True)
     prompts = [checked_ids(row[kept != 0].tolist(), size) for row, kept in pairs]
-    own, ends = own_copies(left, len(prompts), model), own_copies(criteria, len(prompts), model)
+    own = own_copies(left, len(prompts), model)
+    try:
+        ends = own_copies(criteria, len(prompts), model)
+    except UsageError:  # such as one with a lock, which all rows share
+        ends = [criteria] * len(prompts)
     rows = [
         Row(
             number, input_ids, prompt, own[number], ends[number],

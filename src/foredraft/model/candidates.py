@@ -85,9 +85,10 @@ def candidates(logits: torch.Tensor, k: int, imitation: Imitation, positions: I6
 def _drawn(logits: torch.Tensor, k: int, imitation: Imitation, positions: I64) -> Candidates:
     options, stream = imitation.sampling, _FIRST_STREAM + imitation.draft * _MOST_ROWS % _STREAMS
     rows = logits.float().cpu().numpy()
-    if imitation.vocabulary is not None and rows.shape[1] < imitation.vocabulary:  # its other tokens are not scored
-        scored, rows = rows, np.full((len(rows), imitation.vocabulary), -np.inf, np.float32)
-        rows[:, slice(scored.shape[1]) if imitation.ids is None else imitation.ids] = scored
+    ids, vocabulary = imitation.ids, imitation.vocabulary
+    if vocabulary is not None and (ids is not None or rows.shape[1] < vocabulary):  # its other tokens are not scored
+        scored, rows = rows, np.full((len(rows), vocabulary), -np.inf, np.float32)
+        rows[:, slice(scored.shape[1]) if ids is None else ids] = scored
     found = np.full((len(rows), k), -1, np.int32)
     chances, q_of = np.zeros((len(rows), k), np.float32), np.zeros((len(rows), k, rows.shape[1]), np.float32)
     for row, position in enumerate(positions.tolist()):

@@ -23,7 +23,7 @@ from foredraft.model.position_attention import attend_by_position, near_slots
 from foredraft.sampling.logits import best_on_device, top_on_device
 
 COLUMNS = 256  # maximum number of held rows and rows of a pass together: the width of the ancestor mask; chosen
-# the first that no other dimension has, so that the exporter and the compiler tell them apart; chosen
+# the first that is not the cache's number of heads or their size, so that compilers tell the dimensions apart; chosen
 _TRACED_ROWS, _TRACED_SLOTS = (5, 6, 7), (512, 768)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # that our attention takes
 

@@ -105,9 +105,9 @@ class RecordedForward:
     may those of models whose attention is not replaced (fused.py).
 
     The store grows when a sequence needs more room, which discards the recordings made over the smaller one. A newer
-    sequence takes the store over; the previous one continues in buffers of its own, without recordings until the newer
-    one has ended. A sequence that finds no memory for the store goes on without. Not thread-safe. Raises UsageError
-    with the reason if the model cannot be recorded.
+    sequence takes the store over; the previous one continues in buffers of its own, without recordings until the cache
+    of the newer one is gone. A sequence that finds no memory for the store goes on without. Not thread-safe. Raises
+    UsageError with the reason if the model cannot be recorded.
     """
 
     def __init__(self, model: Any, *, same_bits: bool = True) -> None:
@@ -129,7 +129,7 @@ class RecordedForward:
         self._owner: Callable[[], TreeCache | None] = lambda: None  # the sequence that uses the store
         self._evicted: weakref.WeakSet[TreeCache] = weakref.WeakSet()
         self._draws, self._number = RowDraws(), 0  # of the last pass
-        self.failed = False  # whether nothing is recorded any more
+        self.failed = ""  # why nothing is recorded any more
 
     @torch.inference_mode()
     def forward(
@@ -170,8 +170,8 @@ class RecordedForward:
                     f"Passes after {cache.length} tokens find no memory to be recorded; the text goes on without."
                 )
             else:
-                self.failed = True
                 sentence = f"This model's forward cannot be recorded on its device ({told(error)}); it runs unrecorded."
+                self.failed = sentence
             warnings.warn(sentence, ForedraftWarning, stacklevel=4)
             return None
         draw = partial(self._drawn, self._number, self._passes[rows].drawn, layout.rows)

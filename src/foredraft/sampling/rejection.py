@@ -70,7 +70,8 @@ def choose_token(p: Probabilities, draft: Draft, siblings: Sequence[int], chance
     """Return a token with distribution `p`: the first accepted one of `siblings`, else a draw from the last residual.
 
     `p` is float64[V], the target's distribution after the parent of `siblings`, nodes of `draft` in the order drawn.
-    Without q they were chosen, not drawn, and q is one-hot. ValueError if a node cannot have been drawn from its q.
+    Without q they were chosen, not drawn, and q is one-hot. ImpossibleDraftError if a node cannot have been drawn from
+    its q.
     """
     for node in siblings:
         token = int(draft.tokens[node])
