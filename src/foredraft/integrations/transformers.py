@@ -97,11 +97,7 @@ def generate(
     shown = torch.ones_like(input_ids) if shown is None else shown
     size, pairs = generator.target.vocabulary, zip(input_ids, shown, strict=True)
     prompts = [checked_ids(row[kept != 0].tolist(), size) for row, kept in pairs]
-    own = own_copies(left, len(prompts), model)
-    try:
-        ends = own_copies(criteria, len(prompts), model)
-    except UsageError:  # such as one with a lock, which all rows share
-        ends = [criteria] * len(prompts)
+    own, ends = own_copies(left, len(prompts), model), _own_criteria(criteria, len(prompts), model)
     rows = [
         Row(
             number, input_ids, prompt, own[number], ends[number],
@@ -253,6 +249,14 @@ def generators_of(model: Any) -> GeneratorCache:
         setattr(model, ATTRIBUTE, GeneratorCache())
     cache: GeneratorCache = getattr(model, ATTRIBUTE)
     return cache
+
+
+def _own_criteria(criteria: StoppingCriteriaList, rows: int, model: Any) -> list[StoppingCriteriaList]:
+    """Return the criteria of each row: copies, or shared ones where one cannot be copied, such as one with a lock."""
+    try:
+        return own_copies(criteria, rows, model)
+    except UsageError:
+        return [criteria] * rows
 
 
 def _check_padding(rows: int, config: Any, *, ends: bool) -> None:
