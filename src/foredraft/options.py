@@ -43,7 +43,9 @@ def check_known(word: Any, known: Iterable[str], what: str, listed: str) -> None
     known = list(known)
     if word not in known:
         hint = nearest(word, known) if isinstance(word, str) else ""
-        raise UsageError(f"{what} {shown(word)}.{hint} {listed}: {', '.join(known) or 'none'}.")
+        raise UsageError(
+            f"{what} {shown(word)}.{hint} " + (f"{listed}: {', '.join(known)}." if known else "There are none.")
+        )
 
 
 def check_range(

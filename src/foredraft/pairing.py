@@ -82,7 +82,7 @@ def _warn_of_size(draft: TorchTarget, target: TorchTarget) -> None:
         ratio = passes[0] / passes[1]
         warnings.warn(
             f"The draft model has {sizes[0] / 1e6:,.0f} million parameters and the target {sizes[1] / 1e6:,.0f} "
-            f"million. Its pass takes {ratio:.2g} times as long as the target's, so drafting will cost more than "
+            f"million. Its pass takes {ratio:,.1f} times as long as the target's, so drafting will cost more than "
             "it saves. Swap them, or use a smaller draft model.",
             ForedraftWarning,
             stacklevel=2,

@@ -22,7 +22,7 @@ def replay(
     records: Annotated[Path, typer.Argument(help='JSON lines with "prompt" and "output"')],
     method: flags.MethodsOption = None,
     nodes: Annotated[
-        list[int] | None, flags.in_drafting("--nodes", help="Node budgets; repeatable [default: 16 and 64]")
+        list[int] | None, flags.in_drafting("--nodes", help="Node budgets; repeatable [default: 16 and 64]", min=0)
     ] = None,
     table: Annotated[str | None, flags.in_drafting(help="Tri-gram table for adaptix [default: none]")] = None,
     tokenizer: Annotated[str, typer.Option(help="Model whose tokenizer encodes the texts")] = SMOLLM2,

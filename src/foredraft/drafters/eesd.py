@@ -35,9 +35,9 @@ class EesdOptions:
     # "none" exits without one, through the target's own norm and LM head (which drafts poorly)
     head: str | None = None
     layers: int | None = None  # layers before the exit; with a head, None or the number it was trained for
-    # the defaults verify many tokens of few passes of the first layers, which is faster on SmolLM2 than the paper's
-    # chains: out_degree 1, least_probability 0, levels 10
-    out_degree: int = 7  # children of a node at most; 1 drafts chains
+    # children of a node at most. The paper drafts chains: out_degree 1, least_probability 0, levels 10; the defaults
+    # verify many tokens of few passes of the first layers, which is faster on SmolLM2
+    out_degree: int = 7
     least_probability: float = 0.5  # a less probable token is drafted but not expanded
     least_share: float = 0.3  # a node below this share of its most probable sibling is not expanded
     levels: int = 3  # tokens drafted one after another at most

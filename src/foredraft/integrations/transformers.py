@@ -33,7 +33,8 @@ from foredraft.speculation import parse_speculation
 ATTRIBUTE = "_foredraft"  # of a model: its `GeneratorCache`
 MOST_GENERATORS = 4  # kept for a model; the least recently used one is dropped (chosen)
 
-_ACCEPTED = ("attention_mask", "position_ids", "past_key_values", "logits_to_keep", "use_cache")
+_CACHES = ("past_key_values", "cache")  # the second since transformers 5.24
+_ACCEPTED = ("attention_mask", "position_ids", *_CACHES, "logits_to_keep", "use_cache")
 """Model arguments that `generate` adds itself; any other one was passed by the caller."""
 _OWN_MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 _NO_LIMIT = 1 << 40  # maximum new tokens if nothing sets a limit; the model's window then does
@@ -319,7 +320,7 @@ def _refuse(
         (input_ids.shape[1] == 0, "inputs_embeds alone", "give input_ids"),
         (bool(outputs) and config.return_dict_in_generate, " and ".join(outputs),
          "run the finished sequences through the model once for them"),
-        (getattr(model_kwargs.get("past_key_values"), "_is_user_defined", False), "past_key_values",
+        (any(getattr(model_kwargs.get(name), "_is_user_defined", False) for name in _CACHES), "past_key_values",
          "leave it out: foredraft keeps a cache of its own, and reads the whole prompt again"),
         (cache is not None and ("offloaded" in cache or "quantized" in cache), f"cache_implementation={cache!r}",
          "leave it out: foredraft keeps a cache of its own"),

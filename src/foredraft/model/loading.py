@@ -164,7 +164,7 @@ def _device(device: str | None) -> str:
     except RuntimeError as error:
         raise UsageError(f"device is {device!r}, which torch does not know; try cpu, cuda or cuda:1.") from error
     if found.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"device is {device!r}, but torch sees no CUDA device here; use --device cpu.")
+        raise UsageError(f"device is {device!r}, but torch sees no CUDA device here; use the device cpu.")
     if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
         raise UsageError(f"device is {device!r}, but the last CUDA device here is {torch.cuda.device_count() - 1}.")
     return device

@@ -5,6 +5,7 @@ Reads a transformers configuration only; does not load or run the model.
 
 import warnings
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 from foredraft.errors import ForedraftWarning, UnsupportedModelError
@@ -34,6 +35,11 @@ class Support:
     window: int | None  # maximum tokens of a sequence, or None if the configuration sets no limit
     window_note: str  # why `window` is smaller than the model's own, or an empty string
     tested: bool  # whether the family is in `TESTED_FAMILIES`
+
+
+def cache_argument(model: Any) -> str:
+    """Return the name of the argument of a model's forward that takes the cache, which transformers 5.24 renamed."""
+    return "cache" if "cache" in signature(model.forward).parameters else "past_key_values"
 
 
 def inspect(config: Any) -> Support:

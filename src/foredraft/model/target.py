@@ -26,7 +26,7 @@ from foredraft.model.layers import scored_states
 from foredraft.model.mask import attention_mask
 from foredraft.model.recordings import RecordedForward
 from foredraft.model.rounding import error_beyond_rounding
-from foredraft.model.support import Support, inspect, warn_where_rows_depend
+from foredraft.model.support import Support, cache_argument, inspect, warn_where_rows_depend
 from foredraft.sampling.logits import best_on_device, top_by_blocks
 
 PREFILL_ROWS = 512  # tokens of a pass of an uncompiled model in prefill; limits the mask's memory; chosen
@@ -56,6 +56,7 @@ class TorchTarget:
         # of the activations: that of the first floating-point weight of ordinary precision
         self.dtype = next((each.dtype for each in model.parameters() if each.dtype in usual), torch.get_default_dtype())
         self._can_score_last = "logits_to_keep" in signature(model.forward).parameters
+        self._cache_argument = cache_argument(model)
         if not self.support.tested:
             self._probe()
 
@@ -128,8 +129,8 @@ class TorchTarget:
             input_ids=torch.from_numpy(layout.token_ids).unsqueeze(0).to(self.device),
             attention_mask=self._masks(layout, cache),
             position_ids=torch.from_numpy(layout.positions).unsqueeze(0).to(self.device),
-            past_key_values=cache,
             use_cache=True,
+            **{self._cache_argument: cache},
             **options,
         )
 

@@ -40,8 +40,8 @@ class SamplingOptions:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= LEAST_TEMPERATURE):
             raise UsageError(
-                f"temperature is {self.temperature}; it must be at least {LEAST_TEMPERATURE:g}. For greedy decoding "
-                "use do_sample=False."
+                f"temperature is {self.temperature}; it must be 0, for greedy decoding, or at least "
+                f"{LEAST_TEMPERATURE:g}."
             )
         if self.top_k < 0:
             raise UsageError(f"top_k is {self.top_k}; use a positive number of tokens, or 0 to keep all.")

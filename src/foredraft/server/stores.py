@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from foredraft.atomic_file import check_place
 from foredraft.corpus.documents import Document
 from foredraft.corpus.words import tokenize, tokenizer_hash, vocabulary_size
 from foredraft.errors import StoreError, UsageError
@@ -32,6 +33,7 @@ class Stores:
         self._folder, self._tokenizer = folder, tokenizer
         self._hash, self._vocabulary = tokenizer_hash(tokenizer), vocabulary_size(tokenizer)
         if folder is not None:
+            check_place(folder, folder=True)
             folder.mkdir(parents=True, exist_ok=True)
             for left in folder.glob(f"*/*{_GONE}"):
                 shutil.rmtree(left, ignore_errors=True)

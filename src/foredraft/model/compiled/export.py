@@ -26,7 +26,7 @@ from foredraft.model.compiled.package import MOST_ROWS
 from foredraft.model.kv_cache import Span, TreeLayer
 from foredraft.model.layers import scored_states
 from foredraft.model.mask import attention_mask
-from foredraft.model.support import inspect
+from foredraft.model.support import cache_argument, inspect
 from foredraft.sampling.logits import block_maxima
 
 CONTEXT = 200  # slots in use when a forward is traced, compared and timed; chosen
@@ -48,6 +48,7 @@ class FunctionalForward(nn.Module):
         super().__init__()
         self.model, self._summarises = model, summarises
         self._scores_some = "logits_to_keep" in signature(model.forward).parameters
+        self._cache_argument = cache_argument(model)
         support = inspect(model.config)
         self.windows = tuple(dict.fromkeys(support.windows))  # the different ones
         self.window_of = [self.windows.index(window) for window in support.windows]  # the number of each layer's
@@ -84,8 +85,8 @@ class FunctionalForward(nn.Module):
                 input_ids=rows,
                 attention_mask=mask,
                 position_ids=positions,
-                past_key_values=Cache(layers=layers),
                 use_cache=True,
+                **{self._cache_argument: Cache(layers=layers)},
                 **options,
             )
         self.ranges = []  # the exporter objects to attributes that a forward leaves changed
@@ -202,7 +203,7 @@ def _buffer_shapes(model: Any) -> list[tuple[int, int]]:
 
     cache = DynamicCache()
     with torch.inference_mode():
-        model(input_ids=torch.zeros(_SHAPED, dtype=torch.int64), past_key_values=cache, use_cache=True)
+        model(input_ids=torch.zeros(_SHAPED, dtype=torch.int64), use_cache=True, **{cache_argument(model): cache})
     shapes = []
     for number, layer in enumerate(cache.layers):
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
