@@ -5,6 +5,7 @@ nearly alike and writes one token for ever.
 """
 
 import copy
+from functools import wraps
 from types import SimpleNamespace
 
 import numpy as np
@@ -235,7 +236,7 @@ def untested(forward_of):
     model = copy.deepcopy(target_of("llama").model)
     model.config.model_type = "unheard_of"
     original = model.forward
-    model.forward = lambda **given: original(**forward_of(given))
+    model.forward = wraps(original)(lambda **given: original(**forward_of(given)))
     return model
 
 

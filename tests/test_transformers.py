@@ -263,7 +263,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("given", "words"), REFUSED.values(), ids=REFUSED)
-@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 def test_what_cannot_be_honoured_is_refused_in_a_sentence(model, given, words):
     from transformers import DynamicCache
 
