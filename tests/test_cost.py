@@ -54,6 +54,14 @@ def test_figures_of_a_busy_machine_are_not_kept(target, passes, tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def test_figures_whose_rounds_disagree_are_not_kept(target, passes, tmp_path):
+    """Another process takes the processor now and then, so that some row counts look slow."""
+    count = itertools.count()
+    passes(lambda rows: (0.01 + 0.001 * rows) * (3.0 if next(count) // 7 % 3 == 0 else 1.0))
+    measured_cost(target, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b'{"rows": [1, 2], "seconds": [1]}', b'{"rows": [1], "seconds": [-1]}'])
 def test_a_damaged_file_is_measured_anew_and_replaced(target, passes, tmp_path, content):
     passes(lambda rows: 0.01)

@@ -34,6 +34,9 @@ _MOST_ROUNDS = 12
 _REPEATS = 4  # passes of a row count in a round at most, of which the fastest counts
 _TURN_SECONDS = 0.06  # of a row count in a round, then no more passes: slow ones vary less, and leave time for rounds
 _MOST_TRIES = 3  # measurements on a busy machine
+# between the quartiles of a row count's share of a round, relative to the median; up to 0.05 on 2 idle cores, and from
+# 0.6 on beside two busy processes
+_MOST_SPREAD = 0.25
 _FORMAT = 4
 
 
@@ -42,8 +45,8 @@ def measured_cost(target: TorchTarget, folder: Path) -> CostCurve:
     path = folder / f"cost-{_identity(target)}.json"
     if stored := read_curve(path):
         return stored
-    curve = measure_cost(target)
-    if _is_settled(curve):  # otherwise the machine was busy, and the next process measures again
+    curve, is_settled = _measured(target, ROWS, _SECONDS, _CONTEXT)
+    if is_settled:  # otherwise the machine was busy, and the next process measures again
         path = folder / f"cost-{_identity(target)}.json"  # of what was measured, if passes could not be recorded
         with contextlib.suppress(StoreError):  # generation works without stored figures
             store_file(path, json.dumps({"rows": curve.rows, "seconds": curve.seconds}).encode())
@@ -57,9 +60,14 @@ def measure_cost(
 
     A machine can be slow for seconds at a time, so the row counts take turns, round after round, and their proportions
     within a round count. The fastest of a few passes counts, because delays from other processes are not a cost of the
-    rows. A curve that falls anywhere indicates a busy machine: the measurement is repeated. On a slow model only a few
-    row counts are timed.
+    rows. A curve that falls anywhere, or rounds of other proportions, indicate a busy machine: the measurement is
+    repeated. On a slow model only a few row counts are timed.
     """
+    return _measured(target, rows, seconds, context)[0]
+
+
+def _measured(target: TorchTarget, rows: tuple[int, ...], seconds: float, context: int) -> tuple[CostCurve, bool]:
+    """Return the curve of `measure_cost`, and whether the machine was idle enough to trust it."""
     window = target.window or 4096
     context = min(context, max(1, window - max(rows) - 1))
     rows = tuple(count for count in rows if context + count <= window) or (1,)
@@ -75,9 +83,10 @@ def measure_cost(
             rounds.append([_fastest(target, cache, n, context) for n in rows[::-1]])
             if perf_counter() - start > seconds:
                 break
-        if _is_settled(curve := CostCurve(rows, _typical(rounds)[::-1])):
+        curve = CostCurve(rows, _typical(rounds)[::-1])
+        if is_settled := _is_settled(curve, rounds):
             break
-    return curve
+    return curve, is_settled
 
 
 def _typical(rounds: list[list[float]]) -> tuple[float, ...]:
@@ -87,9 +96,12 @@ def _typical(rounds: list[list[float]]) -> tuple[float, ...]:
     return tuple((np.median(seconds / level, axis=0) * level.min()).tolist())
 
 
-def _is_settled(curve: CostCurve) -> bool:
-    """Return whether no row count took 10 % longer than the next larger one, which indicates a busy machine."""
-    return all(few < 1.1 * more for few, more in itertools.pairwise(curve.seconds))
+def _is_settled(curve: CostCurve, rounds: list[list[float]]) -> bool:
+    """Return whether no row count took 10 % longer than the next larger one, and most rounds have equal proportions."""
+    rises = all(few < 1.1 * more for few, more in itertools.pairwise(curve.seconds))
+    shares = np.array(rounds) / np.array(rounds).sum(axis=1, keepdims=True)
+    low, middle, high = np.quantile(shares, (0.25, 0.5, 0.75), axis=0)
+    return rises and len(rounds) > 1 and bool((high - low <= _MOST_SPREAD * middle).all())
 
 
 def read_curve(path: Path) -> CostCurve | None:
