@@ -39,9 +39,10 @@ class SamplingOptions:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= LEAST_TEMPERATURE):
+            greedy = "do_sample=False" if self.temperature == 0 else "0"
             raise UsageError(
-                f"temperature is {self.temperature}; it must be 0, for greedy decoding, or at least "
-                f"{LEAST_TEMPERATURE:g}."
+                f"temperature is {self.temperature}; it must be at least {LEAST_TEMPERATURE:g}. For greedy decoding "
+                f"use {greedy}."
             )
         if self.top_k < 0:
             raise UsageError(f"top_k is {self.top_k}; use a positive number of tokens, or 0 to keep all.")
