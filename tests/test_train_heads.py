@@ -603,6 +603,7 @@ def test_two_runs_in_one_folder_are_refused(saved_model, tmp_path, capsys):
     out.mkdir()
     with write_lock(out / "lock", out):
         assert run_train("traces", saved_model, data_file(tmp_path), out) == 1
+        assert (out / "lock").exists(), "the other run goes on in it"
     assert "is being written by another process" in " ".join(capsys.readouterr().err.split())
 
 

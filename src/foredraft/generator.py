@@ -147,6 +147,12 @@ class Generator:
         self._curve = None
         return made
 
+    @property
+    def texts_at_once(self) -> int:
+        """How many texts a batch writes at once; one where passes are recorded, as recordings are of one sequence."""
+        recordings = self.target.recordings
+        return TEXTS_AT_ONCE if recordings is None or recordings.failed else 1
+
     def save(self) -> None:
         """Save what the drafter learned, if its options say where; StoreError if the file cannot be written."""
         if isinstance(self.drafter, Saver) and self.drafter.saves:
@@ -195,9 +201,7 @@ class Generator:
             for number in range(times):
                 given: GenerationArguments = {**options, "seed": (seed + number) % SEED_LIMIT}
                 runs.append(self.start(prompt, chat=chat, **given | {"logits_processor": next(processors)}))
-        recordings = self.target.recordings  # which are of one text at once
-        most = TEXTS_AT_ONCE if recordings is None or recordings.failed else 1
-        return [self.result(run) for run in write_all(self.batch(), runs, most)]
+        return [self.result(run) for run in write_all(self.batch(), runs, self.texts_at_once)]
 
     def stream(
         self, prompt: Prompt, *, chat: bool = False, batch: Batch | None = None,

@@ -26,7 +26,7 @@ def verify(draft: Draft, scores: Scores, choose: Chooser, ends: Callable[[Sequen
     while True:
         try:
             token = choose(node + 1, tokens)
-        except Exception as error:
+        except Exception as error:  # processors are others' code, and raise what they like
             if not tokens or isinstance(error, ImpossibleDraftError) or is_interrupt(error):
                 raise
             break  # emit the tokens before the error, as plain decoding would; the next step raises it at its root

@@ -84,14 +84,12 @@ def prove(
     sampled = GenerationOptions.parse(settings).sampling(generator.target.vocabulary).do_sample
     for method in (each for each in methods if each.verification == "matched" or not sampled):
         generator.use(**method.drafting)
-        differences, unequal = list[Difference](), list[tuple[int, ...]]()
+        differences, tokens = list[Difference](), 0
         for each, actual, expected in zip(prompts, texts(), plain, strict=True):
+            tokens += common_length(actual, expected)
             if actual != expected:
-                unequal.append(expected)
                 given, label = {**settings, "seed": seed + each.number}, f"{each.task}[{each.number}]"
                 differences.append(difference_between(generator, each.prompt(), given, actual, expected, label))
-        after = sum(len(text) - each.position for text, each in zip(unequal, differences, strict=True))
-        tokens = sum(map(len, plain)) - after
         proofs.append(Proof(method.label, len(prompts), tokens, tuple(differences), is_exact(generator)))
     return proofs
 

@@ -45,7 +45,6 @@ _REPLAY_NODES = 16  # drafted nodes per step while a warm drafter reads earlier 
 _SLICE = 16  # tokens (chosen): shorter than speed variations of the machine, long enough for warm CPU caches
 _STALL = 5.0  # a pass that takes this many times its expected time is stalled (chosen)
 _PEER_OPTIONS = ("prompt_lookup_num_tokens", "max_matching_ngram_size", "assistant_model", "num_assistant_tokens")
-_PEER_SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 # what the peer is told in place of the defaults in a checkpoint's generation configuration, which ours does not read
 _NEUTRAL = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
 _NEUTRAL_SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -300,7 +299,7 @@ class PeerWriter:
     def written(self, prompt: Any, arguments: Mapping[str, Any]) -> Writing:
         model = self._generator.target.model
         ids = torch.from_numpy(self._generator.encode(prompt))[None].to(self._generator.target.device)
-        sampled = any(name in arguments for name in _PEER_SAMPLING)
+        sampled = any(name in arguments for name in _NEUTRAL_SAMPLING)
         options = {**_NEUTRAL, **(_NEUTRAL_SAMPLING if sampled else {})}
         options |= {name: arguments[name] for name in (*options, "max_new_tokens") if name in arguments}
         torch.manual_seed(arguments["seed"])

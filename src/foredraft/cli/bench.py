@@ -76,8 +76,8 @@ class Comparison:
         from foredraft.bench.runner import Run
 
         chosen, length = chosen_methods(methods), self.max_new_tokens
-        chosen_temperatures = dict.fromkeys(temperatures)
-        settings = [setting(each, self.top_p, max_new_tokens=length, seed=seed) for each in chosen_temperatures]
+        different = dict.fromkeys(temperatures)
+        settings = [setting(each, self.top_p, max_new_tokens=length, seed=seed) for each in different]
         prompts = load_tasks(self.task, self.data, self.prompts)
         if out is not None:
             prepare_folder(out)

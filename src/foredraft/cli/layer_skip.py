@@ -5,7 +5,7 @@ Does not depend on how the search works; that is in `foredraft.training.layer_se
 
 import json
 from dataclasses import asdict
-from itertools import chain, islice, zip_longest
+from itertools import islice
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated
@@ -107,6 +107,7 @@ def _check(out: Path, overwrite: bool) -> None:
 def _beginnings(data: list[Path], model: str, texts: int, prompt_tokens: int) -> list[list[int]]:
     """Return the first ids of the first documents; UsageError for inputs with too few."""
     from foredraft.corpus.documents import ReadReport, find_inputs, read_documents
+    from foredraft.training.sources import in_turns
 
     words = words_of(model, None)
     tokenizer = words.tokenizer()
@@ -114,7 +115,7 @@ def _beginnings(data: list[Path], model: str, texts: int, prompt_tokens: int) ->
     readers = [read_documents([file], report=ReadReport(), render=words.render()) for file in find_inputs(data)]
     beginnings = (
         tokenizer.encode(document.text[: 64 * prompt_tokens]).ids[:prompt_tokens]
-        for document in chain.from_iterable(zip_longest(*readers)) if document is not None
+        for document in in_turns(readers)
     )  # fmt: skip
     prompts = list(islice(filter(None, beginnings), texts))
     if len(prompts) < _LEAST_TEXTS:

@@ -52,7 +52,6 @@ def traces(
     from foredraft.training.traces import TraceOptions, open_traces
 
     options = assigned(TraceOptions, settings, "the traces")
-    check_place(out, folder=True)
     with alone(out):
         check_texts(out, data, options)
         with working(f"loading {model}") as tell:
@@ -68,12 +67,12 @@ def alone(folder: Path) -> Iterator[None]:
 
     check_place(folder, folder=True)
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with write_lock(folder / "lock", folder):
+    with write_lock(folder / "lock", folder):
+        try:
             yield
-    finally:
-        if [path.name for path in folder.iterdir()] == ["lock"]:  # the command was refused
-            shutil.rmtree(folder)
+        finally:
+            if [path.name for path in folder.iterdir()] == ["lock"]:  # the command was refused
+                shutil.rmtree(folder, ignore_errors=True)  # Windows keeps files that are open
 
 
 def check_texts(traces: Path, data: list[Path], options: "TraceOptions") -> None:
@@ -104,7 +103,6 @@ def make_traces(generator: "Generator", data: list[Path], out: Path, options: "T
     """Write texts into the folder `out` and label them; UsageError for a window longer than the model's."""
     from foredraft.corpus.documents import ReadReport
     from foredraft.engine.batch import write_all
-    from foredraft.generator import TEXTS_AT_ONCE
     from foredraft.model.fingerprint import fingerprint
     from foredraft.training.sources import in_turns, read_sources
     from foredraft.training.traces import label_texts, write_texts
@@ -130,7 +128,7 @@ def make_traces(generator: "Generator", data: list[Path], out: Path, options: "T
         return generator.begin(generator.encode(text.prompt), **generator.arguments({"max_new_tokens": most, **how}))
 
     def write(texts: "Sequence[Asked]", most: int) -> list[list[int]]:
-        runs = write_all(generator.batch(), [begin(text, most) for text in texts], TEXTS_AT_ONCE)
+        runs = write_all(generator.batch(), [begin(text, most) for text in texts], generator.texts_at_once)
         return [list(generator.result(run).token_ids) for run in runs]
 
     with working_in_phases("writing") as tell:

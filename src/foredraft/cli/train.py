@@ -106,7 +106,6 @@ class Training:
 
         self.options()
         options = assigned(TraceOptions, self.trace_settings, "the traces")
-        check_place(run, folder=True)
         check_place(out, folder=True)
         ready = data[0] if len(data) == 1 and is_traces(data[0]) else run / "traces"
         if ready != data[0]:

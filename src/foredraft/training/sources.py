@@ -8,10 +8,12 @@ import json
 from collections.abc import Iterable, Iterator
 from itertools import chain, takewhile, zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from foredraft.corpus.documents import ReadReport, find_inputs, join_messages, read_documents
 from foredraft.errors import UsageError
+
+T = TypeVar("T")
 
 LEFT_OUT = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 """Folders of a source tree that are skipped: tests are repetitive, and installed packages have other licences."""
@@ -67,8 +69,8 @@ def read_sources(path: Path, tokenizer: Any, report: ReadReport) -> Iterator[Sou
             yield Source(key, prompt, [*text[:_LONGEST_OPEN], *end])
 
 
-def in_turns(readers: Iterable[Iterator[Source]]) -> Iterator[Source]:
-    """Return the sources of all readers, one of each in turn."""
+def in_turns(readers: Iterable[Iterator[T]]) -> Iterator[T]:
+    """Return the items of all readers, one of each in turn; none of them is false."""
     return filter(None, chain.from_iterable(zip_longest(*readers)))
 
 
