@@ -7,15 +7,10 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, quants
 from torch import nn
 from torch._inductor import aoti_compile_and_package
 
-from foredraft.model.compiled import kernels
 from foredraft.model.compiled.blocks import (
-    _NIBBLES,
-    _TILE,
-    LEAST,
     STRIP,
     BlockLinear,
     QuantisedRows,
-    _order,
     layout_of,
     packed_blocks,
     product_bytes,
@@ -25,12 +20,14 @@ from foredraft.model.compiled.blocks import (
     rounded_blocks,
 )
 from foredraft.model.compiled.export import merge_products
-from foredraft.model.compiled.kernels import own_kernels
+from foredraft.model.compiled.kernels import has_own_products, own_kernels
 from foredraft.model.compiled.library import CompiledLibrary
 from foredraft.model.layers import shared_copy
 
-KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
-MANY = ("Q4_K", "Q5_K", "Q6_K")  # of which 256 numbers lie together
+KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4")
+READ = {  # which GGUF's package reads and does not write; the places of their scales in 16 bits
+    "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,),
+}  # fmt: skip
 DEPTHS, COLUMNS = (96, 544), 192  # both leave blocks over where eight are tiled together
 MANY_DEPTHS = (256, 1280)
 
@@ -38,11 +35,10 @@ MANY_DEPTHS = (256, 1280)
 def quantised(kind, columns, depth):
     """Return random weights in a GGUF format as it is read, and dequantised by GGUF's own reader."""
     rng, which = np.random.default_rng(depth), GGMLQuantizationType[kind]
-    if kind in MANY:  # which GGUF's package reads and does not write: any bytes are weights, but for their scales
+    if kind in READ:  # any bytes are weights, but for their scales
         numbers, size = GGML_QUANT_SIZES[which]
         data = rng.integers(0, 256, (columns, depth // numbers, size), dtype=np.uint8)
-        halves = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}[kind]
-        for place in halves:
+        for place in READ[kind]:
             scales = (rng.random((columns, depth // numbers, 1)) * 2e-4).astype(np.float16)
             data[..., place : place + 2] = scales.view(np.uint8)
         data = data.reshape(columns, -1)
@@ -51,33 +47,28 @@ def quantised(kind, columns, depth):
     return read_blocks(kind, data), torch.from_numpy(quants.dequantize(data, which))
 
 
-def unpacked_blocks(blocks, *, tiled):
+def unpacked_blocks(blocks):
     """Return float32[N, K], the numbers of what `packed_blocks` made."""
     strips, count, size = blocks.shape
     layout = layout_of(size, blocks.dtype)
-    size = STRIP * layout.numbers * layout.bits // 8
-    packed = blocks[..., :size].contiguous().numpy()
-    if layout.bits == 8:
-        vectors = packed.view(np.int8).astype(np.float32)
-    else:
-        words = packed.view(np.uint32).reshape(strips, count, 2, -1, 1, _TILE)
-        vectors = (words >> (4 * np.arange(_NIBBLES, dtype=np.uint32)[:, None]) & 15).astype(np.float32)
-        vectors += 0 if layout.minima else LEAST
-    tiles = np.empty((strips, count, 2, _TILE * layout.numbers), np.float32)
-    tiles[..., _order(layout, tiled=tiled).ravel()] = vectors.reshape(tiles.shape)
-    scales = blocks[..., size:].contiguous().numpy().view(np.float16).astype(np.float32).reshape(strips, count, -1, 32)
-    numbers = tiles.reshape(strips, count, STRIP, layout.numbers) * scales[:, :, 0, :, None]
+    every = blocks.flatten(1).numpy().view(np.uint8)
+    size = STRIP * layout.numbers * layout.bits // 8 * count
+    stored, rest = every[:, :size].reshape(strips, -1, 1, STRIP, 4), np.ascontiguousarray(every[:, size:])
+    if layout.bits == 4:
+        stored = np.concatenate([stored & 15, stored >> 4], axis=2)
+    integers = stored.reshape(strips, count, -1, STRIP, 4).swapaxes(2, 3).reshape(strips, count, STRIP, layout.numbers)
+    scales = rest.view(np.float16).astype(np.float32).reshape(strips, count, -1, STRIP, 1)
+    numbers = (integers.astype(np.float32) + layout.least) * scales[:, :, 0]
     if layout.minima:
-        numbers += scales[:, :, 1, :, None]
-    return torch.from_numpy(np.ascontiguousarray(numbers.transpose(0, 2, 1, 3)).reshape(strips * STRIP, -1))
+        numbers += scales[:, :, 1]
+    return torch.from_numpy(np.ascontiguousarray(numbers.swapaxes(1, 2)).reshape(strips * STRIP, -1))
 
 
-@pytest.mark.parametrize("tiled", [False, True])
-@pytest.mark.parametrize("kind", KINDS + MANY)
-def test_blocks_hold_what_the_file_is_dequantised_to(kind, tiled):
-    matrix, expected = quantised(kind, COLUMNS, MANY_DEPTHS[0] if kind in MANY else DEPTHS[0])
+@pytest.mark.parametrize("kind", [*KINDS, *READ])
+def test_blocks_hold_what_the_file_is_dequantised_to(kind):
+    matrix, expected = quantised(kind, COLUMNS, MANY_DEPTHS[0] if kind in READ else DEPTHS[0])
     assert torch.equal(matrix.dequantised(), expected)
-    unpacked = unpacked_blocks(packed_blocks(matrix, tiled=tiled), tiled=tiled)
+    unpacked = unpacked_blocks(packed_blocks(matrix))
     # scales that the file composes of two numbers are rounded to 11 bits, as the others are in the file
     exact = torch.equal(unpacked, expected)
     assert exact if kind in KINDS else torch.allclose(unpacked, expected, atol=2**-11 * expected.abs().max(), rtol=0)
@@ -85,13 +76,13 @@ def test_blocks_hold_what_the_file_is_dequantised_to(kind, tiled):
 
 def test_formats_that_the_kernel_does_not_read_are_left_alone(tmp_path):
     writer = GGUFWriter(tmp_path / "a.gguf", "weights")
-    writer.add_tensor("zeros", np.zeros((STRIP, 84), np.uint8), raw_dtype=GGMLQuantizationType.Q2_K)
+    writer.add_tensor("zeros", np.zeros((STRIP, 66), np.uint8), raw_dtype=GGMLQuantizationType.TQ2_0)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     rows = QuantisedRows(tmp_path / "a.gguf", torch.bfloat16)
-    assert rows.packed(torch.zeros(STRIP, 256, dtype=torch.bfloat16), tiled=False) is None
+    assert rows.packed(torch.zeros(STRIP, 256, dtype=torch.bfloat16)) is None
 
 
 def test_what_we_round_is_what_gguf_rounds():
@@ -102,7 +93,7 @@ def test_what_we_round_is_what_gguf_rounds():
 
 
 def test_rounding_a_model_that_drafts_leaves_what_it_shares_as_it_was():
-    target = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 48)).to(torch.bfloat16)
+    target = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 40)).to(torch.bfloat16)
     before = [each.clone() for each in target.parameters()]
     drafting = shared_copy(target)
     round_weights(drafting, {target[1].weight.data_ptr()})
@@ -111,13 +102,13 @@ def test_rounding_a_model_that_drafts_leaves_what_it_shares_as_it_was():
     assert torch.equal(drafting[0].weight, rounded.dequantised().to(torch.bfloat16))
     assert torch.equal(drafting[0].bias, target[0].bias)
     assert drafting[1].weight is target[1].weight
-    assert drafting[2].weight is target[2].weight  # 48 columns are no whole strips
+    assert drafting[2].weight is target[2].weight  # 40 columns are no whole strips
     drafting.get_output_embeddings = lambda: drafting[2]
-    with quantised_weights(drafting, QuantisedRows(None, torch.bfloat16), tiled=False) as count:
+    with quantised_weights(drafting, QuantisedRows(None, torch.bfloat16)) as count:
         assert count == 1
-        assert torch.equal(drafting[0].blocks, packed_blocks(rounded, tiled=False))
+        assert torch.equal(drafting[0].blocks, packed_blocks(rounded))
         # 64 x 64 numbers of 8 bits with a scale of two bytes for every 32, and two matrices in bfloat16
-        assert product_bytes(drafting) == 64 * 64 * 34 // 32 + 2 * (64 * 64 + 48 * 64)
+        assert product_bytes(drafting) == 64 * 64 * 34 // 32 + 2 * (64 * 64 + 40 * 64)
 
 
 PRECISE = 1  # which product returns float32
@@ -126,14 +117,14 @@ PRECISE = 1  # which product returns float32
 class Products(nn.Module):
     """Products of the first numbers of each row by weights of two depths; those of the first depth are two."""
 
-    def __init__(self, kind, *, tiled):
+    def __init__(self, kind):
         super().__init__()
-        depths = MANY_DEPTHS if kind in MANY else DEPTHS
+        depths = MANY_DEPTHS if kind in READ else DEPTHS
         self.short, self.depth = depths
         self.expected = [quantised(kind, COLUMNS, depth)[1] for depth in (*depths, depths[0])]
         self.layers = nn.ModuleList(
             BlockLinear(
-                packed_blocks(quantised(kind, COLUMNS, depth)[0], tiled=tiled), None, tiled=tiled,
+                packed_blocks(quantised(kind, COLUMNS, depth)[0]), None,
                 precise=number == PRECISE,
             )
             for number, depth in enumerate((*depths, depths[0]))
@@ -146,20 +137,13 @@ class Products(nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own calls
-@pytest.mark.parametrize("way", ["tiles", "pairs", "integers"])
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_K", "Q6_K", "Q8_0"])  # of each layout one
-def test_a_row_is_what_the_dequantised_weights_give_alone_and_among_others(kind, way, monkeypatch, tmp_path):
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q2_K", "Q3_K", "Q5_K", "Q6_K", "Q8_0"])  # of each layout one
+def test_a_row_is_what_the_dequantised_weights_give_alone_and_among_others(kind, monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")  # torch's caches do not see our kernels' sources
-    if way == "tiles" and not torch.cpu._is_amx_tile_supported():
-        pytest.skip("this processor has no AMX")
-    if way == "pairs" and not torch.cpu._is_avx512_bf16_supported():
-        pytest.skip("this processor has no AVX512-BF16")
-    if kernels.block_kernel() is None:
+    if not has_own_products():
         pytest.skip("this processor has no AVX2")
-    monkeypatch.setattr(kernels, "_has_tiles", lambda: way == "tiles")
-    monkeypatch.setattr(kernels, "pairs_are_quicker", lambda: way == "pairs")
     torch.manual_seed(3)
-    model = Products(kind, tiled=way == "tiles").eval()
+    model = Products(kind).eval()
     rows = torch.randn(1, 256, model.depth).bfloat16()
     path = tmp_path / "blocks.pt2"
     options = {"freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP"}
@@ -177,7 +161,7 @@ def test_a_row_is_what_the_dequantised_weights_give_alone_and_among_others(kind,
     for count in (1, 2, 5, 8, 15, 16, 17, 31, 32, 33, 100, 256):
         results = package.run([rows[:, :count].contiguous()])
         for number, (result, among_all) in enumerate(zip(results, whole, strict=True)):
-            weights = model.expected[number].to(torch.bfloat16 if way == "tiles" else torch.float32).double()
+            weights = model.expected[number].double()
             product = rows[0, :count, : weights.shape[1]].double() @ weights.T
             expected = product.sigmoid() if number == len(DEPTHS) else product
             assert torch.allclose(result[0].double(), expected, atol=5e-2, rtol=2e-2)

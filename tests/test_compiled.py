@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import itertools
 import json
 import shutil
 import time
@@ -24,7 +23,6 @@ from foredraft.model import machine
 from foredraft.model.compiled.background import Compilation
 from foredraft.model.compiled.build import compile_forward
 from foredraft.model.compiled.export import FunctionalForward, Subject, compiled_attention, row_arguments
-from foredraft.model.compiled.kernels import PAIR_TRIALS, pairs_are_quicker
 from foredraft.model.compiled.package import (
     EAGER,
     MOST_ROWS,
@@ -104,18 +102,6 @@ def test_the_functional_forward_scores_and_writes_as_the_model_does(family):
         assert torch.allclose(ours, theirs, atol=1e-4, rtol=1e-4)
     for ours, theirs in zip(given.reserved_buffers(0), expected.reserved_buffers(0), strict=True):
         assert torch.allclose(ours, theirs, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "supported", "quicker"), [((2, 1), 1, True), ((1, 2), 1, False), ((2, 1), 0, False)]
-)
-def test_bfloat16_is_multiplied_by_pairs_where_that_is_quicker(monkeypatch, seconds, supported, quicker):
-    """The clock goes on by the first number at each reading while float32 is tried, then by the second."""
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bool(supported))
-    readings = itertools.accumulate(
-        seconds[0] if count < 2 * PAIR_TRIALS else seconds[1] for count in itertools.count()
-    )
-    assert pairs_are_quicker(lambda: next(readings)) is quicker
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -126,7 +126,7 @@ def test_a_compiled_file_is_read_as_integers_except_what_was_changed_since(file,
     with torch.no_grad():
         model.model.layers[1].mlp.up_proj.weight[3] += 1
     rows = QuantisedRows(file, model.dtype)
-    with quantised_weights(model, rows, tiled=False) as found:
+    with quantised_weights(model, rows) as found:
         assert isinstance(model.lm_head, BlockLinear)
     assert found == 7 * LAYERS + 1 - 1
     assert isinstance(model.lm_head, nn.Linear)

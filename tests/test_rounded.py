@@ -51,7 +51,7 @@ def test_matrices_are_rounded_as_gguf_rounds_and_found_again_as_integers(dtype, 
             assert torch.equal(found, torch.from_numpy(expected).bfloat16()), name
             assert not torch.equal(found, layer.weight)
     assert after.lm_head.weight is after.model.embed_tokens.weight
-    with quantised_weights(after, QuantisedRows(quantised_file(after), after.dtype), tiled=False) as count:
+    with quantised_weights(after, QuantisedRows(quantised_file(after), after.dtype)) as count:
         assert count == 7 * LAYERS + 1
 
 

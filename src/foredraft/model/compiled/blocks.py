@@ -19,14 +19,12 @@ import torch
 from torch import nn
 
 DEPTH = 32
-"""Numbers of a row that the kernels multiply together; the formats share a scale among so many or half of them."""
-STRIP = 32
-"""Columns of a product that the kernel makes together: two tiles."""
-LEAST = -8
-"""The least integer of 4 bits without minima, as in GGUF's Q4_0; integers are stored as differences from it."""
+"""Numbers of a row that become integers with one scale; a weight's block has so many numbers, or half of them."""
+STRIP = 16
+"""Columns of a product that the kernel makes together."""
 
-_TILE = 16  # columns of a tile, and numbers of a vector register
-_NIBBLES = 8  # integers of 4 bits in a word of 32
+_LEAST = {4: -8, 8: -128}  # the integer that is stored as 0, by its bits; with minima it is 0
+_GROUP = 4  # numbers of a column that one instruction multiplies, side by side in a vector register
 _DTYPES = {4: torch.uint8, 8: torch.int8}  # of blocks, by the bits of an integer: sizes of two layouts are equal
 
 
@@ -39,16 +37,41 @@ class BlockLayout(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of a block of 32 columns."""
+        """Bytes of a block of one strip of columns."""
         return STRIP * (self.numbers * self.bits // 8 + 2 + 2 * self.minima)
 
+    @property
+    def least(self) -> int:
+        """The integer that is stored as 0."""
+        return 0 if self.minima else _LEAST[self.bits]
 
-_LAYOUTS = {
-    "Q4_0": BlockLayout(4, 32, minima=False),
-    **dict.fromkeys(("Q4_1", "Q4_K"), BlockLayout(4, 32, minima=True)),
-    **dict.fromkeys(("Q5_0", "Q8_0"), BlockLayout(8, 32, minima=False)),
-    **dict.fromkeys(("Q5_1", "Q5_K"), BlockLayout(8, 32, minima=True)),
-    "Q6_K": BlockLayout(8, 16, minima=False),
+
+class BlockFormat(NamedTuple):
+    """A format of GGUF: its layout here, and what its bytes are in a block, as gguf.quants reads them.
+
+    With the bytes `first` to before `last` set to `byte`, every integer is 1. Formats with a minimum have its scale in
+    16 bits at `minimum`.
+    """
+
+    layout: BlockLayout
+    ones: tuple[tuple[int, int, int], ...]  # first, last, byte
+    minimum: int | None = None
+
+
+FORMATS = {
+    "Q4_0": BlockFormat(BlockLayout(4, 32, minima=False), ((2, 18, 0x99),)),
+    "Q4_1": BlockFormat(BlockLayout(4, 32, minima=True), ((4, 20, 0x11),), 2),
+    "Q5_0": BlockFormat(BlockLayout(8, 32, minima=False), ((2, 6, 0xFF), (6, 22, 0x11))),
+    "Q5_1": BlockFormat(BlockLayout(8, 32, minima=True), ((4, 8, 0), (8, 24, 0x11)), 2),
+    "Q8_0": BlockFormat(BlockLayout(8, 32, minima=False), ((2, 34, 1),)),
+    "Q2_K": BlockFormat(BlockLayout(4, 16, minima=True), ((16, 80, 0x55),), 82),
+    "Q3_K": BlockFormat(BlockLayout(4, 16, minima=False), ((0, 32, 0xFF), (32, 96, 0x55))),
+    "Q4_K": BlockFormat(BlockLayout(4, 32, minima=True), ((16, 144, 0x11),), 2),
+    "Q5_K": BlockFormat(BlockLayout(8, 32, minima=True), ((16, 48, 0), (48, 176, 0x11)), 2),
+    "Q6_K": BlockFormat(BlockLayout(8, 16, minima=False), ((0, 128, 0x11), (128, 192, 0xAA))),
+    "IQ4_NL": BlockFormat(BlockLayout(8, 32, minima=False), ((2, 18, 0x88),)),
+    "IQ4_XS": BlockFormat(BlockLayout(8, 32, minima=False), ((8, 136, 0x88),)),
+    "MXFP4": BlockFormat(BlockLayout(8, 32, minima=False), ((1, 17, 0x11),)),
 }
 _ROUNDED = "rounded_blocks"  # attribute of a linear map that `round_weights` made: its `BlockMatrix`
 _ROWS_AT_ONCE = 4096  # of a matrix in memory as float32, 32 MB at 2,048 columns; chosen, a multiple of `STRIP`
@@ -62,7 +85,7 @@ class BlockMatrix:
     """
 
     layout: BlockLayout
-    integers: npt.NDArray[np.int8]  # [N, K]; those of 4 bits from 0 where they have minima, else from `LEAST`
+    integers: npt.NDArray[np.int8]  # [N, K]
     scales: npt.NDArray[np.float32]  # [N, K / B]
     minima: npt.NDArray[np.float32]  # [N, K / B]; all 0 where the layout has none
 
@@ -78,32 +101,24 @@ def read_blocks(kind: str, data: npt.NDArray[np.uint8]) -> BlockMatrix:
     """Decode a GGUF tensor, uint8[N, bytes of a row], of a format such as "Q4_1"."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants  # an optional package
 
-    layout, which = _LAYOUTS[kind], GGMLQuantizationType[kind]
-    scales, minima = (
-        each.reshape(len(data), -1).astype(np.float32)
-        for each in _scales(kind, data.reshape(-1, GGML_QUANT_SIZES[which][1]))
-    )
-    values = quants.dequantize(data, which).reshape(*scales.shape, layout.numbers)
+    (layout, ones, minimum), which = FORMATS[kind], GGMLQuantizationType[kind]
+
+    def numbers_of(blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+        return quants.dequantize(blocks.reshape(data.shape), which).reshape(len(data), -1, layout.numbers)
+
+    of_ones = data.reshape(-1, GGML_QUANT_SIZES[which][1]).copy()
+    of_zeros = of_ones.copy()
+    for first, last, byte in ones:
+        of_ones[:, first:last], of_zeros[:, first:last] = byte, 0
+    values = numbers_of(data)
+    minima = np.zeros(values.shape[:2], np.float32)
+    if minimum is not None:
+        of_ones[:, minimum : minimum + 2] = 0
+        minima = numbers_of(of_zeros)[..., 0]
+    scales = numbers_of(of_ones)[..., 0]
     values -= minima[..., None]
     values /= np.where(scales == 0, 1, scales)[..., None]
     return BlockMatrix(layout, np.rint(values, out=values).astype(np.int8).reshape(len(data), -1), scales, minima)
-
-
-def _scales(kind: str, blocks: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Return the scales and the minima of GGUF's blocks, uint8[M, bytes of a block], in the order of their numbers."""
-    from gguf import quants  # an optional package
-
-    def half(place: int) -> npt.NDArray[np.float32]:
-        return np.ascontiguousarray(blocks[:, place : place + 2]).view(np.float16).astype(np.float32)
-
-    if kind == "Q6_K":
-        scales = half(208) * np.ascontiguousarray(blocks[:, 192:208]).view(np.int8)
-    elif kind in ("Q4_K", "Q5_K"):
-        of_scale, of_minimum = quants.Q4_K.get_scale_min(blocks[:, 4:16])
-        return half(0) * of_scale, -half(2) * of_minimum
-    else:
-        scales = half(0)
-    return scales, half(2) if kind in ("Q4_1", "Q5_1") else np.zeros_like(scales)
 
 
 def rounded_blocks(weight: torch.Tensor) -> BlockMatrix:
@@ -112,7 +127,7 @@ def rounded_blocks(weight: torch.Tensor) -> BlockMatrix:
     scales = blocks.abs().amax(dim=-1) / 127
     integers = (blocks / torch.where(scales == 0, 1.0, scales)[..., None]).round().to(torch.int8)
     kept = scales.to(torch.float16).float().numpy()
-    return BlockMatrix(_LAYOUTS["Q8_0"], integers.flatten(1).numpy(), kept, np.zeros_like(kept))
+    return BlockMatrix(FORMATS["Q8_0"].layout, integers.flatten(1).numpy(), kept, np.zeros_like(kept))
 
 
 def _is_product(layer: nn.Module) -> bool:
@@ -153,7 +168,7 @@ class QuantisedRows:
         from gguf import GGUFReader, quants  # an optional package
 
         for tensor in GGUFReader(file).tensors:
-            if tensor.tensor_type.name not in _LAYOUTS or tensor.data.ndim != 2:
+            if tensor.tensor_type.name not in FORMATS or tensor.data.ndim != 2:
                 continue
             for start in range(0, len(tensor.data), _ROWS_AT_ONCE):
                 rows = quants.dequantize(tensor.data[start : start + _ROWS_AT_ONCE], tensor.tensor_type)
@@ -161,7 +176,7 @@ class QuantisedRows:
                 self._places |= {row: (len(self._tensors), number) for number, row in enumerate(hashes, start)}
             self._tensors.append(tensor)
 
-    def packed(self, weight: torch.Tensor, *, tiled: bool) -> torch.Tensor | None:
+    def packed(self, weight: torch.Tensor) -> torch.Tensor | None:
         """Return the blocks of a matrix as `packed_blocks` does; None unless the file has exactly its rows."""
         if not self._places or weight.dtype != self._dtype or weight.shape[0] % STRIP or weight.shape[1] % DEPTH:
             return None
@@ -175,7 +190,7 @@ class QuantisedRows:
             matrix = read_blocks(tensor.tensor_type.name, tensor.data[[place[1] for place in places if place]])
             if not torch.equal(matrix.dequantised().to(weight.dtype), some):
                 return None
-            packed.append(packed_blocks(matrix, tiled=tiled))
+            packed.append(packed_blocks(matrix))
         return torch.cat(packed) if len({(blocks.dtype, blocks.shape[1:]) for blocks in packed}) == 1 else None
 
 
@@ -184,74 +199,54 @@ def _row_hashes(matrix: torch.Tensor) -> list[int]:
     return [hash(row.tobytes()) for row in without_signed_zeros.view(torch.uint8).numpy()]
 
 
-def packed_blocks(matrix: BlockMatrix, *, tiled: bool) -> torch.Tensor:
-    """Arrange a matrix of N rows, a multiple of 32, as the kernel reads it.
+def packed_blocks(matrix: BlockMatrix) -> torch.Tensor:
+    """Arrange a matrix of N rows, a multiple of 16, as the kernel reads it.
 
-    `tiled` says whether the kernel multiplies by tiles. Returns uint8 for 4 bits or int8 for 8, [N / 32, K / numbers,
-    size]: for 32 columns and the numbers that share a scale the integers, first those of 16 columns, then float16[32]
-    scales, and where the layout has minima float16[32] of those.
+    Returns uint8 for 4 bits or int8 for 8, [N / 16, K / numbers, size]: for each strip of 16 columns its integers less
+    the least one, four of each column side by side, those of 4 bits in the lower halves of bytes and the next in the
+    upper ones; then for each block float16[16] scales, and where the layout has minima float16[16] of those.
     """
-    layout, count = matrix.layout, len(matrix.integers)
-    strips, blocks = count // STRIP, matrix.scales.shape[1]
-    tiles = matrix.integers.reshape(strips, 2, _TILE, blocks, layout.numbers).transpose(0, 3, 1, 2, 4)
-    vectors = tiles.reshape(strips, blocks, 2, -1)[..., _order(layout, tiled=tiled)].view(np.uint8)
+    layout, strips = matrix.layout, len(matrix.integers) // STRIP
+    stored = (matrix.integers.astype(np.int16) - layout.least).astype(np.uint8)
+    groups = stored.reshape(strips, STRIP, -1, _GROUP).swapaxes(1, 2)
     if layout.bits == 4:
-        if not layout.minima:
-            vectors = vectors - np.uint8(LEAST % 256)
-        words = vectors.reshape(strips, blocks, 2, -1, _NIBBLES, _TILE).astype(np.uint32)
-        shifts = 4 * np.arange(_NIBBLES, dtype=np.uint32)[:, None]
-        vectors = np.ascontiguousarray(np.bitwise_or.reduce(words << shifts, axis=-2)).view(np.uint8)
-    parts = [vectors.reshape(strips, blocks, -1)]
-    for each in (matrix.scales, matrix.minima)[: 1 + layout.minima]:
-        by_strip = np.ascontiguousarray(each.astype(np.float16).reshape(strips, STRIP, blocks).transpose(0, 2, 1))
-        parts.append(by_strip.view(np.uint8))
-    return torch.from_numpy(np.concatenate(parts, axis=-1)).view(_DTYPES[layout.bits])
+        groups = groups[:, ::2] | np.left_shift(groups[:, 1::2], 4, dtype=np.uint8)
+    kept = (matrix.scales, matrix.minima)[: 1 + layout.minima]
+    halves = np.stack([each.astype(np.float16).reshape(strips, STRIP, -1) for each in kept]).transpose(1, 3, 0, 2)
+    parts = [groups.reshape(strips, -1), np.ascontiguousarray(halves).view(np.uint8).reshape(strips, -1)]
+    return torch.from_numpy(np.concatenate(parts, axis=1).reshape(strips, -1, layout.size)).view(_DTYPES[layout.bits])
 
 
 def layout_of(size: int, dtype: torch.dtype) -> BlockLayout:
     """Return the layout by the last dimension and the dtype of what `packed_blocks` makes."""
-    return next(each for each in _LAYOUTS.values() if each.size == size and _DTYPES[each.bits] == dtype)
+    layouts = (each.layout for each in FORMATS.values())
+    return next(each for each in layouts if each.size == size and _DTYPES[each.bits] == dtype)
 
 
-def _order(layout: BlockLayout, *, tiled: bool) -> npt.NDArray[np.int64]:
-    """Return int64[numbers, 16]: for each register of a tile's numbers their places in [16 columns, numbers].
-
-    Kernels multiply pairs of numbers. Those of 8 bits, or for tiles, lie beside each other in a register; others of 4
-    bits in the halves of a word of 8.
-    """
-    vector, lane = np.arange(layout.numbers)[:, None], np.arange(_TILE)[None]
-    if tiled or layout.bits == 8:
-        column, number = _TILE // 2 * (vector % 2) + lane // 2, vector // 2 * 2 + lane % 2
-    else:
-        half = _NIBBLES // 2
-        column, number = lane + 0 * vector, vector // _NIBBLES * _NIBBLES + 2 * (vector % half) + vector // half % 2
-    return column * layout.numbers + number
-
-
-# Only compiled code multiplies: rows bfloat16[..., K] by N columns that `packed_blocks` laid out. Sums are in float32;
-# returned are float32[..., N] where they are asked for as they are, `precise`, else bfloat16[..., N].
-torch.library.define("foredraft::multiply_blocks", "(Tensor rows, Tensor blocks, bool tiled, bool precise) -> Tensor")
+# Only compiled code multiplies: rows bfloat16[..., K], as integers of 15 bits if `fine` and else of 8, by N columns
+# that `packed_blocks` laid out. Sums are in float32, and returned so if `precise`, else as bfloat16, [..., N].
+torch.library.define("foredraft::multiply_blocks", "(Tensor rows, Tensor blocks, bool precise, bool fine) -> Tensor")
 torch.library.register_fake(
     "foredraft::multiply_blocks",
-    lambda rows, blocks, _tiled, precise: rows.new_empty(
+    lambda rows, blocks, precise, _fine: rows.new_empty(
         *rows.shape[:-1], blocks.shape[0] * STRIP, dtype=torch.float32 if precise else rows.dtype
     ),
 )
 
 
 class BlockLinear(nn.Module):
-    """A linear map by quantised weights, `tiled` or not as `packed_blocks` made them, with a bias, float[N] or None.
+    """A linear map by quantised weights as `packed_blocks` made them, with a bias, float[N] or None.
 
     Its result is bfloat16, or float32 like the sums if `precise`. Its forward can be traced and compiled, not run.
     """
 
-    def __init__(self, blocks: torch.Tensor, bias: torch.Tensor | None, *, tiled: bool, precise: bool) -> None:
+    def __init__(self, blocks: torch.Tensor, bias: torch.Tensor | None, *, precise: bool) -> None:
         super().__init__()
         self.register_buffer("blocks", blocks)
-        self.bias, self._tiled, self._precise = bias, tiled, precise
+        self.bias, self._precise = bias, precise
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        product: torch.Tensor = torch.ops.foredraft.multiply_blocks(rows, self.blocks, self._tiled, self._precise)
+        product: torch.Tensor = torch.ops.foredraft.multiply_blocks(rows, self.blocks, self._precise, False)
         return product if self.bias is None else product + self.bias
 
 
@@ -261,8 +256,21 @@ def product_bytes(model: nn.Module) -> int:
     return sum(each.nbytes for each in (*quantised, *(m.weight for m in model.modules() if isinstance(m, nn.Linear))))
 
 
+def dequantised_told(model: nn.Module) -> str:
+    """Describe the matrices that `quantised_weights` left to a model as they were dequantised; "" for none."""
+    left = [layer.weight for layer in model.modules() if isinstance(layer, nn.Linear)]
+    if not left:
+        return ""
+    uneven = sum(bool(each.shape[0] % STRIP or each.shape[1] % DEPTH) for each in left)
+    return (
+        f"{len(left)} matrices stay dequantised, {sum(each.nbytes for each in left) / 1e6:.1f} MB: {uneven} are no "
+        f"multiple of {DEPTH} wide and of {STRIP} high, and {len(left) - uneven} are not in the file, or in a format "
+        "that has no kernel."
+    )
+
+
 @contextmanager
-def quantised_weights(model: Any, rows: QuantisedRows, *, tiled: bool) -> Iterator[int]:
+def quantised_weights(model: Any, rows: QuantisedRows) -> Iterator[int]:
     """Make a model multiply by quantised weights, a file's or those of `round_weights`, until the block ends.
 
     Its LM head returns float32. Yields the number of linear maps that do.
@@ -273,10 +281,10 @@ def quantised_weights(model: Any, rows: QuantisedRows, *, tiled: bool) -> Iterat
         if not _is_product(layer):
             continue
         matrix = getattr(layer, _ROUNDED, None)
-        blocks = rows.packed(layer.weight, tiled=tiled) if matrix is None else packed_blocks(matrix, tiled=tiled)
+        blocks = rows.packed(layer.weight) if matrix is None else packed_blocks(matrix)
         if blocks is not None:
             theirs[name] = layer
-            model.set_submodule(name, BlockLinear(blocks, layer.bias, tiled=tiled, precise=layer is head))
+            model.set_submodule(name, BlockLinear(blocks, layer.bias, precise=layer is head))
     try:
         yield len(theirs)
     finally:

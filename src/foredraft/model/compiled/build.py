@@ -25,7 +25,7 @@ import torch
 from foredraft.atomic_file import TEMPORARY_SUFFIX, place_file
 from foredraft.contracts import CostCurve
 from foredraft.errors import ForedraftError, ForedraftWarning, UsageError, told
-from foredraft.model.compiled.blocks import QuantisedRows, product_bytes, quantised_weights
+from foredraft.model.compiled.blocks import QuantisedRows, dequantised_told, product_bytes, quantised_weights
 from foredraft.model.compiled.export import (
     CONTEXT,
     FunctionalForward,
@@ -33,8 +33,9 @@ from foredraft.model.compiled.export import (
     compiled_attention,
     merge_products,
     precise_logits,
+    precision_told,
 )
-from foredraft.model.compiled.kernels import block_kernel, own_kernels
+from foredraft.model.compiled.kernels import has_own_products, own_kernels
 from foredraft.model.compiled.library import CompiledLibrary, can_load, return_memory, weights_apart, weights_beside
 from foredraft.model.compiled.package import (
     ANY,
@@ -192,7 +193,7 @@ def _compiled(subject: Subject, package: PackageRecord, folder: Path) -> Package
     try:
         for recipe in RECIPES:
             try:
-                _compile(subject, package, recipe, beside)
+                precision = _compile(subject, package, recipe, beside)
                 kernels = kernels_in(beside)
                 if recipe == _OWN and any("linear_pointwise" in kernel for kernel in kernels):
                     raise RuntimeError("some products are left to the vendor's library")
@@ -214,11 +215,12 @@ def _compiled(subject: Subject, package: PackageRecord, folder: Path) -> Package
         for file in (beside, weights_beside(beside)):
             file.unlink(missing_ok=True)
     ranges = recipe == _OWN and subject.takes_ranges
-    return replace(package, sha256=package_hash(path), recipe=recipe, kernels=kernels, lost=lost, ranges=ranges)
+    made = replace(package, recipe=recipe, kernels=kernels, precision=precision, lost=lost, ranges=ranges)
+    return replace(made, sha256=package_hash(path))
 
 
-def _compile(subject: Subject, package: PackageRecord, recipe: str, path: Path) -> None:
-    """Trace the forward and compile it by one recipe, to the file `path`."""
+def _compile(subject: Subject, package: PackageRecord, recipe: str, path: Path) -> str:
+    """Trace the forward and compile it by one recipe, to the file `path`; return the record's `precision`."""
     from torch._inductor import aoti_compile_and_package  # the documented compiler; slow to import
 
     own = recipe == _OWN
@@ -228,16 +230,16 @@ def _compile(subject: Subject, package: PackageRecord, recipe: str, path: Path) 
         "cpp.min_chunk_size": _LEAST_SHARED,
         "aot_inductor.precompile_headers": False,  # for two files they take longer than they save
     }  # fmt: skip
-    ranges = own and subject.takes_ranges
+    ranges, told_of = own and subject.takes_ranges, []
     token_ids = np.zeros(min(_TRACED_ROWS, package.most_rows), np.int64)
-    kernel = block_kernel()
     with ExitStack() as contexts:
         contexts.enter_context(torch.no_grad())
         if own:
             options |= contexts.enter_context(weights_apart(weights_beside(path)))
-            if kernel is not None and subject.dtype == torch.bfloat16:
+            if has_own_products() and subject.dtype == torch.bfloat16:
                 rows = QuantisedRows(quantised_file(subject.model), subject.dtype)
-                contexts.enter_context(quantised_weights(subject.model, rows, tiled=kernel == "tile"))
+                if contexts.enter_context(quantised_weights(subject.model, rows)):
+                    told_of.append(dequantised_told(subject.model))
             contexts.enter_context(own_kernels(cached=product_bytes(subject.model) <= last_cache()))
         contexts.enter_context(precise_logits(subject.model))
         if ranges:
@@ -248,7 +250,9 @@ def _compile(subject: Subject, package: PackageRecord, recipe: str, path: Path) 
         program = torch.export.export(subject.forward, arguments, strict=False, dynamic_shapes=dimensions)
         if own:
             merge_products(program)
+            told_of.insert(0, precision_told(program))
         aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
+    return " ".join(filter(None, told_of))
 
 
 @torch.inference_mode()

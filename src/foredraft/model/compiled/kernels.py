@@ -1,12 +1,11 @@
 """Our kernels, which replace those of torch's compiler in a forward: attention, and products with weights.
 
 In each of them a row has the same bits whatever other rows are in the pass. `own_kernels` gives them to the compiler:
-attention of a few rows, each over its own range of slots (attention.cpp.jinja); products in float32 and bfloat16, by
-single numbers or pairs (products.cpp.jinja) or tiles (tile_products.cpp.jinja), with their division among threads and
-caches (blocking.cpp.jinja); and products with the integers of a GGUF file (blocks.cpp.jinja), by tiles
-(tile_blocks.cpp.jinja), by pairs (pair_blocks.cpp.jinja) or as integers (integer_blocks.cpp.jinja).
-docs/explanation/compiled.md explains why they are faster. Uses the compiler's template interfaces, some of them
-private. Does not depend on models, or on how a forward is traced.
+attention of a few rows, each over its own range of slots (attention.cpp.jinja); products in float32 and bfloat16
+(products.cpp.jinja), with their division among threads and caches (blocking.cpp.jinja); and products with the integers
+of a GGUF file (blocks.cpp.jinja, and integers.cpp.jinja, which does not depend on torch). Which instructions they use
+follows from the processor alone. docs/explanation/compiled.md explains why they are faster. Uses the compiler's
+template interfaces, some of them private. Does not depend on models, or on how a forward is traced.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,29 +13,22 @@ from contextlib import contextmanager
 from functools import cache, partial
 from math import prod
 from pathlib import Path
-from time import perf_counter
-from timeit import repeat
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch.library import custom_op
-from torch.nn.functional import linear
 
-from foredraft.model.compiled.blocks import LEAST, STRIP, layout_of
+from foredraft.model.compiled.blocks import STRIP, layout_of
 
 LANES = 16  # float32 numbers in the widest vector register, of 512 bits; the size of a head must be a multiple of this
-PAIR_TRIALS = 20  # products of each kind that `pairs_are_quicker` times; chosen
 _QUERIES = 4  # query rows whose values are summed together, so that each value is read once for all of them
 _ALL_CACHES = 3  # locality of a prefetch, as GCC's __builtin_prefetch takes it; 0 is past the caches
 _BYTES_AHEAD = 9 * 1024  # that weights are prefetched; 2 KiB are too few where the cache is shared, 18 no better
-_BLOCK_ROWS = {512: 8, 256: 4}  # whose sums by two vectors of weights fill the registers, by the bits of a register
-_PAIR = 2  # the depth of what one instruction multiplies by pairs
-_TILES = (32, 32, 32)  # rows, columns and depth of a product by tiles; one instruction of AMX multiplies that depth
-_TILED_HEAD = 160  # the most numbers of a head: of AMX's eight tiles, one holds sums, two keys, five a query's numbers
 _WIDEST = 512  # bits of a vector register; there are enough of them then to score four slots for four queries at once
 _WIDEST_PADDING = 1 / 16  # of the columns; the last strip of weights is filled up with zeros, which take time too
-_PAIRS_QUICKER = 1.2
+_QUANTISED_ALONE = 4096  # numbers of a pass's rows that become integers sooner than threads wait for each other; chosen
+_STRIPS_AT_ONCE = 8  # of a product that a thread takes, 40 to 110 KiB at 4 bits in SmolLM2; chosen
 
 
 @custom_op("foredraft::attend", mutates_args=())
@@ -75,8 +67,7 @@ def own_kernels(*, cached: bool = False) -> Iterator[None]:
     """Make torch's compiler use these kernels until the block ends.
 
     Weights that are `cached`, as a draft model's can be, are prefetched into the caches. Others are prefetched past
-    them, so that what steps need beside passes, such as the draft model's weights, is found there. (Not by tiles and
-    by AVX2's integers, where this was not measured.)
+    them, so that what steps need beside passes, such as the draft model's weights, is found there.
 
     Products stay the compiler's where the processor has neither AVX-512 nor AVX2. Sines and cosines are kept, which the
     compiler counts as cheap and would compute again, those of every position, for every head of every layer.
@@ -95,8 +86,7 @@ def own_kernels(*, cached: bool = False) -> Iterator[None]:
     blocking = division.GEMM_TEMPLATE_INIT_BLOCKING_EXTENDED
     our_blocking = Path(__file__).with_name("blocking.cpp.jinja").read_text(encoding="utf-8")
     ours = f"{{% if micro_gemm.own is defined %}}{our_blocking}{{% else %}}{blocking}{{% endif %}}"
-    avx2 = torch.cpu._is_avx2_supported()  # noqa: SLF001  # torch has no public name for it
-    ours_or_theirs = _product_kernels(locality) if avx2 else products.micro_gemm_configs
+    ours_or_theirs = _product_kernels(locality) if has_own_products() else products.micro_gemm_configs
     with (
         patch.object(products, "micro_gemm_configs", ours_or_theirs),
         patch.object(division, "GEMM_TEMPLATE_INIT_BLOCKING_EXTENDED", ours),
@@ -112,26 +102,9 @@ def own_kernels(*, cached: bool = False) -> Iterator[None]:
             table.update(theirs)
 
 
-@cache
-@torch.inference_mode()
-def pairs_are_quicker(clock: Callable[[], float] = perf_counter) -> bool:
-    """Return whether this processor multiplies bfloat16 by pairs, and faster than float32; takes some 20 ms.
-
-    Times the vendor's library, which has kernels of both kinds.
-    """
-    if not torch.cpu._is_avx512_bf16_supported():  # noqa: SLF001  # torch has no public name for it
-        return False
-    rows, depth, columns = 16, 1024, 2048  # of a product such as a forward has
-    seconds = []
-    for dtype in (torch.float32, torch.bfloat16):
-        product = partial(linear, torch.ones(rows, depth, dtype=dtype), torch.ones(columns, depth, dtype=dtype))
-        seconds.append(min(repeat(product, timer=clock, repeat=PAIR_TRIALS, number=1)))
-    return seconds[0] > _PAIRS_QUICKER * seconds[1]
-
-
-def _has_tiles() -> bool:
-    """Return whether this processor multiplies tiles of bfloat16 (Intel's AMX)."""
-    return torch.cpu._is_amx_tile_supported()  # noqa: SLF001  # torch has no public name for it
+def has_own_products() -> bool:
+    """Return whether this processor has the instructions of our products."""
+    return torch.cpu._is_avx2_supported()  # noqa: SLF001  # torch has no public name for it
 
 
 @cache
@@ -195,9 +168,6 @@ def _lowered_attention(query: Any, key: Any, value: Any, mask: Any, ranges: Any,
     heads, rows, size = query.get_size()
     dtype, width = query.get_dtype(), heads * size
     bits = pick_vec_isa().bit_width() or 256  # torch's vectors have this size also where there are no instructions
-    by_pairs = dtype == torch.bfloat16 and bits == _WIDEST and size % (2 * LANES) == 0
-    tiles = by_pairs and size <= _TILED_HEAD and _has_tiles()
-    paired = by_pairs and not tiles and pairs_are_quicker()
     # as many of a value's vectors are summed at once as divide it and fit into the registers
     vectors, fitting = int(size) * 32 // bits, ((32 if bits == _WIDEST else 16) - 2) // (_QUERIES + 1)
     at_once = max(count for count in range(1, fitting + 1) if vectors % count == 0)
@@ -207,33 +177,19 @@ def _lowered_attention(query: Any, key: Any, value: Any, mask: Any, ranges: Any,
         inputs,
         FixedLayout(query.get_device(), dtype, [rows, width], [width, 1]),
         size=int(size),
-        queries=LANES if tiles else _QUERIES,
-        summed=_QUERIES,
-        interleaved=by_pairs and at_once % 2 == 0,
-        tiles=tiles,
+        queries=_QUERIES,
+        interleaved=dtype == torch.bfloat16 and bits == _WIDEST and at_once % 2 == 0,
         at_once=at_once,
         scaling=repr(float(scaling)),
         vector_bits=bits,
-        paired=paired,
-        query_t=DTYPE_TO_CPP[dtype if paired or tiles else torch.float32],
         input_t=DTYPE_TO_CPP[dtype],
         restrict_keyword=get_restrict_keyword(),
     )
 
 
-def block_kernel() -> str | None:
-    """Return the kind of kernel for quantised weights here: "tile", "pair" or "integer"; None without AVX2."""
-    if _has_tiles():
-        return "tile"
-    if pairs_are_quicker():
-        return "pair"
-    return "integer" if torch.cpu._is_avx2_supported() else None  # noqa: SLF001  # torch has no public name for it
-
-
-def _lowered_blocks(rows: Any, blocks: Any, tiled: bool, precise: bool, *, locality: int) -> Any:
+def _lowered_blocks(rows: Any, blocks: Any, precise: bool, fine: bool, *, locality: int) -> Any:
     """Return the kernel's call as torch's compiler represents it; the arguments are those of `multiply_blocks`."""
-    from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP, GemmBlocking
-    from torch._inductor.cpu_vec_isa import pick_vec_isa
+    from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
     from torch._inductor.ir import ExternKernel, FixedLayout
     from torch._inductor.lowering import view
 
@@ -242,12 +198,6 @@ def _lowered_blocks(rows: Any, blocks: Any, tiled: bool, precise: bool, *, local
     width = strips * STRIP
     flat = ExternKernel.require_contiguous(ExternKernel.realize_input(view(rows, [count, depth])))
     inputs = {"rows": flat, "blocks": ExternKernel.require_contiguous(ExternKernel.realize_input(blocks))}
-    vector_bits = pick_vec_isa().bit_width() or 256
-    product = None
-    if tiled:  # its sums are those of a product with the widened weights
-        kernel, dtypes = _product_kernel(tiles=True, ahead=0), [torch.bfloat16] * 2 + [torch.float32] * 2
-        product = kernel("multiply_widened", *dtypes, GemmBlocking(*_TILES))
-    layout = layout_of(int(blocks.get_size()[2]), blocks.get_dtype())
     dtype = torch.float32 if precise else rows.get_dtype()
     result = _kernel_call(
         "multiply_blocks",
@@ -255,84 +205,58 @@ def _lowered_blocks(rows: Any, blocks: Any, tiled: bool, precise: bool, *, local
         inputs,
         FixedLayout(rows.get_device(), dtype, [count, width], [width, 1]),
         output_t=DTYPE_TO_CPP[dtype],
-        bytes=layout.size,
         depth=int(depth),
         strips=int(strips),
-        way=block_kernel(),
-        least=0 if layout.minima else LEAST,
-        wide=vector_bits == _WIDEST,
-        at_once=_BLOCK_ROWS[vector_bits],
-        product=product,
+        fine=fine,
         locality=locality,
-        **layout._asdict(),
+        serial=_QUANTISED_ALONE,
+        strips_at_once=_STRIPS_AT_ONCE,
+        **layout_of(int(blocks.get_size()[2]), blocks.get_dtype())._asdict(),
     )
     return view(result, [*leading, width])
 
 
 def _product_kernels(locality: int) -> dict[Any, list[Any]]:
-    """Return our product kernels with their sizes; torch's compiler uses the largest that fits.
+    """Return our product kernel with its sizes; torch's compiler uses the largest that fits.
 
-    Eight rows by three vectors fill the registers of AVX-512, four by three those of AVX2, and two tiles by two the
-    tiles of AMX. Pairs and tiles multiply bfloat16 alone.
+    Eight rows by three vectors fill the registers of AVX-512, four by three those of AVX2. `locality` is how many
+    caches are to keep prefetched weights, as the C++ compiler's builtin function takes it.
     """
-    from torch._inductor.cpu_vec_isa import VecAMX, VecAVX2, VecAVX512
+    from torch._inductor.codegen.cpp_micro_gemm import CppMicroGemm
+    from torch._inductor.cpu_vec_isa import VecAVX2, VecAVX512
 
-    sizes: list[tuple[Any, torch.dtype, list[tuple[int, int, int]]]] = []
-    if pairs_are_quicker():
-        sizes.append((VecAVX512, torch.bfloat16, [(8, 48, _PAIR), (8, 32, _PAIR)]))
-    for dtype in (torch.bfloat16, torch.float32):
-        sizes += [(VecAVX512, dtype, [(8, 48, 1), (8, 32, 1)]), (VecAVX2, dtype, [(4, 24, 1), (4, 16, 1)])]
-    ours = {_product_kernel(locality): [config for each in sizes for config in _configurations(*each)]}
-    if _has_tiles():
-        ours[_product_kernel(tiles=True)] = _configurations(VecAMX, torch.bfloat16, [_TILES])
-    return ours
-
-
-def _product_kernel(locality: int = _ALL_CACHES, *, tiles: bool = False, ahead: int = _BYTES_AHEAD) -> Any:
-    """Return a kernel, by tiles or by vectors, as a class for torch's compiler.
-
-    Whether vectors hold single numbers or pairs is told by the depth of its sizes. `ahead` are the bytes that weights
-    are prefetched, and `locality` how many caches are to keep them, as the compiler's builtin function takes it.
-    """
-    from torch._inductor.codegen.cpp_micro_gemm import CppMicroGemm, CppMicroGemmAMX, LayoutType
-
-    # torch's own kernel by tiles has the compiler set tiles up and release them
-    common: Any = CppMicroGemmAMX if tiles else CppMicroGemm
-
-    class OwnMicroGemm(common):  # type: ignore[misc]  # torch's interface: it asks for a subclass
+    class OwnMicroGemm(CppMicroGemm):  # torch's interface: it asks for a subclass
         own = True  # which `own_kernels` has the compiler's template ask for
 
         def codegen_define(self, kernel: Any) -> str:
-            block_m, block_n, block_k = self.register_blocking
-            rendered: str = _template("tile_products" if tiles else "products").render(
-                declare_kernel=self.get_kernel_declaration(),
+            own: Any = self  # torch leaves it unannotated
+            block_m, block_n, _ = own.register_blocking
+            rendered: str = _template("products").render(
+                declare_kernel=own.get_kernel_declaration(),
                 kernel=kernel,
-                paired=block_k == _PAIR,
                 block_m=block_m,
                 block_n=block_n,
-                block_k=block_k,
                 locality=locality,
-                ahead=ahead // (block_n * self.input2_dtype.itemsize),
-                **self.get_common_options(),
+                ahead=_BYTES_AHEAD // (block_n * own.input2_dtype.itemsize),
+                **own.get_common_options(),
             )
             return rendered
 
-        def get_b_layout(self) -> Any:
-            return LayoutType.NORMAL if self.register_blocking.block_k == 1 else LayoutType.VNNI2
-
-    return OwnMicroGemm
+    sizes = {VecAVX512: [(8, 48, 1), (8, 32, 1)], VecAVX2: [(4, 24, 1), (4, 16, 1)]}
+    dtypes = (torch.bfloat16, torch.float32)
+    found = [config for dtype in dtypes for each, of in sizes.items() for config in _configurations(each, dtype, of)]
+    return {OwnMicroGemm: found}
 
 
 def _configurations(instructions: Any, dtype: torch.dtype, sizes: list[tuple[int, int, int]]) -> list[Any]:
     """Return a kernel's sizes, rows by columns by depth, for torch's compiler."""
     from torch._inductor.codegen.cpp_micro_gemm import generate_gemm_config
 
-    def taken(config: Any, _m: Any, n: Any, k: Any, alpha: float, *_: Any, **__: Any) -> bool:
+    def taken(config: Any, _m: Any, n: Any, _k: Any, alpha: float, *_: Any, **__: Any) -> bool:
         """Take the wider of two strips, unless it needs more filling up than is worth it."""
-        _, columns, depth = config.register_blocking
-        wider = max(size[1] for size in sizes)
+        wider = max(columns for _, columns, _ in sizes)
         filled = -n % wider <= n * _WIDEST_PADDING
-        return alpha == 1 and k % depth == 0 and (len(sizes) == 1 or filled == (columns == wider))
+        return alpha == 1 and filled == (config.register_blocking.block_n == wider)
 
     found: list[Any] = generate_gemm_config(
         instructions, sizes, dtype, output_dtype=torch.float32, compute_dtype=torch.float32, extra_check=taken

@@ -30,7 +30,7 @@ from foredraft.model.fingerprint import architecture
 
 MOST_ROWS = 256  # of a compiled pass; longer prompts take several passes; chosen
 EAGER = "eager"
-_FORMAT = 17  # of a package; increased when the code that it is compiled from changes
+_FORMAT = 18  # of a package; increased when the code that it is compiled from changes
 RECORD = "compiled.json"  # the file beside the packages of a folder
 _CLEARLY = 1.1
 """A package is used if it takes at most this many times as long as the uncompiled model, because the same passes, timed
@@ -49,6 +49,7 @@ class PackageRecord:
     sha256: str = ""  # of its bytes
     recipe: str = ""  # how it was compiled
     kernels: tuple[str, ...] = ()  # ours and the vendor's that it calls
+    precision: str = ""  # sentences about quantised weights and the rows that they are multiplied by
     lost: Mapping[str, str] = field(default_factory=dict)  # better recipes that failed, and why
     ranges: bool = False  # whether each row has its own range of slots, as passes over several sequences need
 
@@ -61,7 +62,8 @@ class PackageRecord:
         rows = "one row" if self.most_rows == 1 else f"{self.least_rows} to {self.most_rows} rows"
         made_of = f" ({', '.join(self.kernels)})" if self.kernels else ""
         failed = "".join(f" {name[0].upper()}{name[1:]} failed: {reason}." for name, reason in self.lost.items())
-        return f"The package for {rows} is made of {self.recipe}{made_of}.{failed}"
+        precision = f" {self.precision}" if self.precision else ""
+        return f"The package for {rows} is made of {self.recipe}{made_of}.{precision}{failed}"
 
 
 ANY = PackageRecord("any", "any.pt2", 2, MOST_ROWS)  # from 2: the exporter treats a dimension that may be 1 as constant
