@@ -35,7 +35,7 @@ from foredraft.model.compiled.export import (
     precise_logits,
     precision_told,
 )
-from foredraft.model.compiled.kernels import has_own_products, own_kernels
+from foredraft.model.compiled.kernels import multiplies_integers, own_kernels
 from foredraft.model.compiled.library import CompiledLibrary, can_load, return_memory, weights_apart, weights_beside
 from foredraft.model.compiled.package import (
     ANY,
@@ -236,7 +236,7 @@ def _compile(subject: Subject, package: PackageRecord, recipe: str, path: Path) 
         contexts.enter_context(torch.no_grad())
         if own:
             options |= contexts.enter_context(weights_apart(weights_beside(path)))
-            if has_own_products() and subject.dtype == torch.bfloat16:
+            if multiplies_integers() and subject.dtype == torch.bfloat16:
                 rows = QuantisedRows(quantised_file(subject.model), subject.dtype)
                 if contexts.enter_context(quantised_weights(subject.model, rows)):
                     told_of.append(dequantised_told(subject.model))

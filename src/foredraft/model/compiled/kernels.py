@@ -8,6 +8,7 @@ follows from the processor alone. docs/explanation/compiled.md explains why they
 template interfaces, some of them private. Does not depend on models, or on how a forward is traced.
 """
 
+import platform
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
@@ -20,6 +21,7 @@ import torch
 from torch.library import custom_op
 
 from foredraft.model.compiled.blocks import STRIP, layout_of
+from foredraft.model.compiled.package import processor_lines
 
 LANES = 16  # float32 numbers in the widest vector register, of 512 bits; the size of a head must be a multiple of this
 _QUERIES = 4  # query rows whose values are summed together, so that each value is read once for all of them
@@ -86,7 +88,7 @@ def own_kernels(*, cached: bool = False) -> Iterator[None]:
     blocking = division.GEMM_TEMPLATE_INIT_BLOCKING_EXTENDED
     our_blocking = Path(__file__).with_name("blocking.cpp.jinja").read_text(encoding="utf-8")
     ours = f"{{% if micro_gemm.own is defined %}}{our_blocking}{{% else %}}{blocking}{{% endif %}}"
-    ours_or_theirs = _product_kernels(locality) if has_own_products() else products.micro_gemm_configs
+    ours_or_theirs = _product_kernels(locality) if _has_avx2() else products.micro_gemm_configs
     with (
         patch.object(products, "micro_gemm_configs", ours_or_theirs),
         patch.object(division, "GEMM_TEMPLATE_INIT_BLOCKING_EXTENDED", ours),
@@ -102,8 +104,13 @@ def own_kernels(*, cached: bool = False) -> Iterator[None]:
             table.update(theirs)
 
 
-def has_own_products() -> bool:
-    """Return whether this processor has the instructions of our products."""
+def multiplies_integers() -> bool:
+    """Return whether this processor has instructions that products with quantised weights are written for."""
+    arm = platform.machine() == "arm64" or " asimddp" in "".join(processor_lines("features"))  # Apple's all have them
+    return _has_avx2() or arm
+
+
+def _has_avx2() -> bool:
     return torch.cpu._is_avx2_supported()  # noqa: SLF001  # torch has no public name for it
 
 
