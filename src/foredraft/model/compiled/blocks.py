@@ -223,12 +223,12 @@ def layout_of(size: int, dtype: torch.dtype) -> BlockLayout:
     return next(each for each in layouts if each.size == size and _DTYPES[each.bits] == dtype)
 
 
-# Only compiled code multiplies: rows bfloat16[..., K], as integers of 15 bits if `fine` and else of 8, by N columns
-# that `packed_blocks` laid out. Sums are in float32, and returned so if `precise`, else as bfloat16, [..., N].
-torch.library.define("foredraft::multiply_blocks", "(Tensor rows, Tensor blocks, bool precise, bool fine) -> Tensor")
+# Only compiled code multiplies: rows bfloat16[..., K], rounded to integers by blocks, by N columns that `packed_blocks`
+# laid out. Sums are in float32, and returned so if `precise`, else as bfloat16, [..., N].
+torch.library.define("foredraft::multiply_blocks", "(Tensor rows, Tensor blocks, bool precise) -> Tensor")
 torch.library.register_fake(
     "foredraft::multiply_blocks",
-    lambda rows, blocks, precise, _fine: rows.new_empty(
+    lambda rows, blocks, precise: rows.new_empty(
         *rows.shape[:-1], blocks.shape[0] * STRIP, dtype=torch.float32 if precise else rows.dtype
     ),
 )
@@ -246,7 +246,7 @@ class BlockLinear(nn.Module):
         self.bias, self._precise = bias, precise
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        product: torch.Tensor = torch.ops.foredraft.multiply_blocks(rows, self.blocks, self._precise, False)
+        product: torch.Tensor = torch.ops.foredraft.multiply_blocks(rows, self.blocks, self._precise)
         return product if self.bias is None else product + self.bias
 
 

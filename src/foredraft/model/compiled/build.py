@@ -33,7 +33,6 @@ from foredraft.model.compiled.export import (
     compiled_attention,
     merge_products,
     precise_logits,
-    precision_told,
 )
 from foredraft.model.compiled.kernels import multiplies_integers, own_kernels
 from foredraft.model.compiled.library import CompiledLibrary, can_load, return_memory, weights_apart, weights_beside
@@ -193,7 +192,7 @@ def _compiled(subject: Subject, package: PackageRecord, folder: Path) -> Package
     try:
         for recipe in RECIPES:
             try:
-                precision = _compile(subject, package, recipe, beside)
+                dequantised = _compile(subject, package, recipe, beside)
                 kernels = kernels_in(beside)
                 if recipe == _OWN and any("linear_pointwise" in kernel for kernel in kernels):
                     raise RuntimeError("some products are left to the vendor's library")
@@ -215,12 +214,12 @@ def _compiled(subject: Subject, package: PackageRecord, folder: Path) -> Package
         for file in (beside, weights_beside(beside)):
             file.unlink(missing_ok=True)
     ranges = recipe == _OWN and subject.takes_ranges
-    made = replace(package, recipe=recipe, kernels=kernels, precision=precision, lost=lost, ranges=ranges)
+    made = replace(package, recipe=recipe, kernels=kernels, dequantised=dequantised, lost=lost, ranges=ranges)
     return replace(made, sha256=package_hash(path))
 
 
 def _compile(subject: Subject, package: PackageRecord, recipe: str, path: Path) -> str:
-    """Trace the forward and compile it by one recipe, to the file `path`; return the record's `precision`."""
+    """Trace the forward and compile it by one recipe, to the file `path`; return the record's `dequantised`."""
     from torch._inductor import aoti_compile_and_package  # the documented compiler; slow to import
 
     own = recipe == _OWN
@@ -230,7 +229,7 @@ def _compile(subject: Subject, package: PackageRecord, recipe: str, path: Path) 
         "cpp.min_chunk_size": _LEAST_SHARED,
         "aot_inductor.precompile_headers": False,  # for two files they take longer than they save
     }  # fmt: skip
-    ranges, told_of = own and subject.takes_ranges, []
+    ranges, dequantised = own and subject.takes_ranges, ""
     token_ids = np.zeros(min(_TRACED_ROWS, package.most_rows), np.int64)
     with ExitStack() as contexts:
         contexts.enter_context(torch.no_grad())
@@ -239,7 +238,7 @@ def _compile(subject: Subject, package: PackageRecord, recipe: str, path: Path) 
             if multiplies_integers() and subject.dtype == torch.bfloat16:
                 rows = QuantisedRows(quantised_file(subject.model), subject.dtype)
                 if contexts.enter_context(quantised_weights(subject.model, rows)):
-                    told_of.append(dequantised_told(subject.model))
+                    dequantised = dequantised_told(subject.model)
             contexts.enter_context(own_kernels(cached=product_bytes(subject.model) <= last_cache()))
         contexts.enter_context(precise_logits(subject.model))
         if ranges:
@@ -250,9 +249,8 @@ def _compile(subject: Subject, package: PackageRecord, recipe: str, path: Path) 
         program = torch.export.export(subject.forward, arguments, strict=False, dynamic_shapes=dimensions)
         if own:
             merge_products(program)
-            told_of.insert(0, precision_told(program))
         aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
-    return " ".join(filter(None, told_of))
+    return dequantised
 
 
 @torch.inference_mode()

@@ -34,8 +34,6 @@ _SHAPED = (1, 2)  # sequences, and tokens of each, that show what the model writ
 _COMPILED = "foredraft_compiled"
 _LINEAR = torch.ops.aten.linear.default
 _BLOCKS = torch.ops.foredraft.multiply_blocks.default
-_FINE = 3  # the argument of `_BLOCKS` that says whether rows have 15 bits
-_ATTENTION = (torch.ops.foredraft.attend.default, torch.ops.aten.scaled_dot_product_attention.default)
 _TAKEN_APART = (torch.ops.aten.view.default, torch.ops.aten.reshape.default, torch.ops.aten.unflatten.int)
 
 
@@ -266,16 +264,14 @@ def merge_products(program: torch.export.ExportedProgram, *, apart: bool = False
 
     The program is changed in place; each number that comes out is the same as before. Those whose results go through a
     function stay apart, as the compiler computes that within the product, unless their weights are quantised, or the
-    functions are computed `apart`. Products with quantised weights whose results attention reads take rows in 15 bits.
+    functions are computed `apart`.
     """
     graph = program.graph_module.graph
     groups: dict[tuple[Any, ...], list[Node]] = {}
     for node in graph.nodes:
         if node.target is _BLOCKS:
             blocks = node.args[1].meta["val"]
-            fine = _reaches_attention(node)
-            node.update_arg(_FINE, fine)
-            groups.setdefault((node.args[0], blocks.shape[1:], blocks.dtype, fine, node.args[2]), []).append(node)
+            groups.setdefault((node.args[0], blocks.shape[1:], blocks.dtype, *node.args[2:]), []).append(node)
         if node.target is not _LINEAR or not (apart or all(user.target in _TAKEN_APART for user in node.users)):
             continue
         rows, *weights = node.args
@@ -285,30 +281,6 @@ def merge_products(program: torch.export.ExportedProgram, *, apart: bool = False
         if len(group) > 1:
             _merge(graph, group)
     program.graph_module.recompile()
-
-
-def precision_told(program: torch.export.ExportedProgram) -> str:
-    """Describe the precision of rows in the products of a merged program with quantised weights; "" without any."""
-    fine = [node.args[_FINE] for node in program.graph.nodes if node.target is _BLOCKS]
-    if not fine:
-        return ""
-    return (
-        f"Rows are multiplied as integers of 15 bits in {sum(fine)} products, whose results are queries, keys and "
-        f"values, and of 8 bits in {len(fine) - sum(fine)}."
-    )
-
-
-def _reaches_attention(product: Node) -> bool:
-    """Return whether what a product makes is read by attention before any other product: queries, keys and values."""
-    seen, found = {product}, [product]
-    while found:
-        for user in found.pop().users:
-            if user.target in _ATTENTION:
-                return True
-            if user not in seen and user.target not in (_LINEAR, _BLOCKS):
-                seen.add(user)
-                found.append(user)
-    return False
 
 
 def _merge(graph: Graph, group: list[Node]) -> None:

@@ -30,6 +30,9 @@ _BYTES_AHEAD = 9 * 1024  # that weights are prefetched; 2 KiB are too few where 
 _WIDEST = 512  # bits of a vector register; there are enough of them then to score four slots for four queries at once
 _WIDEST_PADDING = 1 / 16  # of the columns; the last strip of weights is filled up with zeros, which take time too
 _QUANTISED_ALONE = 4096  # numbers of a pass's rows that become integers sooner than threads wait for each other; chosen
+_STANDS_OUT = 1.5
+"""A block of a row has 15 bits if its largest number is so many times the mean of such numbers of the row's blocks.
+docs/explanation/compiled.md has what other values cost and lose."""
 _STRIPS_AT_ONCE = 8  # of a product that a thread takes, 40 to 110 KiB at 4 bits in SmolLM2; chosen
 
 
@@ -194,7 +197,7 @@ def _lowered_attention(query: Any, key: Any, value: Any, mask: Any, ranges: Any,
     )
 
 
-def _lowered_blocks(rows: Any, blocks: Any, precise: bool, fine: bool, *, locality: int) -> Any:
+def _lowered_blocks(rows: Any, blocks: Any, precise: bool, *, locality: int) -> Any:
     """Return the kernel's call as torch's compiler represents it; the arguments are those of `multiply_blocks`."""
     from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
     from torch._inductor.ir import ExternKernel, FixedLayout
@@ -214,7 +217,7 @@ def _lowered_blocks(rows: Any, blocks: Any, precise: bool, fine: bool, *, locali
         output_t=DTYPE_TO_CPP[dtype],
         depth=int(depth),
         strips=int(strips),
-        fine=fine,
+        stands_out=_STANDS_OUT,
         locality=locality,
         serial=_QUANTISED_ALONE,
         strips_at_once=_STRIPS_AT_ONCE,

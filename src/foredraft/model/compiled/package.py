@@ -49,7 +49,7 @@ class PackageRecord:
     sha256: str = ""  # of its bytes
     recipe: str = ""  # how it was compiled
     kernels: tuple[str, ...] = ()  # ours and the vendor's that it calls
-    precision: str = ""  # sentences about quantised weights and the rows that they are multiplied by
+    dequantised: str = ""  # a sentence about matrices of a quantised model that are not multiplied as integers
     lost: Mapping[str, str] = field(default_factory=dict)  # better recipes that failed, and why
     ranges: bool = False  # whether each row has its own range of slots, as passes over several sequences need
 
@@ -62,8 +62,8 @@ class PackageRecord:
         rows = "one row" if self.most_rows == 1 else f"{self.least_rows} to {self.most_rows} rows"
         made_of = f" ({', '.join(self.kernels)})" if self.kernels else ""
         failed = "".join(f" {name[0].upper()}{name[1:]} failed: {reason}." for name, reason in self.lost.items())
-        precision = f" {self.precision}" if self.precision else ""
-        return f"The package for {rows} is made of {self.recipe}{made_of}.{precision}{failed}"
+        left = f" {self.dequantised}" if self.dequantised else ""
+        return f"The package for {rows} is made of {self.recipe}{made_of}.{left}{failed}"
 
 
 ANY = PackageRecord("any", "any.pt2", 2, MOST_ROWS)  # from 2: the exporter treats a dimension that may be 1 as constant
