@@ -77,7 +77,7 @@ def test_a_compiled_rounded_model_reads_integers_and_drafts_what_it_would_write(
     )
     generator.compile()
     kernels = [kernel for package in generator.target.compiled.record.packages for kernel in package.kernels]
-    assert any("blocks of 4 bits" in kernel for kernel in kernels)
+    assert any("weights of 4 bits" in kernel for kernel in kernels)
     texts = []
     for method in ("prompt_lookup", "none"):
         generator.use(method)

@@ -263,9 +263,8 @@ def dequantised_told(model: nn.Module) -> str:
         return ""
     uneven = sum(bool(each.shape[0] % STRIP or each.shape[1] % DEPTH) for each in left)
     return (
-        f"{len(left)} matrices stay dequantised, {sum(each.nbytes for each in left) / 1e6:.1f} MB: {uneven} are no "
-        f"multiple of {DEPTH} wide and of {STRIP} high, and {len(left) - uneven} are not in the file, or in a format "
-        "that has no kernel."
+        f"Matrices that stay dequantised: {len(left)}, {sum(each.nbytes for each in left) / 1e6:.1f} MB. {uneven} are "
+        f"no multiple of {DEPTH} wide and of {STRIP} high; others are not in the file, or in a format without a kernel."
     )
 
 
