@@ -15,7 +15,8 @@ import torch
 from safetensors import SafetensorError
 
 from foredraft.errors import UnsupportedModelError, UsageError
-from foredraft.model.gguf.files import SMOLLM2, SUFFIX, gguf_folder, no_progress_bar, smollm2_file
+from foredraft.model.gguf.files import SMOLLM2, SUFFIX, gguf_folder, no_progress_bar, smollm2_file, weights_of
+from foredraft.model.gguf.reader import load_gguf
 from foredraft.model.machine import limit_threads
 from foredraft.model.rounded import KINDS, rounded_folder
 from foredraft.options import check_known
@@ -96,9 +97,12 @@ def load_model(
     with _usage_errors("model", model), no_progress_bar():
         if rounded:
             location = str(rounded_folder(location, rounded, _chosen(options, _FOR_ALL)))
-        loaded = AutoModelForCausalLM.from_pretrained(location, dtype=chosen_dtype, **given)
+        if (parts := weights_of(location)) and not rounded:
+            loaded = load_gguf(Path(location), parts, chosen_dtype, **given)
+        else:
+            loaded = AutoModelForCausalLM.from_pretrained(location, dtype=chosen_dtype, **given)
         if "device_map" not in given and "quantization_config" not in given:
-            loaded = loaded.to(chosen_device)  # type: ignore[arg-type]  # transformers wraps it and drops its self
+            loaded = loaded.to(chosen_device)
     return loaded.eval()
 
 
