@@ -208,8 +208,8 @@ def _llama3(width: int, base: float, factor: float = 32.0, original: int = 8192)
 _LINES = "attn_norm attn_q attn_k attn_v attn_output ffn_norm ffn_gate ffn_up ffn_down"
 _BIASED = "attn_norm+ attn_q+ attn_k+ attn_v+ attn_output+ ffn_norm+ ffn_up+ ffn_down+"
 _FUSED = "attn_norm+ attn_qkv+ attn_output+ ffn_norm+ ffn_up+ ffn_down+"
-_BEHIND = "attn_q attn_k attn_v attn_output attn_q_norm attn_k_norm post_attention_norm ffn_gate ffn_up ffn_down "
-"post_ffw_norm"
+_BEHIND = "attn_q attn_k attn_v attn_output attn_q_norm attn_k_norm post_attention_norm ffn_gate ffn_up ffn_down"
+_BEHIND += " post_ffw_norm"
 _EXPERTS = " ffn_gate_inp ffn_gate_exps ffn_up_exps ffn_down_exps"
 _SHARED = " ffn_gate_shexp ffn_up_shexp ffn_down_shexp"
 _GEMMA = (
@@ -416,6 +416,7 @@ CASES: Sequence[Case] = (
          centred=True),
     Case("gptneox", "gptneox", _FUSED, {".use_parallel_residual": True, ".rope.dimension_count": 8}, _CENTRED, {"K": 4},
          centred=True),
+    Case("bloom", "bloom", _FUSED, {}, "output_norm+ token_embd_norm+", {"K": 4, "F": 512}, centred=True),
     Case("nemotron", "nemotron", "attn_norm+ attn_q attn_k attn_v attn_output ffn_norm+ ffn_up ffn_down",
          {".rope.dimension_count": 16}, _CENTRED, centred=True),
     Case("arcee", "arcee", _LINES.replace("ffn_gate ", "")),

@@ -1,4 +1,4 @@
-"""GGUF files as models: their folder in the cache, their weights, and what cannot be read; test_gguf_kinds.py has kinds."""
+"""GGUF files as models: their folder, their weights, and what cannot be read; their kinds are in test_gguf_kinds.py."""
 
 import json
 import shutil
