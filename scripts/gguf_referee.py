@@ -14,6 +14,7 @@ for the tests.
 import argparse
 import ctypes
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -194,6 +195,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--record", action="store_true", help="write llama.cpp's scores for the tests")
     options = parser.parse_args(arguments)
     options.work.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(options.work / "cache", ignore_errors=True)  # folders that another version of the code made
     os.environ["FOREDRAFT_CACHE"] = str(options.work / "cache")
     if (python := options.llama) is None:
         from peers.environments import python_of
