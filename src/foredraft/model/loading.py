@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 
 from foredraft.errors import UnsupportedModelError, UsageError
-from foredraft.model.gguf import SMOLLM2, SUFFIX, gguf_folder, no_progress_bar, smollm2_file
+from foredraft.model.gguf.files import SMOLLM2, SUFFIX, gguf_folder, no_progress_bar, smollm2_file
 from foredraft.model.machine import limit_threads
 from foredraft.model.rounded import KINDS, rounded_folder
 from foredraft.options import check_known
