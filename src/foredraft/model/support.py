@@ -44,6 +44,7 @@ def cache_argument(model: Any) -> str:
 
 def inspect(config: Any) -> Support:
     """Return a configuration's properties; raises UnsupportedModelError with the reason for a model without support."""
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
     family = str(getattr(config, "model_type", "unknown"))
     layers = _layer_types(config)
     for number, kind in enumerate(layers):
