@@ -10,7 +10,7 @@ from support.tokenizers import pretrained_words
 
 TEXT = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 512,
     "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1, "tie_word_embeddings": False,
 }  # fmt: skip
 _MIXED = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
