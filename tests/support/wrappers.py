@@ -38,7 +38,7 @@ WRAPPERS = {
     "qwen2_5_vl": (_SECTIONS, _QWEN_EYE),
     "qwen3_vl": (_SECTIONS, {**_QWEN_EYE, "deepstack_visual_indexes": [0], "num_position_embeddings": 4}),
     "llama4": (
-        {"intermediate_size_mlp": 48, "num_local_experts": 2, "num_experts_per_tok": 1, "attention_chunk_size": 64},
+        {"intermediate_size_mlp": 48, "num_local_experts": 2, "num_experts_per_tok": 1},
         {**_EYE, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16},
     ),
 }

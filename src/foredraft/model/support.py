@@ -91,6 +91,11 @@ def _refuse_other_kinds(config: Any, family: str) -> None:
             f"This {family} model is an encoder, whose tokens attend to later ones; foredraft supports "
             "decoder-only models."
         )
+    if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
+        raise UnsupportedModelError(
+            f"This {family} model is an encoder, whose tokens attend to later ones; foredraft supports decoder-only "
+            "models."
+        )
     if family in _STATEFUL_FAMILIES or any(getattr(config, mark, None) is not None for mark in _STATEFUL_MARKS):
         raise UnsupportedModelError(
             f"{family} keeps a recurrent state in its layers (from layer 0 on), which cannot step back after a "

@@ -93,11 +93,6 @@ def text_class(config: Any) -> Any:
             f"This is a {config.model_type} model, which has several text models; foredraft supports decoder-only "
             "language models."
         ) from error
-    if getattr(part, "use_bidirectional_attention", None) in (True, "all"):  # Gemma 4's "vision" is for images only
-        raise UnsupportedModelError(
-            f"This {config.model_type} model is trained with tokens that attend to later ones; foredraft supports "
-            "decoder-only language models."
-        )
     is_decoder = part is config or not config.is_encoder_decoder
     if is_decoder and type(part) in AutoModelForCausalLM._model_mapping:  # noqa: SLF001  # the only way to know
         return AutoModelForCausalLM
