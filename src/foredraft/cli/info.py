@@ -52,10 +52,12 @@ def info(
 
 def _described(model: str) -> dict[str, Any]:
     """Return the facts in the configuration; UnsupportedModelError if the model is not supported."""
-    from foredraft.model.loading import build_without_weights, has_other_parts, load_config
+    from foredraft.model.loading import build_without_weights, has_other_parts, load_config, load_ends
     from foredraft.model.support import inspect
 
-    config = load_config(model)
+    config, ends = load_config(model), list[str]()
+    with suppress(UsageError):  # a model without a tokenizer has other facts
+        ends = load_ends(model)
     support = inspect(config)
     empty = build_without_weights(config)
     return {
@@ -66,7 +68,7 @@ def _described(model: str) -> dict[str, Any]:
         "window": support.window, "window_note": support.window_note,
         "vocabulary": int(empty.get_output_embeddings().weight.shape[0]),
         "parameters": sum(parameter.numel() for parameter in empty.parameters()),
-        "dtype": str(config.dtype or "float32").removeprefix("torch."),
+        "dtype": str(config.dtype or "float32").removeprefix("torch."), "ends": ends,
     }  # fmt: skip
 
 
@@ -104,6 +106,7 @@ def _print(facts: dict[str, Any]) -> None:
         "attention": f"{attention}{sliding}",
         "window": f"{window} ({facts['window_note']})" if facts["window_note"] else window,
         "vocabulary": f"{facts['vocabulary']:,}",
+        "ends of turns": "  ".join(facts["ends"]),
         "parameters": f"{facts['parameters']:,}",
         "dtype": f"{facts['dtype']} on {facts['device']}" if "device" in facts else facts["dtype"],
         "supported": "every method, chains and trees; greedy decoding and sampling",

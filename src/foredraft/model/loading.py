@@ -49,6 +49,22 @@ def load_tokenizer(model: str, **options: Unpack[LoadingOptions]) -> Any:
         return AutoTokenizer.from_pretrained(location, **given)
 
 
+def load_ends(model: str) -> list[str]:
+    """Return the tokens that end a turn by default: those of the generation configuration, else the tokenizer's.
+
+    Raises UsageError for a model without a tokenizer.
+    """
+    from transformers import GenerationConfig
+
+    location, tokenizer = located(model), load_tokenizer(model)
+    try:
+        given = GenerationConfig.from_pretrained(location).eos_token_id
+    except OSError:  # the model has none
+        given = None
+    ids = tokenizer.eos_token_id if given is None else given
+    return [str(token) for token in tokenizer.convert_ids_to_tokens(ids if isinstance(ids, list) else [ids])]
+
+
 def load_config(model: str, **options: Unpack[LoadingOptions]) -> Any:
     """Read a model's configuration, without its weights; names and errors are those of `load_model`."""
     from transformers import AutoConfig
