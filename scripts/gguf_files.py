@@ -332,6 +332,8 @@ CASES: Sequence[Case] = (
     Case("qwen3vl", "qwen3vl", _NORMED + " ffn_gate ffn_up ffn_down", _head(64) | {
          ".rope.dimension_sections": [11, 11, 10, 0], ".n_deepstack_layers": 3}, sizes=_BIG),
     Case("qwen3moe", "qwen3moe", _NORMED + _EXPERTS, _head(64) | _moe(64), sizes=_BIG),
+    Case("qwen3vlmoe", "qwen3vlmoe", _NORMED + _EXPERTS, _head(64) | _moe(64) | {
+         ".rope.dimension_sections": [11, 11, 10, 0]}, sizes=_BIG),
     Case("gemma", "gemma", _LINES, _head(256), _TIED, _WIDE, pieces=True),
     Case("gemma2", "gemma2", _GEMMA, _GEMMA2, _TIED, _WIDE, pieces=True),
     Case("gemma2 27B", "gemma2", _GEMMA, _GEMMA2 | _head(128), _TIED, {"D": 64, "H": 2, "K": 1, "hd": 128, "L": 46,

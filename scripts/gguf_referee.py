@@ -133,7 +133,9 @@ def compare_kinds(referee: Referee, words: Sequence[str], *, record: bool) -> in
         print(f"{case.name:30} {verdict:8} {row}", flush=True)
     if record:
         RECORDED.parent.mkdir(exist_ok=True)
-        np.savez_compressed(RECORDED, **recorded)
+        kept = dict(np.load(RECORDED)) if RECORDED.exists() else {}
+        names = {case.name for case in gguf_files.CASES}
+        np.savez_compressed(RECORDED, **{name: each for name, each in (kept | recorded).items() if name in names})
     return wrong
 
 
