@@ -95,8 +95,8 @@ def prompt_of(length):
     return np.random.default_rng(length).integers(1, VOCABULARY, length).astype(np.int64)
 
 
-def written(target, prompt, sampling, drafter, nodes=10):
-    seq = SequenceState(prompt, sampling, max_new_tokens=NEW_TOKENS, window=target.window)
+def written(target, prompt, sampling, drafter, nodes=10, new_tokens=NEW_TOKENS):
+    seq = SequenceState(prompt, sampling, max_new_tokens=new_tokens, window=target.window)
     records = list(Run(seq, drafter, FixedControl(nodes), DraftContext(target.vocabulary, seed=3), target).steps())
     return seq.emitted.tolist(), records
 

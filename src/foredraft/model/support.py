@@ -4,33 +4,24 @@ Reads a transformers configuration only; does not load or run the model.
 """
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
 from foredraft.errors import ForedraftWarning, UnsupportedModelError
+from foredraft.model.families import DECODERS, LAYER_REASONS, REFUSED_FAMILIES, TESTED_FAMILIES
 
-TESTED_FAMILIES = frozenset(
-    ("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "gptj", "opt", "phi",
-     "phi3", "falcon", "olmo2", "stablelm", "granite", "mixtral", "gpt_oss", "smollm3", "cohere2")
-)  # fmt: skip
-"""Families for which the project's tests compare tree rows with plain decoding."""
-
-_ENCODER_FAMILIES = frozenset(
-    ("bert", "roberta", "electra", "rembert", "camembert", "xlm-roberta", "xlm-roberta-xl", "roberta-prelayernorm",
-     "ernie", "megatron-bert", "big_bird", "roformer", "data2vec-text", "xmod", "bert-generation", "xlm", "flaubert")
-)  # fmt: skip
-_ALIBI_FAMILIES = frozenset({"bloom", "mpt"})
+_LAYERS = ("full_attention", "sliding_attention", "chunked_attention")  # the types of layers that a mask describes
 _STATEFUL_MARKS = ("ssm_cfg", "state_size", "conv_kernel", "mamba_d_state", "linear_num_key_heads", "rwkv_version")
-_STATEFUL_FAMILIES = frozenset({"mamba", "mamba2", "rwkv", "rwkv7", "recurrent_gemma", "xlstm", "falcon_mamba"})
 
 
 @dataclass(frozen=True, slots=True)
 class Support:
     """Properties of a model, from its configuration."""
 
-    family: str  # transformers' `model_type`
-    layer_types: tuple[str, ...]  # for each layer, `full_attention` or `sliding_attention`
+    family: str  # transformers' `model_type`, that of the text model in a model that also sees or hears
+    layer_types: tuple[str, ...]  # for each layer, `full_attention`, `sliding_attention` or `chunked_attention`
     windows: tuple[int | None, ...]  # for each layer, its sliding window, or None
     window: int | None  # maximum tokens of a sequence, or None if the configuration sets no limit
     window_note: str  # why `window` is smaller than the model's own, or an empty string
@@ -43,26 +34,29 @@ def cache_argument(model: Any) -> str:
 
 
 def inspect(config: Any) -> Support:
-    """Return a configuration's properties; raises UnsupportedModelError with the reason for a model without support."""
-    family = str(getattr(config, "model_type", "unknown"))
-    layers = _layer_types(config)
+    """Return a configuration's properties; raises UnsupportedModelError with the reason for a model without support.
+
+    Of a model that also sees or hears, the properties are those of its text model.
+    """
+    _refuse_family(config)
+    text = config.get_text_config(decoder=True)
+    if text is not config:
+        _refuse_family(text)
+    family, layers = str(text.model_type), _layer_types(text)
     for number, kind in enumerate(layers):
-        if kind not in ("full_attention", "sliding_attention"):
-            reason = "keeps a state that cannot step back after a rejected draft"
-            if kind.endswith("_attention") and kind != "linear_attention":
-                reason = "cannot be masked as a tree"
+        if kind not in _LAYERS:
+            reason = LAYER_REASONS.get(kind, "foredraft does not know")
             raise UnsupportedModelError(
                 f"Layer {number} of this {family} model is of type {kind!r}, which {reason}; "
                 "foredraft supports full and sliding attention."
             )
-    _refuse_other_kinds(config, family)
-    sliding = getattr(config, "sliding_window", None)
+    sliding = getattr(text, "sliding_window", None)
     if "sliding_attention" in layers and not sliding:
         raise UnsupportedModelError(
             f"This {family} model has sliding-attention layers but sets no sliding_window in its configuration."
         )
     windows = tuple(sliding if kind == "sliding_attention" else None for kind in layers)
-    window, note = _window(config)
+    window, note = _window(text, layers)
     return Support(family, tuple(layers), windows, window, note, family in TESTED_FAMILIES)
 
 
@@ -82,39 +76,42 @@ def warn_where_rows_depend(config: Any) -> None:
         warnings.warn(sentence, ForedraftWarning, stacklevel=2)
 
 
-def _refuse_other_kinds(config: Any, family: str) -> None:
+def _refuse_family(config: Any) -> None:
+    """Raise UnsupportedModelError for a configuration whose family or fields say that no tree can be verified."""
+    family = str(config.model_type)
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(f"{family} is an encoder-decoder model; foredraft supports decoder-only models.")
-    if family in _ENCODER_FAMILIES and not getattr(config, "is_decoder", False):
+    encodes = family in DECODERS and not getattr(config, "is_decoder", False)
+    if encodes or getattr(config, "use_bidirectional_attention", None) is True:
         raise UnsupportedModelError(
             f"This {family} model is an encoder, whose tokens attend to later ones; foredraft supports "
             "decoder-only models."
         )
-    if family in _STATEFUL_FAMILIES or any(getattr(config, mark, None) is not None for mark in _STATEFUL_MARKS):
-        raise UnsupportedModelError(
-            f"{family} keeps a recurrent state in its layers (from layer 0 on), which cannot step back after a "
-            "rejected draft; foredraft supports attention layers only."
-        )
+    reason = _reason(REFUSED_FAMILIES, family)
     attention = getattr(config, "attn_config", None)
-    if family in _ALIBI_FAMILIES or getattr(config, "alibi", False) or getattr(attention, "alibi", False):
+    if getattr(config, "alibi", False) or getattr(attention, "alibi", False):
+        reason = _reason(REFUSED_FAMILIES, "bloom")
+    declared = getattr(config, "layer_types", None)
+    if not declared and any(getattr(config, mark, None) is not None for mark in _STATEFUL_MARKS):
+        reason = LAYER_REASONS["linear_attention"]
+    if reason:
         raise UnsupportedModelError(
-            f"This {family} model uses ALiBi, which it derives from a row's index in the pass and not from its "
-            "position, so the rows of a tree would be scored wrongly; use a model with rotary or learned positions."
+            f"This {family} model {reason}, so drafts cannot be verified exactly; foredraft supports decoder-only "
+            "attention models with rotary or learned positions."
         )
-    for part in ("vision_config", "audio_config", "speech_config"):
-        if getattr(config, part, None) is not None:
-            raise UnsupportedModelError(
-                f"{family} is a multi-modal model ({part}); foredraft supports text-only models. "
-                "If it has a text-only class, load that model and pass it as (model, tokenizer)."
-            )
+
+
+def _reason(reasons: Mapping[str, tuple[str, ...]], name: str) -> str:
+    """Return the reason for which a family or a type of layer is refused; empty if it is not."""
+    return next((reason for reason, names in reasons.items() if name in names), "")
 
 
 def _layer_types(config: Any) -> list[str]:
     count = getattr(config, "num_hidden_layers", None)
     if not isinstance(count, int):
         raise UnsupportedModelError(
-            f"The configuration of this {getattr(config, 'model_type', 'unknown')} model names no num_hidden_layers, "
-            "so its layer types are unknown."
+            f"The configuration of this {config.model_type} model describes no stack of decoder layers (it has no "
+            "num_hidden_layers); foredraft supports decoder-only language models."
         )
     if declared := getattr(config, "layer_types", None):
         return list(declared)[:count]
@@ -127,8 +124,15 @@ def _layer_types(config: Any) -> list[str]:
     return ["sliding_attention" if sliding else "full_attention"] * count
 
 
-def _window(config: Any) -> tuple[int | None, str]:
+def _window(config: Any, layers: list[str]) -> tuple[int | None, str]:
+    """Return the most tokens of a sequence, None for no limit, and why they are fewer than the model's own."""
     window = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    chunk = getattr(config, "attention_chunk_size", None)
+    if "chunked_attention" in layers and chunk and (not window or chunk < window):
+        return int(chunk), (
+            f"limited to {chunk} of {window} tokens, the size of its attention's chunks, because the model scales "
+            "attention across chunks by a row's index in the pass"
+        )
     rope = getattr(config, "rope_parameters", None) or {}
     for group in (rope, *(value for value in rope.values() if isinstance(value, dict))):
         if group.get("rope_type") in ("dynamic", "longrope"):  # these change with the length of the sequence

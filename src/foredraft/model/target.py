@@ -30,7 +30,7 @@ from foredraft.model.support import Support, cache_argument, inspect, warn_where
 from foredraft.sampling.logits import best_on_device, top_by_blocks
 
 PREFILL_ROWS = 512  # tokens of a pass of an uncompiled model in prefill; limits the mask's memory; chosen
-_PROBED = np.arange(1, 7, dtype=np.int64)  # tokens with which a new kind of model is tried
+_PROBED = np.arange(1, 9, dtype=np.int64)  # tokens with which a new kind of model is tried
 
 
 class TorchTarget:
@@ -159,18 +159,47 @@ class TorchTarget:
 
     @torch.inference_mode()
     def _probe(self) -> None:
-        """Raise UnsupportedModelError if logits depend on a fork in a tree of a few tokens, or on a row's index."""
-        ids, plain, cache = _PROBED % self.vocabulary, self.new_cache(), self.new_cache()
-        self.prefill(ids[:5], plain)
-        chained = self.forward(lay_out_text(ids[5:], 5), plain).logits[0]
-        self.prefill(ids[:4], cache)  # then the root, a wrong guess, and the right one in the row after
-        fork = lay_out(int(ids[4]), np.array([0, ids[5]], np.int32), np.array([-1, -1], np.int32), at=4)
-        if error := error_beyond_rounding(self.forward(fork, cache).logits[2], chained, self.model):
+        """Raise UnsupportedModelError if logits depend on rejected drafts, on a fork, or on a row's index in the pass.
+
+        The truth is one pass over all tokens, as transformers makes it without a cache. The passes compared with it are
+        a chain whose two drafts are wrong, then a tree whose first child is wrong, then a plain step.
+        """
+        ids, wrong = _PROBED % self.vocabulary, int(_PROBED[-1] + 1) % self.vocabulary
+        try:
+            expected, cache = self._own_scores(ids), self.new_cache()
+            self.prefill(ids[:3], cache)
+            chain = lay_out_text(np.array([ids[3], wrong, wrong]), 3)
+            tree = lay_out(int(ids[4]), np.array([wrong, ids[5], ids[6]], np.int32), np.array([-1, -1, 1], np.int32), at=4)
+            plain = lay_out_text(ids[7:], 7)
+            for layout, kept in ((chain, [0]), (tree, [0, 2, 3]), (plain, [0])):
+                logits = self.forward(layout, cache).logits[kept]
+                cache.commit(kept)
+                error = error_beyond_rounding(logits, expected[layout.positions[kept]], self.model)
+                if error:
+                    break
+        except ForedraftError:
+            raise
+        except Exception as error:  # there is no list of what the code of unknown models raises
             raise UnsupportedModelError(
-                f"This {self.support.family} model scores a token differently inside a tree (relative error "
-                f"{error:.1e}), so drafts cannot be verified exactly; foredraft supports models with rotary or learned "
-                "positions."
+                f"This {self.support.family} model does not run with foredraft's masks, positions and cache "
+                f"({told(error)}); foredraft supports decoder-only attention models that take transformers' cache."
+            ) from error
+        if error:
+            raise UnsupportedModelError(
+                f"This {self.support.family} model scores tokens differently after a rejected draft or inside a tree "
+                f"(relative error {error:.1e}), as models with a recurrent state or with positions of their own do, so "
+                "drafts cannot be verified exactly; foredraft supports attention with rotary or learned positions."
             )
+
+    def _own_scores(self, ids: TokenIds) -> torch.Tensor:
+        """Return the logits after each of `ids`, float[n, vocabulary], of one pass without foredraft's cache and masks."""
+        rows = torch.from_numpy(ids).unsqueeze(0).to(self.device)
+        positions = torch.arange(len(ids), device=self.device).unsqueeze(0)  # as `generate` gives them
+        output = self.model(
+            input_ids=rows, attention_mask=torch.ones_like(rows), position_ids=positions, use_cache=False
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
 
 
 def scores_of_pass(
