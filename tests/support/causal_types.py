@@ -3,7 +3,7 @@
 Made from the type's default configuration by one table of sizes, and rows of what else a type needs.
 """
 
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, SiglipVisionConfig
 
 from support.families import VOCABULARY, WINDOW
 
@@ -17,12 +17,12 @@ _NAMES = {
     "moe_num_experts zero_expert_num rotary_dim spatial_merge_size index_n_heads",
     8: "head_dim global_head_dim dim_head d_head kv_channels qk_rope_head_dim qk_nope_head_dim v_head_dim index_head_dim "
     "laurel_rank hidden_size_per_layer_input query_pre_attn_scalar patch_size block_size index_block_size",
-    WINDOW: "sliding_window window_size local_attention index_topk keep_window_size q_lora_rank kv_lora_rank qk_head_dim "
+    WINDOW: "sliding_window window_size local_attention index_topk q_lora_rank kv_lora_rank qk_head_dim "
     "moe_intermediate_size shared_expert_intermediate_size shared_intermediate_size num_buckets",
     32: "hidden_size n_embd d_model emb_dim embedding_size word_embed_proj_dim input_embedding_size "
     "output_embedding_size pronunciation_embed_dim shape_embed_dim image_size out_hidden_size projector_input_dim "
     "projector_output_dim vision_output_dim input_size",
-    64: "intermediate_size ffn_dim decoder_ffn_dim encoder_ffn_dim ffn_hidden_size expert_ffn_hidden_size dff dim_ff d_inner "
+    64: "keep_window_size intermediate_size ffn_dim decoder_ffn_dim encoder_ffn_dim ffn_hidden_size expert_ffn_hidden_size dff dim_ff d_inner "
     "intermediate_size_mlp dense_intermediate_size",
     VOCABULARY: "vocab_size vocab_size_per_layer_input decoder_vocab_size audio_vocab_size pronunciation_vocab_size "
     "shape_vocab_size",
@@ -48,7 +48,6 @@ _OWN = {
     },
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "layer_types": _MIXED},
-    "gemma3n": {"vision_config": {"model_type": "siglip_vision_model", "hidden_size": 32}},
     "gemma3n_text": {
         "num_hidden_layers": 4, "layer_types": _MIXED * 2, "num_kv_shared_layers": 2, "intermediate_size": [64] * 4,
         "activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0],
@@ -83,6 +82,9 @@ def tiny_configuration(model_type):
     if model_type in _WHOLE:
         return CONFIG_MAPPING[model_type](**_WHOLE[model_type])
     config = _shrunk(CONFIG_MAPPING[model_type](), _OWN.get(model_type, {}))
+    if model_type == "gemma3n":  # its own vision part is built by timm; this one has the fields that are read of it
+        fields = {"rms_norm_eps": 1e-6, "vocab_offset": VOCABULARY, "vocab_size": 8}
+        vars(config)["vision_config"] = _shrunk(SiglipVisionConfig(**fields), fields)
     return config
 
 

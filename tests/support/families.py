@@ -83,6 +83,8 @@ def tiny_model(config):
             if weight.ndim > 1:  # as spread as trained weights are; norms stay as they are
                 spread = 0.1 if "embed" in name or "wte" in name else weight.shape[-1] ** -0.5 * 2
                 weight.copy_(torch.randn(weight.shape, generator=generator) * spread)
+            elif not weight.any():  # biases; some families choose by them, and equal ones would be a draw
+                weight.copy_(torch.randn(weight.shape, generator=generator) * 0.1)
     return model
 
 

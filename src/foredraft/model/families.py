@@ -31,27 +31,28 @@ DECODERS = frozenset(
 )  # fmt: skip
 """Those that are encoders, whose tokens attend to later ones, unless their configuration sets `is_decoder`."""
 
+RECURRENT = "keeps a recurrent state that cannot step back after a rejected draft"
+ALIBI = "uses ALiBi, which it derives from a row's index in the pass and not from its position"
 REFUSED_FAMILIES = {
-    "keeps a recurrent state that cannot step back after a rejected draft": ("rwkv", "rwkv7", "xlstm"),
-    "uses ALiBi, which it derives from a row's index in the pass and not from its position": ("bloom", "mpt"),
+    RECURRENT: ("rwkv", "rwkv7", "xlstm"),
+    ALIBI: ("bloom", "mpt"),
     "derives positions from a row's index in the pass, and takes no others": (
         "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "cpmant", "marian", "mbart", "mvp", "pegasus",
         "plbart", "roformer", "trocr",
     ),
     "keeps no keys and values from pass to pass in transformers' cache": ("openai-gpt", "reformer", "xlm", "xlnet"),
-    "predicts several tokens at once, under masks of its own": ("prophetnet",),
-    "writes several streams of audio codes": ("musicgen", "musicgen_melody"),
     "attends to all tokens in a text's first pass, but to a window of them in later ones": ("moshi",),
-    "drafts for another model, whose states it reads": ("gemma4_assistant", "gemma4_unified_assistant"),
+    "predicts several tokens at once, under masks of its own": ("prophetnet",),
     "groups bytes by the predictions of a second model": ("blt",),
+    "drafts for another model, whose states it reads": ("gemma4_assistant", "gemma4_unified_assistant"),
+    "is an encoder-decoder": ("musicgen", "musicgen_melody"),
 }  # fmt: skip
-"""For each reason, the families that it holds for whatever else their configuration says."""
+"""For each reason, the families that it holds for, whatever else their configuration says."""
 
-_RECURRENT = "keeps a recurrent state that cannot step back after a rejected draft"
 _INDEXED = "chooses the tokens that it attends to with keys that foredraft's cache does not hold"
-_SUMMARIES = "attends to summaries of tokens, which cannot step back after a rejected draft"
+_SUMMARIES = "attends to summaries of tokens that cannot step back after a rejected draft"
 LAYER_REASONS = {
-    **dict.fromkeys(("linear_attention", "conv", "hybrid", "hybrid_sliding"), _RECURRENT),
+    **dict.fromkeys(("linear_attention", "conv", "hybrid", "hybrid_sliding"), RECURRENT),
     **dict.fromkeys(("indexed_attention", "minimax_m3_sparse"), _INDEXED),
     **dict.fromkeys(("compressed_sparse_attention", "heavily_compressed_attention"), _SUMMARIES),
     "local_attention": "takes its window from a row's index in the pass, not from its position",
@@ -59,31 +60,17 @@ LAYER_REASONS = {
 """For each type of layers that is refused, as a configuration's `layer_types` names it, the reason."""
 
 LAYER_FAMILIES = {
-    "indexed_attention": (
-        "axk2", "deepseek_v32", "dots3_note", "dots3_note_text", "glm_moe_dsa", "hy_v4",
-    ),
     "linear_attention": (
         "bailing_hybrid", "bamba", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "mamba", "mamba2",
         "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text",
         "qwen3_next", "qwen4_exp", "qwen4_exp_text", "recurrent_gemma", "zamba", "zamba2",
     ),
-    "heavily_compressed_attention": (
-        "deepseek_v4",
-    ),
-    "hybrid": (
-        "falcon_h1", "zaya",
-    ),
-    "local_attention": (
-        "gpt_neo",
-    ),
-    "hybrid_sliding": (
-        "inkling2_text", "inkling_text",
-    ),
-    "conv": (
-        "lfm2", "lfm2_moe", "lfm3",
-    ),
-    "minimax_m3_sparse": (
-        "minimax_m3_vl_text",
-    ),
+    "conv": ("lfm2", "lfm2_moe", "lfm3"),
+    "hybrid": ("falcon_h1", "zaya"),
+    "hybrid_sliding": ("inkling2_text", "inkling_text"),
+    "indexed_attention": ("axk2", "deepseek_v32", "dots3_note", "dots3_note_text", "glm_moe_dsa", "hy_v4"),
+    "minimax_m3_sparse": ("minimax_m3_vl_text",),
+    "heavily_compressed_attention": ("deepseek_v4",),
+    "local_attention": ("gpt_neo",),
 }  # fmt: skip
 """For each such type, families with layers of it; they run if their configuration has none."""

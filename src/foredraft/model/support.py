@@ -4,16 +4,23 @@ Reads a transformers configuration only; does not load or run the model.
 """
 
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
 from foredraft.errors import ForedraftWarning, UnsupportedModelError
-from foredraft.model.families import DECODERS, LAYER_REASONS, REFUSED_FAMILIES, TESTED_FAMILIES
+from foredraft.model.families import ALIBI, DECODERS, LAYER_REASONS, RECURRENT, REFUSED_FAMILIES, TESTED_FAMILIES
 
 _LAYERS = ("full_attention", "sliding_attention", "chunked_attention")  # the types of layers that a mask describes
-_STATEFUL_MARKS = ("ssm_cfg", "state_size", "conv_kernel", "mamba_d_state", "linear_num_key_heads", "rwkv_version")
+# fields of recurrent models, where the configuration names no types of layers
+_STATEFUL_MARKS = (
+    "ssm_cfg", "state_size", "conv_kernel", "mamba_d_state", "linear_num_key_heads", "lru_width", "rwkv_version",
+)  # fmt: skip
+_LIMITS = {
+    "attention_chunk_size": (1024, "its attention scales with a row's index in the pass beyond that"),
+    "keep_window_size": (0, "it chooses the tokens that it attends to beyond that, and among equal ones by the pass"),
+}
+"""Fields that limit the tokens for which rows are exact, less so many rows that a pass can have, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +63,7 @@ def inspect(config: Any) -> Support:
             f"This {family} model has sliding-attention layers but sets no sliding_window in its configuration."
         )
     windows = tuple(sliding if kind == "sliding_attention" else None for kind in layers)
-    window, note = _window(text, layers)
+    window, note = _window(text)
     return Support(family, tuple(layers), windows, window, note, family in TESTED_FAMILIES)
 
 
@@ -79,31 +86,22 @@ def warn_where_rows_depend(config: Any) -> None:
 def _refuse_family(config: Any) -> None:
     """Raise UnsupportedModelError for a configuration whose family or fields say that no tree can be verified."""
     family = str(config.model_type)
+    reason = next((each for each, names in REFUSED_FAMILIES.items() if family in names), "")
     if getattr(config, "is_encoder_decoder", False):
-        raise UnsupportedModelError(f"{family} is an encoder-decoder model; foredraft supports decoder-only models.")
-    encodes = family in DECODERS and not getattr(config, "is_decoder", False)
-    if encodes or getattr(config, "use_bidirectional_attention", None) is True:
-        raise UnsupportedModelError(
-            f"This {family} model is an encoder, whose tokens attend to later ones; foredraft supports "
-            "decoder-only models."
-        )
-    reason = _reason(REFUSED_FAMILIES, family)
-    attention = getattr(config, "attn_config", None)
-    if getattr(config, "alibi", False) or getattr(attention, "alibi", False):
-        reason = _reason(REFUSED_FAMILIES, "bloom")
-    declared = getattr(config, "layer_types", None)
-    if not declared and any(getattr(config, mark, None) is not None for mark in _STATEFUL_MARKS):
-        reason = LAYER_REASONS["linear_attention"]
+        reason = "is an encoder-decoder"
+    elif family in DECODERS and not getattr(config, "is_decoder", False):
+        reason = "is an encoder, whose tokens attend to later ones"
+    elif getattr(config, "use_bidirectional_attention", None) is True:
+        reason = "is an encoder, whose tokens attend to later ones"
+    elif getattr(config, "alibi", False) or getattr(getattr(config, "attn_config", None), "alibi", False):
+        reason = ALIBI
+    elif not getattr(config, "layer_types", None) and any(getattr(config, mark, None) for mark in _STATEFUL_MARKS):
+        reason = RECURRENT
     if reason:
         raise UnsupportedModelError(
             f"This {family} model {reason}, so drafts cannot be verified exactly; foredraft supports decoder-only "
             "attention models with rotary or learned positions."
         )
-
-
-def _reason(reasons: Mapping[str, tuple[str, ...]], name: str) -> str:
-    """Return the reason for which a family or a type of layer is refused; empty if it is not."""
-    return next((reason for reason, names in reasons.items() if name in names), "")
 
 
 def _layer_types(config: Any) -> list[str]:
@@ -124,23 +122,18 @@ def _layer_types(config: Any) -> list[str]:
     return ["sliding_attention" if sliding else "full_attention"] * count
 
 
-def _window(config: Any, layers: list[str]) -> tuple[int | None, str]:
+def _window(config: Any) -> tuple[int | None, str]:
     """Return the most tokens of a sequence, None for no limit, and why they are fewer than the model's own."""
     window = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
-    chunk = getattr(config, "attention_chunk_size", None)
-    if "chunked_attention" in layers and chunk and (not window or chunk < window):
-        return int(chunk), (
-            f"limited to {chunk} of {window} tokens, the size of its attention's chunks, because the model scales "
-            "attention across chunks by a row's index in the pass"
-        )
+    limits = [(int(window), "")] if window else []
     rope = getattr(config, "rope_parameters", None) or {}
     for group in (rope, *(value for value in rope.values() if isinstance(value, dict))):
-        if group.get("rope_type") in ("dynamic", "longrope"):  # these change with the length of the sequence
+        if group.get("rope_type") in ("dynamic", "longrope"):
             name = "original_max_position_embeddings"
-            original = group.get(name) or getattr(config, name, None)
-            if original and window and original < window:
-                return int(original), (
-                    f"limited to {original} of {window} tokens, because {group['rope_type']} rotary positions change "
-                    "with the length of the sequence beyond that"
-                )
-    return (int(window) if window else None), ""
+            reason = f"{group['rope_type']} rotary positions change with the length of the sequence beyond that"
+            limits.append((group.get(name) or getattr(config, name, None) or 0, reason))
+    for name, (rows, reason) in _LIMITS.items():
+        limits.append(((getattr(config, name, None) or 0) - rows, reason))
+    limit, reason = min((each for each in limits if each[0] > 0), default=(None, ""))
+    own = f" of {window}" if window else ""
+    return limit, f"limited to {limit}{own} tokens, because {reason}" if reason else ""

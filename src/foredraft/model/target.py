@@ -161,22 +161,24 @@ class TorchTarget:
     def _probe(self) -> None:
         """Raise UnsupportedModelError if logits depend on rejected drafts, on a fork, or on a row's index in the pass.
 
-        The truth is one pass over all tokens, as transformers makes it without a cache. The passes compared with it are
-        a chain whose two drafts are wrong, then a tree whose first child is wrong, then a plain step.
+        They are compared with those of one pass of the model alone, without foredraft's cache and masks.
         """
-        ids, wrong = _PROBED % self.vocabulary, int(_PROBED[-1] + 1) % self.vocabulary
+        ids, cache, worst = _PROBED % self.vocabulary, self.new_cache(), 0.0
+        wrong = int(ids[0])
+        fork = np.array([wrong, ids[5], ids[6]], np.int32), np.array([-1, -1, 1], np.int32)
+        passes = (
+            (lay_out_text(np.array([ids[3], wrong, wrong]), 3), [0]),  # the drafts are rejected
+            (lay_out(int(ids[4]), *fork, at=4), [0, 2, 3]),  # the first child is
+            (lay_out_text(ids[7:], 7), [0]),
+        )
         try:
-            expected, cache = self._own_scores(ids), self.new_cache()
+            expected = self._own_scores(ids)
             self.prefill(ids[:3], cache)
-            chain = lay_out_text(np.array([ids[3], wrong, wrong]), 3)
-            tree = lay_out(int(ids[4]), np.array([wrong, ids[5], ids[6]], np.int32), np.array([-1, -1, 1], np.int32), at=4)
-            plain = lay_out_text(ids[7:], 7)
-            for layout, kept in ((chain, [0]), (tree, [0, 2, 3]), (plain, [0])):
-                logits = self.forward(layout, cache).logits[kept]
+            for layout, kept in passes:
+                logits = self.forward(layout, cache).logits
                 cache.commit(kept)
-                error = error_beyond_rounding(logits, expected[layout.positions[kept]], self.model)
-                if error:
-                    break
+                errors = [error_beyond_rounding(logits[i], expected[layout.positions[i]], self.model) for i in kept]
+                worst = float(np.max([worst, *errors]))  # NaN if one is
         except ForedraftError:
             raise
         except Exception as error:  # there is no list of what the code of unknown models raises
@@ -184,10 +186,10 @@ class TorchTarget:
                 f"This {self.support.family} model does not run with foredraft's masks, positions and cache "
                 f"({told(error)}); foredraft supports decoder-only attention models that take transformers' cache."
             ) from error
-        if error:
+        if worst:
             raise UnsupportedModelError(
-                f"This {self.support.family} model scores tokens differently after a rejected draft or inside a tree "
-                f"(relative error {error:.1e}), as models with a recurrent state or with positions of their own do, so "
+                f"This {self.support.family} model scores a token differently after a rejected draft or inside a tree "
+                f"(relative error {worst:.1e}), as models with a recurrent state or with positions of their own do, so "
                 "drafts cannot be verified exactly; foredraft supports attention with rotary or learned positions."
             )
 
