@@ -199,7 +199,7 @@ REFUSED = {
     "sliding without a window": (
         lambda: configured(num_hidden_layers=1, layer_types=["sliding_attention"]), "sets no sliding_window",
     ),
-    "without layers": (lambda: configured(), "no stack of decoder layers"),
+    "without layers": (configured, "no stack of decoder layers"),
 }  # fmt: skip
 
 
@@ -326,11 +326,10 @@ def with_hidden_state(recurrence, *, in_the_cache):
 
 def scores_in_passes(model, ids, most):
     """The logits after each token, of plain passes of `most` tokens with transformers' own cache."""
-    cache, rows = DynamicCache(config=model.config), []
+    given = {"attention_mask": None, "position_ids": None, cache_argument(model): DynamicCache(config=model.config)}
     with torch.inference_mode():
-        for part in torch.from_numpy(ids)[None].split(most, 1):
-            rows.append(model(input_ids=part, attention_mask=None, position_ids=None, **{cache_argument(model): cache}))
-    return torch.cat([each.logits[0] for each in rows])
+        passes = [model(input_ids=part, **given) for part in torch.from_numpy(ids)[None].split(most, 1)]
+    return torch.cat([each.logits[0] for each in passes])
 
 
 @pytest.mark.parametrize("in_the_cache", [False, True])

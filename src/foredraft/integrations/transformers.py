@@ -25,6 +25,7 @@ from foredraft.engine.statistics import Statistics
 from foredraft.errors import UsageError
 from foredraft.generator import Generator
 from foredraft.integrations.bound_tokenizer import refuse_memory, tokenizer_for
+from foredraft.model.support import inspect as check_family
 from foredraft.model.target import TorchTarget
 from foredraft.request import checked_ids, own_copies
 from foredraft.sampling import LEAST_TEMPERATURE, LogitsProcessor, SamplingOptions
@@ -84,6 +85,7 @@ def generate(
             generation_config=config, synced_gpus=synced_gpus, streamer=streamer, inputs_tensor=input_ids,
             assistant_model=assistant, **model_kwargs,
         )  # fmt: skip
+    check_family(model.config)  # first, as other kinds of models have other arguments
     _refuse(model, input_ids, config, mode, streamer, synced_gpus, model_kwargs)
     generators = generators_of(model)
     generator = generators.generator(model, speculative_config or {})

@@ -26,8 +26,8 @@ TESTED_FAMILIES = frozenset(
 """Families whose drafted texts equal those of transformers' own `generate`, with small random models."""
 
 DECODERS = frozenset(
-    ("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "rembert",
-     "roberta", "roberta-prelayernorm", "roc_bert", "xlm-roberta", "xlm-roberta-xl", "xmod")
+    ("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert",
+     "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "xlm-roberta", "xlm-roberta-xl", "xmod")
 )  # fmt: skip
 """Those that are encoders, whose tokens attend to later ones, unless their configuration sets `is_decoder`."""
 

@@ -86,12 +86,11 @@ def warn_where_rows_depend(config: Any) -> None:
 def _refuse_family(config: Any) -> None:
     """Raise UnsupportedModelError for a configuration whose family or fields say that no tree can be verified."""
     family = str(config.model_type)
+    encodes = family in DECODERS and not getattr(config, "is_decoder", False)
     reason = next((each for each, names in REFUSED_FAMILIES.items() if family in names), "")
     if getattr(config, "is_encoder_decoder", False):
         reason = "is an encoder-decoder"
-    elif family in DECODERS and not getattr(config, "is_decoder", False):
-        reason = "is an encoder, whose tokens attend to later ones"
-    elif getattr(config, "use_bidirectional_attention", None) is True:
+    elif encodes or getattr(config, "use_bidirectional_attention", None) is True:
         reason = "is an encoder, whose tokens attend to later ones"
     elif getattr(config, "alibi", False) or getattr(getattr(config, "attn_config", None), "alibi", False):
         reason = ALIBI

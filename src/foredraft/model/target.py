@@ -194,7 +194,7 @@ class TorchTarget:
             )
 
     def _own_scores(self, ids: TokenIds) -> torch.Tensor:
-        """Return the logits after each of `ids`, float[n, vocabulary], of one pass without foredraft's cache and masks."""
+        """Return the logits after each of `ids`, float[n, vocabulary], of one pass without our cache and masks."""
         rows = torch.from_numpy(ids).unsqueeze(0).to(self.device)
         positions = torch.arange(len(ids), device=self.device).unsqueeze(0)  # as `generate` gives them
         output = self.model(
