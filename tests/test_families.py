@@ -199,6 +199,7 @@ REFUSED = {
     "sliding without a window": (
         lambda: configured(num_hidden_layers=1, layer_types=["sliding_attention"]), "sets no sliding_window",
     ),
+    "short chunks": (lambda: AutoConfig.for_model("llama4_text", attention_chunk_size=64), "chunk_size is 64.*1025 on"),
     "without layers": (configured, "no stack of decoder layers"),
 }  # fmt: skip
 

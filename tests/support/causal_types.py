@@ -17,12 +17,12 @@ _SIZES = _by_name({
     "n_group topk_group o_groups conf_num_hidden_layers": 1,
     "num_hidden_layers num_layers n_layer n_layers decoder_layers encoder_layers num_decoder_layers num_encoder_layers "
     "depth max_window_layers num_key_value_heads num_kv_heads num_global_key_value_heads num_experts_per_tok moe_topk "
-    "moe_k altup_num_inputs num_codebooks": 2,
+    "moe_k altup_num_inputs num_codebooks block_size": 2,
     "num_attention_heads n_head n_heads num_heads attention_heads decoder_attention_heads encoder_attention_heads "
     "num_encoder_attention_heads num_decoder_attention_heads num_experts n_routed_experts num_local_experts "
     "moe_num_experts zero_expert_num rotary_dim spatial_merge_size index_n_heads": 4,
     "head_dim global_head_dim dim_head d_head kv_channels qk_rope_head_dim qk_nope_head_dim v_head_dim index_head_dim "
-    "laurel_rank hidden_size_per_layer_input query_pre_attn_scalar patch_size block_size": 8,
+    "laurel_rank hidden_size_per_layer_input query_pre_attn_scalar patch_size": 8,
     "sliding_window window_size local_attention index_topk": WINDOW,
     "q_lora_rank kv_lora_rank qk_head_dim moe_intermediate_size shared_expert_intermediate_size "
     "shared_intermediate_size num_buckets": 16,
@@ -57,9 +57,16 @@ _OWN = _by_name({
         "num_hidden_layers": 4, "layer_types": _MIXED * 2, "num_kv_shared_layers": 2, "intermediate_size": [64] * 4,
         "activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0],
     },
+    "gemma4_text": {"num_hidden_layers": 4, "layer_types": _MIXED * 2, "num_kv_shared_layers": 2},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "hrm_text": {"num_layers_per_stack": 2, "H_cycles": 2, "L_cycles": 1, "num_hidden_layers": 8},
     "hunyuan_v1_dense hunyuan_v1_moe ministral": {"head_dim": 8},
+    "ministral3": {
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 16.0, "original_max_position_embeddings": 16,
+            "llama_4_scaling_beta": 0.1,
+        }
+    },
     "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
     "xmod": {"default_language": "en_XX", **_DECODER},
 })  # fmt: skip
@@ -77,7 +84,7 @@ _WHOLE = _by_name({
     "lfm2 lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
     "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"] * 30},
 })  # fmt: skip
-"""Types that are refused by their configuration, in full size; fields whose defaults are unlike those of real models."""
+"""Types that are refused by their configuration, in full size; and fields whose defaults are unlike real models'."""
 
 
 def tiny_configuration(model_type):

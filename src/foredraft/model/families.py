@@ -6,7 +6,7 @@ docs/how-to/models.md is made from them. Names are transformers' `model_type`. D
 
 TESTED_FAMILIES = frozenset(
     (
-        "afmoe", "apertus", "arcee", "aria_text", "axk1", "beam", "bert", "bert-generation", "big_bird", "biogpt",
+        "afmoe", "apertus", "arcee", "aria_text", "axk1", "beam", "bert", "bert-generation", "biogpt",
         "bitnet", "camembert", "codegen", "cohere", "cohere2", "cohere2_moe", "cohere_compass_text", "ctrl", "cwm",
         "data2vec-text", "dbrx", "deepseek_v2", "deepseek_v3", "diffllama", "doge", "dots1", "electra", "emu3", "ernie",
         "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "falcon", "flex_olmo", "flint", "fuyu", "gemma", "gemma2",
@@ -26,8 +26,8 @@ TESTED_FAMILIES = frozenset(
 """Families whose drafted texts equal those of transformers' own `generate`, with small random models."""
 
 DECODERS = frozenset(
-    ("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert",
-     "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "xlm-roberta", "xlm-roberta-xl", "xmod")
+    ("bert", "bert-generation", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "rembert",
+     "roberta", "roberta-prelayernorm", "roc_bert", "xlm-roberta", "xlm-roberta-xl", "xmod")
 )  # fmt: skip
 """Those that are encoders, whose tokens attend to later ones, unless their configuration sets `is_decoder`."""
 
@@ -42,6 +42,7 @@ REFUSED_FAMILIES = {
     ),
     "keeps no keys and values from pass to pass in transformers' cache": ("openai-gpt", "reformer", "xlm", "xlnet"),
     "attends to all tokens in a text's first pass, but to a window of them in later ones": ("moshi",),
+    "attends to chosen blocks of tokens in long passes, and to all tokens in short ones": ("big_bird",),
     "predicts several tokens at once, under masks of its own": ("prophetnet",),
     "groups bytes by the predictions of a second model": ("blt",),
     "drafts for another model, whose states it reads": ("gemma4_assistant", "gemma4_unified_assistant"),

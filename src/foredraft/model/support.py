@@ -17,7 +17,7 @@ _STATEFUL_MARKS = (
     "ssm_cfg", "state_size", "conv_kernel", "mamba_d_state", "linear_num_key_heads", "lru_width", "rwkv_version",
 )  # fmt: skip
 _LIMITS = {
-    "attention_chunk_size": (1024, "its attention scales with a row's index in the pass beyond that"),
+    "attention_chunk_size": (1024, "its attention depends on a row's index in the pass beyond that"),
     "keep_window_size": (0, "it chooses the tokens that it attends to beyond that, and among equal ones by the pass"),
 }
 """Fields that limit the tokens for which rows are exact, less so many rows that a pass can have, and why."""
@@ -130,9 +130,16 @@ def _window(config: Any) -> tuple[int | None, str]:
         if group.get("rope_type") in ("dynamic", "longrope"):
             name = "original_max_position_embeddings"
             reason = f"{group['rope_type']} rotary positions change with the length of the sequence beyond that"
-            limits.append((group.get(name) or getattr(config, name, None) or 0, reason))
+            if original := group.get(name) or getattr(config, name, None):
+                limits.append((int(original), reason))
     for name, (rows, reason) in _LIMITS.items():
-        limits.append(((getattr(config, name, None) or 0) - rows, reason))
-    limit, reason = min((each for each in limits if each[0] > 0), default=(None, ""))
+        if size := getattr(config, name, None):
+            if size <= rows:
+                raise UnsupportedModelError(
+                    f"This {config.model_type} model's {name} is {size}, and foredraft supports it from {rows + 1} on, "
+                    f"because {reason}."
+                )
+            limits.append((size - rows, reason))
+    limit, reason = min(limits, default=(None, ""))
     own = f" of {window}" if window else ""
     return limit, f"limited to {limit}{own} tokens, because {reason}" if reason else ""
