@@ -85,7 +85,6 @@ def generate(
             generation_config=config, synced_gpus=synced_gpus, streamer=streamer, inputs_tensor=input_ids,
             assistant_model=assistant, **model_kwargs,
         )  # fmt: skip
-    check_family(model.config)  # first, as other kinds of models have other arguments
     _refuse(model, input_ids, config, mode, streamer, synced_gpus, model_kwargs)
     generators = generators_of(model)
     generator = generators.generator(model, speculative_config or {})
@@ -330,6 +329,7 @@ def _refuse(
         (_has_own_positions(model_kwargs), "position_ids of your own: each row's positions are 0, 1, 2, ...",
          "leave them out"),
     )  # fmt: skip
+    check_family(model.config)  # first, as other kinds of models have other arguments
     for is_refused, what, remedy in refusals:
         if is_refused:
             raise UsageError(f"foredraft.generate does not take {what}; {remedy}.")
