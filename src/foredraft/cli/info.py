@@ -93,7 +93,7 @@ def _measured(model: str, dtype: str, device: str | None, tell: Callable[[float,
 
 def _print(facts: dict[str, Any]) -> None:
     tested = "covered by foredraft's tests" if facts["tested"] else (
-        "not covered by foredraft's tests; when it is loaded, a tree is compared with plain rows"
+        "not covered by foredraft's tests; when it is loaded, it is compared with the model's own pass"
     )  # fmt: skip
     whole = facts["text_model_of"]
     part = f"the text model of {whole}, images and sounds are not read, " if whole else ""
