@@ -3,7 +3,6 @@
 import hashlib
 import json
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 from gguf import GGUFWriter
@@ -14,8 +13,8 @@ from foredraft.model.gguf.files import smollm2_file
 from foredraft.model.gguf.metadata import Metadata, read_metadata
 from foredraft.model.gguf.splits import NAMES
 from foredraft.model.gguf.tokenizers import end_ids, write_tokenizer
+from support.tokenizers import RECORDED
 
-RECORDED = json.loads((Path(__file__).parent / "data" / "gguf_tokens.json").read_text(encoding="utf-8"))
 LINES, SMALL = RECORDED["lines"], RECORDED["small"]
 PLAIN = ("gemma4", "granite-embed-multi-311m", "sarvam-moe")  # pre-tokenizers of plain text, not of bytes
 
