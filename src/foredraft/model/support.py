@@ -44,6 +44,7 @@ def cache_argument(model: Any) -> str:
 
 def inspect(config: Any) -> Support:
     """Return a configuration's properties; raises UnsupportedModelError with the reason for a model without support."""
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
     family = str(getattr(config, "model_type", "unknown"))
     layers = _layer_types(config)
     for number, kind in enumerate(layers):
@@ -89,6 +90,11 @@ def _refuse_other_kinds(config: Any, family: str) -> None:
         raise UnsupportedModelError(
             f"This {family} model is an encoder, whose tokens attend to later ones; foredraft supports "
             "decoder-only models."
+        )
+    if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
+        raise UnsupportedModelError(
+            f"This {family} model is an encoder, whose tokens attend to later ones; foredraft supports decoder-only "
+            "models."
         )
     if family in _STATEFUL_FAMILIES or any(getattr(config, mark, None) is not None for mark in _STATEFUL_MARKS):
         raise UnsupportedModelError(

