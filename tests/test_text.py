@@ -6,8 +6,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
+from foredraft import load
 from foredraft.model.loading import load_tokenizer
-from foredraft.text import StopStrings, TextStream, decode
+from foredraft.text import StopStrings, TextStream, continuation, decode
+from support.llamas import tiny_llama
+from support.tokenizers import RECORDED, gguf_tokenizer
 from support.toys import TOY
 
 TEXTS = [
@@ -140,3 +143,57 @@ def test_a_stop_string_with_a_special_token_is_seen(tokenizer):
         assert found is not None, string
         assert string in tokenizer.decode(ids[:found])
         assert string not in tokenizer.decode(ids[: found - 1])
+
+
+@pytest.mark.parametrize("name", RECORDED["small"])
+@pytest.mark.parametrize("text", ["Hello, world! Is it big?", "  two  spaces\n  in lines", "新日本 🦊🦉🙂 naïve 조선말"])
+def test_a_prompt_and_its_continuation_are_the_text_of_all_ids(name, text):
+    tokenizer = gguf_tokenizer(name)
+    ids = tokenizer(text, add_special_tokens=False).input_ids
+    assert len(ids) > 8
+    for cut in range(len(ids)):
+        stream, before = TextStream(tokenizer, ids[:cut]), decode(tokenizer, ids[:cut])
+        joined = "".join(map(stream.push, ids[cut:])) + stream.finish()
+        whole = before if text.startswith(before) else before.rstrip("\ufffd")  # the prompt ends within a character
+        assert whole + joined == text
+        assert continuation(tokenizer, ids[:cut], ids[cut:]) == joined
+
+
+def test_characters_of_byte_tokens_are_whole_after_a_prompt_that_ends_in_some():
+    tokenizer = gguf_tokenizer("space before")
+    ids = tokenizer("🦊🦉🦊🦉", add_special_tokens=False).input_ids
+    assert len(ids) > 12, "each byte must be a token here"
+    for cut in range(1, len(ids)):
+        stream = TextStream(tokenizer, ids[:cut])
+        parts = [*map(stream.push, ids[cut:]), stream.finish()]
+        assert not any("\ufffd" in part for part in parts)
+        assert "🦊🦉🦊🦉".endswith("".join(parts))
+
+
+def test_a_text_begins_anew_after_a_special_token():
+    tokenizer = gguf_tokenizer("space before")
+    answer = tokenizer("Hello", add_special_tokens=False).input_ids
+    assert tokenizer.convert_ids_to_tokens(answer[0]).startswith("▁")
+    for prompt, text in (("x<|im_end|>", "Hello"), ("", "Hello"), ("x<|im_end|>\n", " Hello"), ("[/x]", " Hello")):
+        assert continuation(tokenizer, tokenizer(prompt).input_ids, answer) == text
+
+
+def test_generations_streams_and_stop_strings_continue_the_prompt():
+    tokenizer = gguf_tokenizer("space before")
+    generator = load((tiny_llama(len(tokenizer)), tokenizer), method="none", compile=False)
+    seen = 0
+    for seed in range(40):
+        options = {"max_new_tokens": 12, "temperature": 1.0, "seed": seed, "eos_token_id": []}
+        prompt = generator.encode("Hello").tolist()
+        found = generator.generate(prompt, **options)
+        assert "Hello" + found.text == decode(tokenizer, [*prompt, *found.token_ids])
+        if "\ufffd" in found.text:  # the decoder turns whole characters before a wrong byte into such signs, too
+            continue
+        assert "".join(piece.text for piece in generator.stream(prompt, **options)) == found.text
+        if found.text.startswith(" ") and found.text[1:2].isascii() and len(found.text) > 4:
+            seen += 1
+            stopped = generator.generate(prompt, stop_strings=found.text[:2], **options)
+            assert stopped.finish_reason == "stop"
+            assert stopped.text.startswith(found.text[:2])
+            assert len(stopped.token_ids) <= len(found.token_ids)
+    assert seen

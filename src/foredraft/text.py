@@ -21,7 +21,9 @@ class TextStream:
     def __init__(self, tokenizer: Any, prompt: Sequence[int] = (), *, special: bool = False) -> None:
         self._tokenizer, self._special = tokenizer, special
         self._ids = _context(tokenizer, prompt)
-        self._shown_from, self._read = 0, len(self._ids)
+        self._read = len(self._ids)  # how many ids have given their text
+        # where decoding begins now, and after the next piece: a prompt may end within a character, which no text begins
+        self._shown_from = self._next_from = 0
         self.held = ""  # whole characters that are held back, as they precede incomplete ones
 
     def push(self, token: int) -> str:
@@ -32,7 +34,7 @@ class TextStream:
         self.held = text.rstrip(_INCOMPLETE) if is_incomplete else ""
         if not text or is_incomplete:
             return ""
-        self._shown_from, self._read = self._read, len(self._ids)
+        self._shown_from, self._next_from, self._read = self._next_from, len(self._ids), len(self._ids)
         return text
 
     def finish(self) -> str:

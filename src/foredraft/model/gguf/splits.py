@@ -254,6 +254,8 @@ _ROWS: tuple[tuple[str, Split], ...] = (
     ("sarvam-moe", Split((_LINES,), byte_level=False)),
 )
 _SPLITS = {name: split for names, split in _ROWS for name in names.split()}
+NAMES = tuple(_SPLITS)
+"""Every name that has a row."""
 
 
 def split_of(name: str) -> Split:
