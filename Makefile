@@ -46,6 +46,8 @@ test-vllm: $(VLLM)/.installed  ## A vLLM server on the CPU with foredraft's prop
 referee: $(DEV)  ## Compare scores and tokens of GGUF files with llama.cpp, which is built in an environment of its own.
 	$(BIN)/python scripts/gguf_referee.py --work .venv-referee
 	$(BIN)/python scripts/gguf_referee.py --work .venv-referee --types
+	$(BIN)/python scripts/gguf_tokens.py --work .venv-referee
+	$(BIN)/python scripts/gguf_tokens.py --work .venv-referee --splits
 
 lint: $(DEV)  ## Style, and that the code is formatted.
 	$(BIN)/ruff check $(SOURCES)

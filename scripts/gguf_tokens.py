@@ -6,8 +6,9 @@
 Without files, it is the default model's. Texts are the tests' (LINES), or those of a list in a JSON file, and those of
 `FILE.inp` where llama.cpp's `FILE.out` says their tokens. llama.cpp is llama-cpp-python, in an environment of its own
 that is made in the work folder, or the one of PYTHON. `--splits` puts each known pre-tokenizer on the vocabulary of
-each file, which must be byte-level. `--record` writes llama.cpp's tokens of LINES for the tests, in the default model's file
-and in small vocabularies, which are learned from LINES across all borders of words, so that a wrong split is seen.
+each file, which must be byte-level. `--record` writes llama.cpp's tokens of LINES for the tests, in the default
+model's file and in small vocabularies, which are learned from LINES across all borders of words, so that a wrong split
+is seen.
 """
 
 import argparse
@@ -166,10 +167,10 @@ def record(python: str, work: Path) -> None:
 def compare(python: str, file: Path, texts: Sequence[str], metadata: Any = None, expected: Any = None) -> bool:
     """Print how foredraft's and llama.cpp's tokens of a file differ, and return whether they do."""
     from foredraft.errors import UnsupportedModelError
-    from foredraft.model.gguf.metadata import read_metadata
+    from foredraft.model.gguf.metadata import read_header
 
     try:
-        ours = found_here(metadata or read_metadata(file), texts)
+        ours = found_here(metadata or read_header(file)[0], texts)
     except UnsupportedModelError as error:
         print(f"{file.stem:32} REFUSED  {error}", flush=True)
         return False
@@ -186,10 +187,10 @@ def compare(python: str, file: Path, texts: Sequence[str], metadata: Any = None,
 
 def compare_splits(python: str, file: Path, texts: Sequence[str], work: Path) -> int:
     """Compare each pre-tokenizer on the vocabulary of a file, and return how many differ."""
-    from foredraft.model.gguf.metadata import read_metadata
+    from foredraft.model.gguf.metadata import read_header
     from foredraft.model.gguf.splits import NAMES
 
-    metadata, wrong = read_metadata(file), 0
+    metadata, wrong = read_header(file)[0], 0
     keys = {key: metadata.get(key) for key in (f"tokenizer.ggml.{name}" for name in KEYS) if key in metadata}
     for name in NAMES:
         wrong += compare(python, write_file(keys | {"tokenizer.ggml.pre": name}, work / f"{name}.gguf"), texts)

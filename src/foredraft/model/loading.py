@@ -42,11 +42,13 @@ _HUB_SECONDS = 5.0  # connection timeout; a slower connection could not download
 
 def load_tokenizer(model: str, **options: Unpack[LoadingOptions]) -> Any:
     """Load the tokenizer of `smollm2`, a GGUF file, a hub id, or a folder; raises UsageError if that fails."""
-    from transformers import AutoTokenizer  # slow to import, and help pages do not need it
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast  # slow to import; help pages do not need them
 
     location, given = located(model), _chosen(options, _FOR_ALL)
+    # for some models, such as Qwen 2, AutoTokenizer takes a class that splits by its own rules, not by the folder's
+    loader = PreTrainedTokenizerFast if weights_of(location) else AutoTokenizer
     with _usage_errors("tokenizer", model):
-        return AutoTokenizer.from_pretrained(location, **given)
+        return loader.from_pretrained(location, **given)
 
 
 def load_ends(model: str) -> list[str]:
