@@ -30,7 +30,14 @@ _MARKS = (
 WRAPPERS = {
     "gemma3": (_MIXED, _EYE),
     "gemma4": (
-        {**_MIXED, **_PER_LAYER, "global_head_dim": 16, "num_kv_shared_layers": 0},
+        {
+            **_PER_LAYER,
+            "sliding_window": 16,
+            "num_hidden_layers": 4,
+            "num_kv_shared_layers": 2,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "global_head_dim": 16,
+        },
         {**_EYE, "head_dim": 8, "num_key_value_heads": 2, "model_type": "gemma4_vision"},
     ),
     "mistral3": ({}, {**_EYE, "head_dim": 8}),
@@ -50,7 +57,7 @@ def wrapper_config(kind, **more):
     usual = AutoConfig.for_model(kind)
     seeing = usual.vision_config
     return type(usual)(
-        text_config={**type(usual.text_config)(**{**TEXT, **text}).to_dict(), **more},
+        text_config=type(usual.text_config)(**{**TEXT, **text}).to_dict(),
         vision_config={**({} if seeing is None else seeing.to_dict()), **eye},
         **{"tie_word_embeddings": False, **more},
         **{mark: 200 + i for i, mark in enumerate(_MARKS) if hasattr(usual, mark)},

@@ -94,13 +94,13 @@ def _print(facts: dict[str, Any]) -> None:
         "not covered by foredraft's tests; when it is loaded, a tree is compared with plain rows"
     )  # fmt: skip
     whole = facts["text_model_of"]
-    part = f"the text model of {whole}, images and sounds are not read, " if whole else ""
+    part = f" (the text model of {whole}; images and sounds are not read)" if whole else ""
     attention = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in facts["attention"].items())
     sliding = f" over {facts['sliding_window']:,} tokens" if facts["sliding_window"] else ""
     window = f"{facts['window']:,} tokens" if facts["window"] else "no limit in the configuration"
     show_facts({
         "model": facts["model"],
-        "family": f"{facts['family']}, {part}{tested}",
+        "family": f"{facts['family']}{part}, {tested}",
         "attention": f"{attention}{sliding}",
         "window": f"{window} ({facts['window_note']})" if facts["window_note"] else window,
         "vocabulary": f"{facts['vocabulary']:,}",
