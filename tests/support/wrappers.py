@@ -44,6 +44,11 @@ WRAPPERS = {
     "qwen2_vl": (_SECTIONS, {**_QWEN_EYE, "hidden_size": 32, "embed_dim": 16}),
     "qwen2_5_vl": (_SECTIONS, _QWEN_EYE),
     "qwen3_vl": (_SECTIONS, {**_QWEN_EYE, "deepstack_visual_indexes": [0], "num_position_embeddings": 4}),
+    "qwen3_vl_moe": (
+        {**_SECTIONS, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+        {**_QWEN_EYE, "deepstack_visual_indexes": [0], "num_position_embeddings": 4},
+    ),
+    "idefics3": ({}, _EYE),
     "llama4": (
         {"intermediate_size_mlp": 48, "num_local_experts": 2, "num_experts_per_tok": 1},
         {**_EYE, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16},
