@@ -49,6 +49,22 @@ WRAPPERS = {
         {**_QWEN_EYE, "deepstack_visual_indexes": [0], "num_position_embeddings": 4},
     ),
     "idefics3": ({}, _EYE),
+    "mllama": (
+        {
+            "num_hidden_layers": 3,
+            "cross_attention_layers": [1],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+        {
+            **_EYE,
+            "num_global_layers": 1,
+            "attention_heads": 2,
+            "vision_output_dim": 32,
+            "max_num_tiles": 1,
+            "intermediate_layers_indices": [0],
+            "supported_aspect_ratios": [[1, 1]],
+        },
+    ),
     "llama4": (
         {"intermediate_size_mlp": 48, "num_local_experts": 2, "num_experts_per_tok": 1},
         {**_EYE, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16},

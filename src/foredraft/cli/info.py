@@ -52,12 +52,13 @@ def info(
 
 def _described(model: str) -> dict[str, Any]:
     """Return the facts in the configuration; UnsupportedModelError if the model is not supported."""
-    from foredraft.model.loading import build_without_weights, has_other_parts, load_config
+    from foredraft.model.loading import has_other_parts, load_config
     from foredraft.model.support import inspect
+    from foredraft.model.text_part import empty_model
 
     config = load_config(model)
     support = inspect(config)
-    empty = build_without_weights(config)
+    empty = empty_model(config)
     return {
         "model": model, "family": support.family, "supported": True, "tested": support.tested,
         "text_model_of": str(config.model_type) if has_other_parts(config) else None,
