@@ -235,7 +235,7 @@ class Generator:
             "max_new_tokens": given.max_new_tokens,
             "eos": given.eos(self.eos_token_ids(), self.target.vocabulary),
             "processors": given.logits_processor,
-            "stop": StopStrings(self.tokenizer, given.stop_strings) if given.stop_strings else None,
+            "stop_strings": given.stop_strings,
             "drafter": self._drafter_with(given.prediction),
         }
 
@@ -250,12 +250,14 @@ class Generator:
         return ChainDrafter(self.drafter, Prediction(np.asarray(ids, np.int64)).chains)
 
     def begin(
-        self, ids: TokenIds, sampling: SamplingOptions, *, drafter: Drafter | None = None, **arguments: Any
-    ) -> Run:
+        self, ids: TokenIds, sampling: SamplingOptions, *, drafter: Drafter | None = None,
+        stop_strings: Sequence[str] = (), **arguments: Any,
+    ) -> Run:  # fmt: skip
         """Start a generation after a prompt, int64[n], n >= 1; its KV cache is not allocated yet.
 
         `drafter` is this text's, if not the generator's; the other arguments are `max_new_tokens`, `eos`, `processors`
-        and `stop` of `SequenceState`. PromptTooLongError for a prompt that fills the model's window.
+        and `stop` of `SequenceState`, which `stop_strings` replace. PromptTooLongError for a prompt that fills the
+        model's window.
         """
         if self._compilation is not None and self._compilation.has_news():
             self.target.compiled = kept_forward(self.target.model)
@@ -267,6 +269,8 @@ class Generator:
                 f"{window - 1}."
             )
         arguments |= {"sampling": sampling, "window": window, "verification": self.verification}
+        if stop_strings:
+            arguments["stop"] = StopStrings(self.tokenizer, stop_strings, ids.tolist())
         seq = SequenceState(ids, **arguments)
         settings = {**asdict(sampling), "verification": self.verification}
         context = DraftContext(self.target.vocabulary, sampling.seed, self.amount.most_nodes, settings)

@@ -17,7 +17,7 @@ from foredraft.cli import flags
 from foredraft.cli.kernels import compiled_beside
 from foredraft.cli.screen import show_facts, show_json, show_table, working
 from foredraft.errors import UsageError
-from foredraft.model.gguf import SMOLLM2
+from foredraft.model.gguf.files import SMOLLM2
 
 if TYPE_CHECKING:  # torch and transformers are imported when a command runs, so that help is fast
     from pathlib import Path
@@ -52,11 +52,13 @@ def info(
 
 def _described(model: str) -> dict[str, Any]:
     """Return the facts in the configuration; UnsupportedModelError if the model is not supported."""
-    from foredraft.model.loading import has_other_parts, load_config
+    from foredraft.model.loading import has_other_parts, load_config, load_ends
     from foredraft.model.support import inspect
     from foredraft.model.text_part import empty_model
 
-    config = load_config(model)
+    config, ends = load_config(model), list[str]()
+    with suppress(UsageError):  # a model without a tokenizer has other facts
+        ends = load_ends(model)
     support = inspect(config)
     empty = empty_model(config)
     return {
@@ -67,7 +69,7 @@ def _described(model: str) -> dict[str, Any]:
         "window": support.window, "window_note": support.window_note,
         "vocabulary": int(empty.get_output_embeddings().weight.shape[0]),
         "parameters": sum(parameter.numel() for parameter in empty.parameters()),
-        "dtype": str(config.dtype or "float32").removeprefix("torch."),
+        "dtype": str(config.dtype or "float32").removeprefix("torch."), "ends": ends,
     }  # fmt: skip
 
 
@@ -105,6 +107,7 @@ def _print(facts: dict[str, Any]) -> None:
         "attention": f"{attention}{sliding}",
         "window": f"{window} ({facts['window_note']})" if facts["window_note"] else window,
         "vocabulary": f"{facts['vocabulary']:,}",
+        "ends of turns": "  ".join(facts["ends"]),
         "parameters": f"{facts['parameters']:,}",
         "dtype": f"{facts['dtype']} on {facts['device']}" if "device" in facts else facts["dtype"],
         "supported": "every method, chains and trees; greedy decoding and sampling",

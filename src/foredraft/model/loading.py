@@ -17,7 +17,8 @@ import torch
 from safetensors import SafetensorError
 
 from foredraft.errors import ForedraftWarning, UsageError
-from foredraft.model.gguf import SMOLLM2, SUFFIX, gguf_folder, no_progress_bar, smollm2_file
+from foredraft.model.gguf.files import SMOLLM2, SUFFIX, gguf_folder, no_progress_bar, smollm2_file, weights_of
+from foredraft.model.gguf.reader import load_gguf
 from foredraft.model.machine import limit_threads
 from foredraft.model.rounded import KINDS, rounded_folder
 from foredraft.options import check_known
@@ -46,6 +47,22 @@ def load_tokenizer(model: str, **options: Unpack[LoadingOptions]) -> Any:
     location, given = located(model), _chosen(options, _FOR_ALL)
     with _usage_errors("tokenizer", model):
         return AutoTokenizer.from_pretrained(location, **given)
+
+
+def load_ends(model: str) -> list[str]:
+    """Return the tokens that end a turn by default: those of the generation configuration, else the tokenizer's.
+
+    Raises UsageError for a model without a tokenizer.
+    """
+    from transformers import GenerationConfig
+
+    location, tokenizer = located(model), load_tokenizer(model)
+    try:
+        given = GenerationConfig.from_pretrained(location).eos_token_id
+    except OSError:  # the model has none
+        given = None
+    ids = tokenizer.eos_token_id if given is None else given
+    return [str(token) for token in tokenizer.convert_ids_to_tokens(ids if isinstance(ids, list) else [ids])]
 
 
 def load_config(model: str, **options: Unpack[LoadingOptions]) -> Any:
@@ -110,6 +127,8 @@ def _read(location: str, **options: Any) -> Any:
 
     from foredraft.model.text_part import load_text_model, text_class
 
+    if parts := weights_of(location):
+        return load_gguf(Path(location), parts, **options)
     config = AutoConfig.from_pretrained(location, **{name: options[name] for name in _FOR_ALL if name in options})
     if text_class(config) is AutoModelForCausalLM and not has_other_parts(config):
         read: Any = AutoModelForCausalLM.from_pretrained  # its annotations do not know of two results

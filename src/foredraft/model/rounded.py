@@ -17,7 +17,7 @@ from torch import nn
 from foredraft.cache_folder import cache_folder
 from foredraft.errors import UsageError
 from foredraft.model.compiled.blocks import DEPTH
-from foredraft.model.gguf import INSTALL_READERS, SOURCE, filled_folder
+from foredraft.model.gguf.files import INSTALL_READERS, SOURCE, filled_folder
 
 KINDS = ("q8_0", "q4_0")
 """Dtypes as `--dtype` takes them: GGUF's formats, in lower case."""
