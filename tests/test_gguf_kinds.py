@@ -12,7 +12,7 @@ import torch
 
 import gguf_files
 import gguf_referee
-from foredraft import UnsupportedModelError, UsageError
+from foredraft import ForedraftError, UnsupportedModelError, UsageError
 from foredraft.model.gguf.architectures import ARCHITECTURES
 from foredraft.model.gguf.files import parts_of
 from foredraft.model.gguf.reader import load_gguf, write_folder
@@ -114,3 +114,21 @@ def test_a_missing_part_of_a_split_file_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"is one of 2 parts of a model, but its name does not say so"):
         write_folder(parts_of(renamed), tmp_path / "folder")
     assert not Path(tmp_path / "folder").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "deepseek2", "granitehybrid", "gemma4 E2B"])
+def test_a_damaged_file_is_refused_in_a_sentence_or_still_a_model(name, tmp_path):
+    whole = gguf_files.write(CASES[name], tmp_path / "whole.gguf").read_bytes()
+    random, damaged, refused = np.random.default_rng(0), tmp_path / "damaged.gguf", 0
+    for number in range(25):
+        content = bytearray(whole)
+        for place in random.integers(0, 12_000, 3):  # in the header
+            content[place] = random.integers(256)
+        damaged.write_bytes(content[: random.integers(len(whole))] if number % 5 == 0 else content)
+        try:
+            write_folder([damaged], tmp_path / str(number))
+            load_gguf(tmp_path / str(number), [damaged], torch.float32)
+        except ForedraftError:
+            refused += 1
+    assert refused > 5

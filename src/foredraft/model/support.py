@@ -90,7 +90,7 @@ def _refuse_family(config: Any) -> None:
     reason = next((each for each, names in REFUSED_FAMILIES.items() if family in names), "")
     if getattr(config, "is_encoder_decoder", False):
         reason = "is an encoder-decoder"
-    elif encodes or getattr(config, "use_bidirectional_attention", None) is True:
+    elif encodes or getattr(config, "use_bidirectional_attention", None) in (True, "all"):
         reason = "is an encoder, whose tokens attend to later ones"
     elif getattr(config, "alibi", False) or getattr(getattr(config, "attn_config", None), "alibi", False):
         reason = ALIBI

@@ -31,19 +31,15 @@ def configuration(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], rea
             f"This GGUF file is a {metadata.architecture} model, for which this transformers has no {family}; update "
             "it: pip install -U transformers."
         )
-    known = CONFIG_MAPPING[family]()
-    fields = {**row.fixed, **_named(row, keys, known)}
-    fields |= _sizes(keys, shapes, known, fields)
-    fields |= _layer_types(row, keys, known, fields)
-    if hasattr(known, "rope_parameters"):
-        fields["rope_parameters"] = _rotary(
-            row, keys, known, fields, rotary_parameters(keys, shapes, read, fields, known)
-        )
-    else:  # learned positions, or none
-        for key in _ROTARY_KEYS:
-            keys.get(key)
-    if special := SPECIAL.get(family):
-        special(fields, keys, shapes)
+    try:
+        fields = _fields(row, keys, CONFIG_MAPPING[family](), shapes, read)
+        if special := SPECIAL.get(family):
+            special(fields, keys, shapes)
+    except (KeyError, TypeError, ValueError, IndexError, ArithmeticError) as error:  # of a key that is missing or odd
+        raise UnsupportedModelError(
+            f"The keys of this {metadata.architecture} file do not fit together ({told(error)}); download it again. "
+            f"{_INSTEAD}."
+        ) from error
     if unread := keys.unread():
         told_keys = ", ".join(f"{key} = {metadata.get(key)}" for key in unread)
         raise UnsupportedModelError(
@@ -56,6 +52,22 @@ def configuration(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], rea
         raise UnsupportedModelError(
             f"transformers refuses the configuration of this {metadata.architecture} file ({told(error)}). {_INSTEAD}."
         ) from error
+
+
+def _fields(
+    row: Architecture, keys: Keys, known: Any, shapes: Mapping[str, tuple[int, ...]], read: ReadTensor
+) -> dict[str, Any]:
+    """Return the fields that the tables fill, of a configuration like `known`, which has the family's own values."""
+    fields = {**row.fixed, **_named(row, keys, known)}
+    fields |= _sizes(keys, shapes, known, fields)
+    fields |= _layer_types(row, keys, known, fields)
+    if hasattr(known, "rope_parameters"):
+        rope = rotary_parameters(keys, shapes, read, fields, known)
+        fields["rope_parameters"] = _rotary(row, keys, known, fields, rope)
+    else:  # learned positions, or none
+        for key in _ROTARY_KEYS:
+            keys.get(key)
+    return fields
 
 
 def row_of(architecture: str) -> Architecture:

@@ -97,6 +97,11 @@ def _stored(name: str, file: Path, place: Place) -> _Stored:
             "package gguf cannot read; give a file with another quantisation, or update it: pip install -U gguf."
         )
     numbers, size = GGML_QUANT_SIZES[kind]
+    if not place.shape or not all(place.shape) or place.shape[-1] % numbers:
+        raise UsageError(
+            f"{file} is damaged: its tensor {name} has the shape {place.shape}, which {kind.name} cannot store; "
+            "download it again, or give another one."
+        )
     return _Stored(file, place.offset, math.prod(place.shape[:-1]), place.shape[-1] // numbers * size, kind)
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from foredraft.errors import UnsupportedModelError
+from foredraft.errors import UnsupportedModelError, told
 from foredraft.model.gguf.architectures import ABSENT, PARTS, TENSORS, TIED, Architecture
 from foredraft.model.gguf.rearranged import CHANGES
 from foredraft.model.gguf.tensors import Tensors
@@ -37,7 +37,15 @@ def state_of(
 
     Raises UnsupportedModelError if the file lacks one, if a shape differs, or if a tensor is left over.
     """
-    state = {name: _weight(row, tensors, name, like, config, dtype) for name, like in wanted.items()}
+    state = {}
+    for name, like in wanted.items():
+        try:
+            state[name] = _weight(row, tensors, name, like, config, dtype)
+        except (RuntimeError, IndexError) as error:  # of torch: the sizes in the keys do not fit the tensor
+            raise UnsupportedModelError(
+                f"The tensors of the weight {name} do not have the sizes that this GGUF file's keys say "
+                f"({told(error)}); download it again, or give the model as a transformers folder or a hub id."
+            ) from error
     left = [name for name in tensors.unused() if name not in _OF_ROTARY and not _is_idle(name, config)]
     if left:
         raise UnsupportedModelError(
