@@ -63,11 +63,13 @@ types: $(DEV)  ## Strict type checking of the package.
 imports: $(DEV)  ## Who may import whom.
 	$(BIN)/lint-imports
 
-docs: $(DEV)  ## Write the generated pages: docs/reference/commands.md and docs/reference/structure.md.
+docs: $(DEV)  ## Write the generated pages, docs/reference/commands.md, options.md and structure.md, and the families in docs/how-to/models.md.
+	$(BIN)/python scripts/families_table.py
 	$(BIN)/python scripts/help_pages.py
 	$(BIN)/python scripts/structure_page.py
 
 docs-fresh: $(DEV)  ## Fail when a generated page is out of date.
+	$(BIN)/python scripts/families_table.py --check
 	$(BIN)/python scripts/help_pages.py --check
 	$(BIN)/python scripts/structure_page.py --check
 

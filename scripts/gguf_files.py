@@ -448,6 +448,24 @@ CASES: Sequence[Case] = (
          "ffn_norm", biased=False), _moe(64) | {key: value for key, value in _LATENT.items() if "_mla" not in key} | {
          ".attention.head_count_kv": 4, ".expert_weights_scale": 1.0}, sizes={"K": 4, "L": 27, "D": 128},
          shapes=_LATENT_SHAPES),
+    Case("deepseek2 yarn", "deepseek2",
+         _after_dense("attn_norm attn_q_a attn_q_a_norm attn_q_b attn_kv_a_mqa attn_kv_a_"
+         "norm attn_k_b attn_v_b attn_output ffn_norm"), _moe(64) | _LATENT | {".attention.q_lora_rank": 24,
+         ".expert_gating_func": 2, ".rope.scaling.type": "yarn", ".rope.scaling.factor": 40.0,
+         ".rope.scaling.original_context_length": 64, ".rope.scaling.yarn_log_multiplier": 0.1}, shapes=_LATENT_SHAPES),
+    Case("deepseek2 lite yarn", "deepseek2", _after_dense("attn_norm attn_q attn_kv_a_mqa attn_kv_a_norm attn_kv_b "
+         "attn_output ffn_norm", biased=False), _moe(64) | {key: value for key,
+         value in _LATENT.items() if "_mla" not in
+         key} | {".attention.head_count_kv": 4, ".expert_weights_scale": 1.0, ".rope.scaling.type": "yarn",
+         ".rope.scaling.factor": 40.0, ".rope.scaling.original_context_length": 64,
+         ".rope.scaling.yarn_log_multiplier": 0.0707}, sizes={"K": 4, "L": 27, "D": 128}, shapes=_LATENT_SHAPES),
+    Case("glm4moe with a drafting head", "glm4moe", lambda number: _after_dense("attn_norm attn_q+ attn_k+ attn_v+ "
+         "attn_output attn_q_norm attn_k_norm post_attention_norm")(number) + (" nextn.eh_proj nextn.enorm "
+         "nextn.hnorm" if
+         number == 2 else ""), _moe(64) | {".leading_dense_block_count": 1, ".expert_shared_count": 1,
+         ".expert_weights_scale": 1.5, ".expert_weights_norm": True, ".expert_gating_func": 2,
+         ".rope.dimension_count": 16,
+         ".nextn_predict_layers": 1}, sizes={"L": 3}, shapes={"nextn.eh_proj": (128, 256)}),
     Case("ernie4_5", "ernie4_5", _LINES),
     Case("lfm2", "lfm2", lambda number: "attn_norm ffn_norm ffn_gate ffn_up ffn_down " + (
          _ATTENTION if number % 3 == 2 else "shortconv.conv shortconv.in_proj shortconv.out_proj"),

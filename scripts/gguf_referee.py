@@ -152,10 +152,13 @@ def _verdict(case: gguf_files.Case, work: Path, theirs: np.ndarray) -> tuple[str
     checks = {"epsilon": {epsilon: 0.3}, "base": {".rope.freq_base": base} if base else {}}
     found = []
     for name, changed in checks.items():
-        other = scores_here(gguf_files.write(case, work / "other.gguf", changed=changed))[0] if changed else ours
-        found.append(
-            f"{name} {apart(other, theirs):.1e}" if changed and not np.array_equal(other, ours) else f"{name} -"
-        )
+        if not changed:
+            continue
+        try:
+            other = scores_here(gguf_files.write(case, work / "other.gguf", changed=changed))[0]
+            found.append(f"{name} {'IGNORED' if np.array_equal(other, ours) else f'{apart(other, theirs):.1e}'}")
+        except ForedraftError:
+            found.append(f"{name} refused")
     return ("SAME" if error <= case.limit else "DIFFERS"), f"{error:8.1e}  {'  '.join(found)}  {who[:60]}"
 
 

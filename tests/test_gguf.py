@@ -18,7 +18,7 @@ from foredraft.cache_folder import CACHE_VARIABLE
 from foredraft.cli import main
 from foredraft.model import loading
 from foredraft.model.compiled.blocks import BlockLinear, QuantisedRows, quantised_weights
-from foredraft.model.gguf import files
+from foredraft.model.gguf import files, reader
 from foredraft.model.gguf.files import gguf_folder, quantised_file, smollm2_file
 from foredraft.model.target import TorchTarget
 from support.toys import TOY
@@ -171,8 +171,8 @@ def test_weights_keep_the_precision_of_the_file(file_type, dtype, tmp_path, cach
 
 @pytest.mark.slow
 def test_a_folder_is_written_once_also_by_several_at_once(file, cache, monkeypatch):
-    calls, write = [], files.write_folder
-    monkeypatch.setattr(files, "write_folder", lambda parts, folder: calls.append(parts) or write(parts, folder))
+    calls, write = [], reader.write_folder
+    monkeypatch.setattr(reader, "write_folder", lambda parts, folder: calls.append(parts) or write(parts, folder))
     threads = [threading.Thread(target=gguf_folder, args=(file,)) for _ in range(3)]
     for thread in threads:
         thread.start()
@@ -191,7 +191,7 @@ def test_a_folder_that_cannot_be_written_leaves_nothing_and_can_be_repeated(file
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as full:
-        full.setattr(files, "write_folder", half_of_it)
+        full.setattr(reader, "write_folder", half_of_it)
         with pytest.raises(StoreError, match=r"No space left on device.*nothing was kept.*Make room"):
             gguf_folder(file)
     assert [path.suffix for path in (cache / "gguf").iterdir()] == [".wait"]

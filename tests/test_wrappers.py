@@ -142,6 +142,15 @@ def test_a_text_model_with_per_layer_embeddings_is_read_from_its_wrappers_checkp
     assert list(written.token_ids) == expected[0, 5:].tolist()
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::foredraft.errors.ForedraftWarning")
+@pytest.mark.parametrize("kind", ["gemma3", "qwen3_vl"])
+def test_a_text_model_can_be_rounded_which_stores_it_alone(kind, tmp_path):
+    folder, ids = saved(wrapper_of(kind), tmp_path), prompts(20)["input_ids"]
+    exact, rounded = (load_model(folder, dtype)(input_ids=ids).logits.float() for dtype in ("float32", "q8_0"))
+    assert 0 < (rounded - exact).norm() < 0.1 * exact.norm()
+
+
 @pytest.mark.parametrize("kind", ["gemma3", "qwen3_vl", "no wrapper"])
 def test_a_weight_that_is_missing_is_named_and_not_random(kind, tmp_path):
     model = target_of("llama").model if kind == "no wrapper" else wrapper_of(kind)

@@ -30,13 +30,41 @@ _MARKS = (
 WRAPPERS = {
     "gemma3": (_MIXED, _EYE),
     "gemma4": (
-        {**_MIXED, **_PER_LAYER, "global_head_dim": 16, "num_kv_shared_layers": 0},
+        {
+            **_PER_LAYER,
+            "sliding_window": 16,
+            "num_hidden_layers": 4,
+            "num_kv_shared_layers": 2,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "global_head_dim": 16,
+        },
         {**_EYE, "head_dim": 8, "num_key_value_heads": 2, "model_type": "gemma4_vision"},
     ),
     "mistral3": ({}, {**_EYE, "head_dim": 8}),
     "qwen2_vl": (_SECTIONS, {**_QWEN_EYE, "hidden_size": 32, "embed_dim": 16}),
     "qwen2_5_vl": (_SECTIONS, _QWEN_EYE),
     "qwen3_vl": (_SECTIONS, {**_QWEN_EYE, "deepstack_visual_indexes": [0], "num_position_embeddings": 4}),
+    "qwen3_vl_moe": (
+        {**_SECTIONS, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+        {**_QWEN_EYE, "deepstack_visual_indexes": [0], "num_position_embeddings": 4},
+    ),
+    "idefics3": ({}, _EYE),
+    "mllama": (
+        {
+            "num_hidden_layers": 3,
+            "cross_attention_layers": [1],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+        {
+            **_EYE,
+            "num_global_layers": 1,
+            "attention_heads": 2,
+            "vision_output_dim": 32,
+            "max_num_tiles": 1,
+            "intermediate_layers_indices": [0],
+            "supported_aspect_ratios": [[1, 1]],
+        },
+    ),
     "llama4": (
         {"intermediate_size_mlp": 48, "num_local_experts": 2, "num_experts_per_tok": 1},
         {**_EYE, "vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16},
@@ -50,7 +78,7 @@ def wrapper_config(kind, **more):
     usual = AutoConfig.for_model(kind)
     seeing = usual.vision_config
     return type(usual)(
-        text_config={**type(usual.text_config)(**{**TEXT, **text}).to_dict(), **more},
+        text_config=type(usual.text_config)(**{**TEXT, **text}).to_dict(),
         vision_config={**({} if seeing is None else seeing.to_dict()), **eye},
         **{"tie_word_embeddings": False, **more},
         **{mark: 200 + i for i, mark in enumerate(_MARKS) if hasattr(usual, mark)},

@@ -25,6 +25,7 @@ from foredraft.engine.statistics import Statistics
 from foredraft.errors import UsageError
 from foredraft.generator import Generator
 from foredraft.integrations.bound_tokenizer import refuse_memory, tokenizer_for
+from foredraft.model.support import inspect as check_family
 from foredraft.model.target import TorchTarget
 from foredraft.model.text_part import text_model
 from foredraft.request import checked_ids, own_copies
@@ -337,6 +338,7 @@ def _refuse(
         (_has_own_positions(model_kwargs), "position_ids of your own: each row's positions are 0, 1, 2, ...",
          "leave them out"),
     )  # fmt: skip
+    check_family(model.config)  # first, as other kinds of models have other arguments
     for is_refused, what, remedy in refusals:
         if is_refused:
             raise UsageError(f"foredraft.generate does not take {what}; {remedy}.")

