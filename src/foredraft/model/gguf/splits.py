@@ -43,6 +43,7 @@ _DEEPSEEK_CASED = (  # letters with cases, as of an old Unicode
     "\U0001e900-\U0001e943"
 )
 
+_DEEPSEEK_ASIAN = "[\u0800-\u9fa5\uac00-\ud7ff&&[^\\s]]+"  # llama.cpp takes wide spaces out of the range
 _LINES = r"[^\n]+|\n+"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = _any(_ENDINGS, _WORD, r"\p{N}{1,3}", _SIGNS, _SPACES)
@@ -120,16 +121,16 @@ _ROWS: tuple[tuple[str, Split], ...] = (
             (
                 r"[\r\n]",
                 rf"\s?[{_DEEPSEEK_CASED}]+",
-                "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+                "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3001-\u3002]+",
                 r"\s+\z",
-                "[\u0800-\u9fa5\uac00-\ud7ff]+",
+                _DEEPSEEK_ASIAN,
                 r"\p{N}+",
             )
         ),
     ),
     (
         "deepseek-coder",
-        Split((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[\u0800-\u9fa5\uac00-\ud7ff]+", r"\p{N}")),
+        Split((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_ASIAN, r"\p{N}")),
     ),
     ("deepseek-v3 hunyuan-dense joyai-llm hy_v4", Split((r"\p{N}{1,3}", _JAPANESE, _MARKED_WORDS))),
     (
