@@ -13,6 +13,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import foredraft
+import gguf_files
 from foredraft import StoreError, UnsupportedModelError, UsageError
 from foredraft.cache_folder import CACHE_VARIABLE
 from foredraft.cli import main
@@ -151,6 +152,29 @@ def test_a_compiled_file_is_read_as_integers_except_what_was_changed_since(file,
         for package in generator.target.compiled.record.packages
         for kernel in package.kernels
     )
+
+
+@pytest.mark.slow
+def test_tokens_that_a_file_suppresses_are_never_written(tmp_path, cache):
+    case = next(case for case in gguf_files.CASES if case.name == "llama")
+    prompt = torch.arange(40, 60)
+    written = []
+    for name in ("all", "others"):
+        changed = {"tokenizer.ggml.suppress_tokens": [int(token) for token in written[0]]} if written else {}
+        file = gguf_files.write(case, tmp_path / f"{name}.gguf", changed=changed)
+        generator = foredraft.load(str(file), method="prompt_lookup", dtype="float32", device="cpu")
+        written.append(generator.generate(prompt.numpy(), max_new_tokens=16, eos_token_id=()).token_ids)
+        model = generator.target.model
+        theirs = model.generate(prompt[None], max_new_tokens=16, do_sample=False, eos_token_id=None)[0, len(prompt) :]
+        assert list(written[-1]) == theirs.tolist()
+    assert not set(written[0]) & set(written[1])
+
+
+def test_a_key_of_the_tokenizer_that_nothing_reads_is_refused(tmp_path):
+    case = next(case for case in gguf_files.CASES if case.name == "llama")
+    file = gguf_files.write(case, tmp_path / "a.gguf", changed={"tokenizer.ggml.new_rule": True})
+    with pytest.raises(UnsupportedModelError, match=r"says tokenizer\.ggml\.new_rule of its tokenizer"):
+        reader.write_folder([file], tmp_path / "folder")
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ from foredraft.model.target import TorchTarget
 from foredraft.options import shown, whole_number
 from foredraft.pairing import pair_draft_model
 from foredraft.request import GenerationArguments, GenerationOptions, checked_text, encoded, own_copies
-from foredraft.sampling import SEED_LIMIT, SamplingOptions
+from foredraft.sampling import SEED_LIMIT, LogitsProcessor, SamplingOptions
 from foredraft.speculation import checked_verification
 from foredraft.standard_library import resources_for
 from foredraft.text import StopStrings
@@ -234,10 +234,19 @@ class Generator:
             "sampling": given.sampling(self.target.vocabulary),
             "max_new_tokens": given.max_new_tokens,
             "eos": given.eos(self.eos_token_ids(), self.target.vocabulary),
-            "processors": given.logits_processor,
+            "processors": (*self._suppressing(), *given.logits_processor),
             "stop_strings": given.stop_strings,
             "drafter": self._drafter_with(given.prediction),
         }
+
+    def _suppressing(self) -> tuple[LogitsProcessor, ...]:
+        """Return what rules out the tokens that the model's generation configuration suppresses, if it names any."""
+        ids = getattr(getattr(self.target.model, "generation_config", None), "suppress_tokens", None)
+        if not ids:
+            return ()
+        from transformers import SuppressTokensLogitsProcessor  # slow to import
+
+        return (SuppressTokensLogitsProcessor(ids, device=str(self.target.device)),)
 
     def _drafter_with(self, prediction: str | None) -> Drafter:
         if not prediction:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from foredraft.errors import UsageError
+from foredraft.errors import UnsupportedModelError, UsageError
 from foredraft.model.gguf.configuration import configuration, row_of
 from foredraft.model.gguf.metadata import Metadata, read_header
 from foredraft.model.gguf.tensors import Tensors
@@ -57,7 +57,14 @@ def write_folder(parts: Sequence[Path], folder: Path) -> None:
     ids = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in names.items()}
     config.update(ids | {"eos_token_id": list(end_ids(metadata))})
     config.save_pretrained(folder)
-    GenerationConfig.from_model_config(config).save_pretrained(folder)
+    generation = GenerationConfig.from_model_config(config)
+    generation.suppress_tokens = metadata.get("tokenizer.ggml.suppress_tokens")
+    generation.save_pretrained(folder)
+    if unread := [key for key in metadata.unread() if key.startswith("tokenizer.")]:
+        raise UnsupportedModelError(
+            f"This GGUF file says {', '.join(unread)} of its tokenizer, which foredraft does not know, so its tokens "
+            "could be others. Give the model as a transformers folder or a hub id, and report the key."
+        )
 
 
 def load_gguf(folder: Path, parts: Sequence[Path], dtype: torch.dtype | str, **options: Any) -> Any:
