@@ -191,6 +191,10 @@ _GRANITE = {"residual_multiplier": 1.0, "embedding_multiplier": 1.0, "logits_sca
 _SIGMOID = 2
 """The value of expert_gating_func for experts that are chosen by the sigmoid of their scores."""
 _AROUND = {"post_attention_layernorm": "post_attention_norm"}  # a norm after attention and one before the network
+_EACH_LAYER = {"model.embed_tokens_per_layer": "per_layer_token_embd", "per_layer_input_gate": "inp_gate",
+               "model.per_layer_model_projection": "per_layer_model_proj", "per_layer_projection": "proj",
+               "model.per_layer_projection_norm": "per_layer_proj_norm",
+               "post_per_layer_input_norm": "post_norm"}  # fmt: skip  # embeddings for each layer
 _MOE = {"block_sparse_moe.router": "ffn_gate_inp", "block_sparse_moe.experts.gate_up_proj": "ffn_gate_up_exps.weight",
         "block_sparse_moe.experts.down_proj": "ffn_down_exps.weight",
         "shared_mlp.input_linear": "ffn_gate_up_shexp|ffn_gate_up",
@@ -237,9 +241,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         keys={"activation_sparsity_scale": ()},
         fixed={"final_logit_softcapping": 30.0},
         tensors={
-            **_AROUND, "model.embed_tokens_per_layer": "per_layer_token_embd", "per_layer_input_gate": "inp_gate",
-            "model.per_layer_model_projection": "per_layer_model_proj", "per_layer_projection": "proj",
-            "model.per_layer_projection_norm": "per_layer_proj_norm", "post_per_layer_input_norm": "post_norm",
+            **_AROUND, **_EACH_LAYER,
             "model.altup_projections": "altup_proj", "model.altup_unembed_projections": "altup_unembd_proj",
             "altup.correct_output_scale": "altup_correct_scale.weight", "altup.correction_coefs": "altup_correct_coef",
             "altup.prediction_coefs": "altup_predict_coef", "altup.modality_router": "altup_router",
@@ -253,9 +255,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         "gemma4_text",
         fixed={"final_logit_softcapping": 30.0},
         tensors={
-            **_AROUND, "model.embed_tokens_per_layer": "per_layer_token_embd", "per_layer_input_gate": "inp_gate",
-            "model.per_layer_model_projection": "per_layer_model_proj", "per_layer_projection": "proj",
-            "model.per_layer_projection_norm": "per_layer_proj_norm", "post_per_layer_input_norm": "post_norm",
+            **_AROUND, **_EACH_LAYER,
             "layer_scalar": "layer_output_scale.weight", "router.proj": "ffn_gate_inp",
             "router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale",
             "experts.gate_up_proj": "ffn_gate_up_exps.weight", "experts.down_proj": "ffn_down_exps.weight",
