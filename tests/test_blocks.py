@@ -157,7 +157,7 @@ def test_a_row_is_what_the_dequantised_weights_give_alone_and_among_others(kind,
     if kernels.block_kernel() is None:
         pytest.skip("this processor has no AVX2")
     monkeypatch.setattr(kernels, "_has_tiles", lambda: way == "tiles")
-    monkeypatch.setattr(kernels, "pairs_are_quicker", lambda: way == "pairs")
+    monkeypatch.setattr(kernels, "multiplies_by_pairs", lambda: way == "pairs")
     torch.manual_seed(3)
     model = Products(kind, tiled=way == "tiles").eval()
     rows = torch.randn(1, 256, model.depth).bfloat16()

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import itertools
 import json
 import shutil
 import time
@@ -21,10 +20,11 @@ from foredraft.contracts import CostCurve
 from foredraft.errors import ForedraftError, ForedraftWarning, StoreError, UsageError
 from foredraft.graph.layout import lay_out, lay_out_text
 from foredraft.model import machine
+from foredraft.model.compiled import kernels
 from foredraft.model.compiled.background import Compilation
 from foredraft.model.compiled.build import compile_forward
 from foredraft.model.compiled.export import FunctionalForward, Subject, compiled_attention, row_arguments
-from foredraft.model.compiled.kernels import PAIR_TRIALS, pairs_are_quicker
+from foredraft.model.compiled.kernels import multiplies_by_pairs
 from foredraft.model.compiled.package import (
     EAGER,
     MOST_ROWS,
@@ -107,15 +107,15 @@ def test_the_functional_forward_scores_and_writes_as_the_model_does(family):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "supported", "quicker"), [((2, 1), 1, True), ((1, 2), 1, False), ((2, 1), 0, False)]
+    ("vendor", "supported", "pairs"),
+    [("AuthenticAMD", True, True), ("AuthenticAMD", False, False), ("GenuineIntel", True, False)],
 )
-def test_bfloat16_is_multiplied_by_pairs_where_that_is_quicker(monkeypatch, seconds, supported, quicker):
-    """The clock goes on by the first number at each reading while float32 is tried, then by the second."""
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bool(supported))
-    readings = itertools.accumulate(
-        seconds[0] if count < 2 * PAIR_TRIALS else seconds[1] for count in itertools.count()
-    )
-    assert pairs_are_quicker(lambda: next(readings)) is quicker
+def test_how_bfloat16_is_multiplied_follows_from_the_processor_alone(monkeypatch, vendor, supported, pairs):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: supported)
+    monkeypatch.setattr(kernels, "processor_lines", lambda *_names: [f"vendor_id\t: {vendor}"])
+    multiplies_by_pairs.cache_clear()
+    assert multiplies_by_pairs() is pairs
+    multiplies_by_pairs.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -545,6 +545,36 @@ def test_what_a_drafted_step_takes_beside_its_pass_is_known_to_the_next_text():
         assert (control.budget(50).nodes == 0) is rests
 
 
+PROCESSORS = {  # milliseconds of SmolLM2's passes by rows, as `foredraft compile` printed them
+    "Xeon, integers by AVX-512": CostCurve((1, 4, 8, 16), (5.0, 7.1, 10.4, 16.8)),
+    "Xeon, pairs of bfloat16": CostCurve((1, 4, 8, 16), (4.4, 10.1, 18.1, 34.3)),
+    "Zen 3, a quarter of a pass for each further row": CostCurve((1, 16), (7.2, 34.2)),
+}
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.3, 0.6])
+@pytest.mark.parametrize("curve", PROCESSORS.values(), ids=PROCESSORS)
+def test_drafts_cost_at_most_a_fiftieth_on_any_processor_however_few_are_right(curve, rate):
+    costs, rng, table = StepCosts(), np.random.default_rng(0), curve.table(MOST_NODES + 1)
+    took = plain = 0.0
+    for _ in range(10):
+        found, spent = [], []
+
+        def right(_number, found=found):
+            found.append(int(rng.geometric(1 - rate)) - 1)
+            return found[-1]
+
+        def drafting(asked, spent=spent):
+            spent.append(0.15 * bool(asked))
+            return spent[-1]
+
+        control = MeasuredControl(curve, costs=costs)
+        sizes = decide(control, right, honest(curve), drafting, steps=150, offered=8)
+        took += sum(table[size + 1] for size in sizes) + sum(spent) / 2  # which is asked for twice in a step
+        plain += sum(1 + min(each, size) for each, size in zip(found, sizes, strict=True)) * table[1]
+    assert took < plain / 0.98
+
+
 @pytest.mark.parametrize("slow", [2.0, 0.5])
 def test_a_machine_that_changes_its_pace_is_followed_by_passes_of_any_size(slow):
     costs, rng = StepCosts(), np.random.default_rng(0)

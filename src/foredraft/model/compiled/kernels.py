@@ -14,19 +14,16 @@ from contextlib import contextmanager
 from functools import cache, partial
 from math import prod
 from pathlib import Path
-from time import perf_counter
-from timeit import repeat
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch.library import custom_op
-from torch.nn.functional import linear
 
 from foredraft.model.compiled.blocks import LEAST, STRIP, layout_of
+from foredraft.model.compiled.package import processor_lines
 
 LANES = 16  # float32 numbers in the widest vector register, of 512 bits; the size of a head must be a multiple of this
-PAIR_TRIALS = 20  # products of each kind that `pairs_are_quicker` times; chosen
 _QUERIES = 4  # query rows whose values are summed together, so that each value is read once for all of them
 _ALL_CACHES = 3  # locality of a prefetch, as GCC's __builtin_prefetch takes it; 0 is past the caches
 _BYTES_AHEAD = 9 * 1024  # that weights are prefetched; 2 KiB are too few where the cache is shared, 18 no better
@@ -36,7 +33,7 @@ _TILES = (32, 32, 32)  # rows, columns and depth of a product by tiles; one inst
 _TILED_HEAD = 160  # the most numbers of a head: of AMX's eight tiles, one holds sums, two keys, five a query's numbers
 _WIDEST = 512  # bits of a vector register; there are enough of them then to score four slots for four queries at once
 _WIDEST_PADDING = 1 / 16  # of the columns; the last strip of weights is filled up with zeros, which take time too
-_PAIRS_QUICKER = 1.2
+_AMD = "AuthenticAMD"  # how /proc/cpuinfo names the vendor
 
 
 @custom_op("foredraft::attend", mutates_args=())
@@ -113,20 +110,14 @@ def own_kernels(*, cached: bool = False) -> Iterator[None]:
 
 
 @cache
-@torch.inference_mode()
-def pairs_are_quicker(clock: Callable[[], float] = perf_counter) -> bool:
-    """Return whether this processor multiplies bfloat16 by pairs, and faster than float32; takes some 20 ms.
+def multiplies_by_pairs() -> bool:
+    """Return whether bfloat16 is multiplied by pairs here: on AMD's processors with the instruction (since Zen 4).
 
-    Times the vendor's library, which has kernels of both kinds.
+    Intel's have it too, and are slower with it: on a Xeon without AMX a pass of 8 rows took 18 ms by pairs and 10 ms as
+    integers. Nothing is timed here: ways to multiply round differently, and a text must not depend on a measurement.
     """
-    if not torch.cpu._is_avx512_bf16_supported():  # noqa: SLF001  # torch has no public name for it
-        return False
-    rows, depth, columns = 16, 1024, 2048  # of a product such as a forward has
-    seconds = []
-    for dtype in (torch.float32, torch.bfloat16):
-        product = partial(linear, torch.ones(rows, depth, dtype=dtype), torch.ones(columns, depth, dtype=dtype))
-        seconds.append(min(repeat(product, timer=clock, repeat=PAIR_TRIALS, number=1)))
-    return seconds[0] > _PAIRS_QUICKER * seconds[1]
+    amd = any(_AMD in line for line in processor_lines("vendor_id"))
+    return amd and torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001  # torch has no public name for it
 
 
 def _has_tiles() -> bool:
@@ -197,7 +188,7 @@ def _lowered_attention(query: Any, key: Any, value: Any, mask: Any, ranges: Any,
     bits = pick_vec_isa().bit_width() or 256  # torch's vectors have this size also where there are no instructions
     by_pairs = dtype == torch.bfloat16 and bits == _WIDEST and size % (2 * LANES) == 0
     tiles = by_pairs and size <= _TILED_HEAD and _has_tiles()
-    paired = by_pairs and not tiles and pairs_are_quicker()
+    paired = by_pairs and not tiles and multiplies_by_pairs()
     # as many of a value's vectors are summed at once as divide it and fit into the registers
     vectors, fitting = int(size) * 32 // bits, ((32 if bits == _WIDEST else 16) - 2) // (_QUERIES + 1)
     at_once = max(count for count in range(1, fitting + 1) if vectors % count == 0)
@@ -225,7 +216,7 @@ def block_kernel() -> str | None:
     """Return the kind of kernel for quantised weights here: "tile", "pair" or "integer"; None without AVX2."""
     if _has_tiles():
         return "tile"
-    if pairs_are_quicker():
+    if multiplies_by_pairs():
         return "pair"
     return "integer" if torch.cpu._is_avx2_supported() else None  # noqa: SLF001  # torch has no public name for it
 
@@ -278,7 +269,7 @@ def _product_kernels(locality: int) -> dict[Any, list[Any]]:
     from torch._inductor.cpu_vec_isa import VecAMX, VecAVX2, VecAVX512
 
     sizes: list[tuple[Any, torch.dtype, list[tuple[int, int, int]]]] = []
-    if pairs_are_quicker():
+    if multiplies_by_pairs():
         sizes.append((VecAVX512, torch.bfloat16, [(8, 48, _PAIR), (8, 32, _PAIR)]))
     for dtype in (torch.bfloat16, torch.float32):
         sizes += [(VecAVX512, dtype, [(8, 48, 1), (8, 32, 1)]), (VecAVX2, dtype, [(4, 24, 1), (4, 16, 1)])]
