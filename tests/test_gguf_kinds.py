@@ -85,6 +85,12 @@ def test_what_a_file_says_and_the_model_cannot_is_refused(changed, said, tmp_pat
         scores(CASES["llama"], tmp_path, changed=changed)
 
 
+def test_a_granite_without_positions_is_refused(tmp_path):
+    changed = {".rope.scaling.finetuned": False}
+    with pytest.raises(UnsupportedModelError, match=r"rope\.scaling\.finetuned = False"):
+        scores(CASES["granite"], tmp_path, changed=changed)
+
+
 @pytest.mark.slow
 def test_a_tensor_too_many_or_too_few_is_refused_by_name(tmp_path):
     tensors = gguf_files.tensors_of(CASES["llama"])

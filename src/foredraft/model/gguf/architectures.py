@@ -83,7 +83,7 @@ FLAGS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Fields that are true if a layer has a tensor whose name ends so."""
 
-UNUSED = ("tensor_data_layout", "rope.scaling.finetuned", "attention.value_length", "interleave_moe_layer_step")
+UNUSED = ("tensor_data_layout", "rope.scaling.finetuned", "attention.value_length")
 """Keys that say nothing that is not said by others: how a conversion ordered tensors, and sizes that tensors have."""
 
 TENSORS: Mapping[str, str] = {
@@ -187,8 +187,9 @@ _NORMS_FROM_ONE = {
         "post_ffw_norm",
     )
 }  # the file's norms multiply, the model's add one first
+_WITH_POSITIONS: Mapping[str, tuple[str, ...] | float] = {"rope.scaling.finetuned": True}  # llama.cpp's switch
 _GRANITE = {"residual_multiplier": 1.0, "embedding_multiplier": 1.0, "logits_scaling": 1.0}
-_SIGMOID = 2
+SIGMOID = 2
 """The value of expert_gating_func for experts that are chosen by the sigmoid of their scores."""
 _AROUND = {"post_attention_layernorm": "post_attention_norm"}  # a norm after attention and one before the network
 _EACH_LAYER = {"model.embed_tokens_per_layer": "per_layer_token_embd", "per_layer_input_gate": "inp_gate",
@@ -274,8 +275,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         sliding=2,
     ),
     "smollm3": Architecture("smollm3", changes=_INTERLEAVED),
-    "granite": Architecture("granite", fixed=_GRANITE, changes=_INTERLEAVED),
-    "granitemoe": Architecture("granitemoe", fixed=_GRANITE, tensors=_MOE, changes=_INTERLEAVED),
+    "granite": Architecture("granite", keys=_WITH_POSITIONS, fixed=_GRANITE, changes=_INTERLEAVED),
+    "granitemoe": Architecture(
+        "granitemoe", keys=_WITH_POSITIONS, fixed=_GRANITE, tensors=_MOE, changes=_INTERLEAVED
+    ),
     "granitehybrid": Architecture(
         "granitemoehybrid", keys=_SSM_KEYS, fixed=_GRANITE, tensors=_MOE, changes={**_INTERLEAVED, **_SSM}
     ),
@@ -303,14 +306,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "nemotron": Architecture("nemotron", changes=_NORMS_FROM_ONE),
     "minimax-m2": Architecture(
-        "minimax_m2", keys={"expert_feed_forward_length": ("intermediate_size",), "expert_gating_func": _SIGMOID}
+        "minimax_m2", keys={"expert_feed_forward_length": ("intermediate_size",), "expert_gating_func": SIGMOID}
     ),
     "exaone4": Architecture("exaone4", tensors=_AROUND, sliding=4),
     "glm4": Architecture(
         "glm4", tensors={"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"}
     ),
     "glm4moe": Architecture(
-        "glm4_moe", fixed={"norm_topk_prob": False}, tensors=_AROUND, keys={"expert_gating_func": _SIGMOID}
+        "glm4_moe", fixed={"norm_topk_prob": False}, tensors=_AROUND, keys={"expert_gating_func": SIGMOID}
     ),
     "seed_oss": Architecture("seed_oss", tensors=_AROUND),
     "arcee": Architecture("arcee", changes=_INTERLEAVED),
@@ -326,7 +329,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "lfm2": Architecture("lfm2", fixed={"block_auto_adjust_ff_dim": False}, tensors=_CONVOLUTIONS,
                          changes={"shortconv.conv": "depthwise"}),
-    "lfm2moe": Architecture("lfm2_moe", keys={"expert_gating_func": _SIGMOID}, tensors=_CONVOLUTIONS,
+    "lfm2moe": Architecture("lfm2_moe", keys={"expert_gating_func": SIGMOID}, tensors=_CONVOLUTIONS,
                             changes={"shortconv.conv": "depthwise"}),
     "qwen35": Architecture("qwen3_5_text", tensors=_AROUND, keys=_DELTA_KEYS, changes=_DELTA),
     "qwen35moe": Architecture(

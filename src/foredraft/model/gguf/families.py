@@ -9,6 +9,7 @@ from functools import partial
 from statistics import NormalDist
 from typing import Any
 
+from foredraft.model.gguf.architectures import SIGMOID
 from foredraft.model.gguf.metadata import Keys
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -16,7 +17,6 @@ Fields = dict[str, Any]
 
 _GEMMA2_27B, _GEMMA3_27B = 46, 62
 """Numbers of layers by which llama.cpp knows the models whose attention is scaled by the model's width."""
-_SIGMOID = 2
 _DIGITS = 6
 """Digits behind the point that numbers of 32 bits keep after arithmetic."""
 
@@ -29,7 +29,7 @@ def family_of(family: str, keys: Keys) -> str:
         return "mistral"
     if family == "olmo2" and keys.get("attention.sliding_window"):
         return "olmo3"
-    if family == "deepseek_v3" and keys.get("expert_gating_func") != _SIGMOID:
+    if family == "deepseek_v3" and keys.get("expert_gating_func") != SIGMOID:
         return "deepseek_v2"
     return family
 
