@@ -26,7 +26,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-lo
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: demo check test test-interpreted test-vllm lint format types imports docs docs-fresh docs-check dist dist-check changelog clean help
+.PHONY: demo check test test-interpreted test-vllm lint format types imports referee docs docs-fresh docs-check dist dist-check changelog clean help
 
 demo: $(RUNTIME)  ## Install, prepare the model once, then write two texts by transformers, plainly and drafted.
 	$(BIN)/foredraft demo
@@ -43,6 +43,12 @@ test-interpreted: $(DEV)  ## The tests of the compiled kernels, with numba's com
 test-vllm: $(VLLM)/.installed  ## A vLLM server on the CPU with foredraft's proposer, in an environment of its own.
 	$(VLLM_SETTINGS) $(VLLM)/bin/python -m pytest -m vllm -p no:cacheprovider tests/test_vllm_server.py
 
+referee: $(DEV)  ## Compare scores and tokens of GGUF files with llama.cpp, which is built in an environment of its own.
+	$(BIN)/python scripts/gguf_referee.py --work .venv-referee
+	$(BIN)/python scripts/gguf_referee.py --work .venv-referee --types
+	$(BIN)/python scripts/gguf_tokens.py --work .venv-referee
+	$(BIN)/python scripts/gguf_tokens.py --work .venv-referee --splits
+
 lint: $(DEV)  ## Style, and that the code is formatted.
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
@@ -57,11 +63,13 @@ types: $(DEV)  ## Strict type checking of the package.
 imports: $(DEV)  ## Who may import whom.
 	$(BIN)/lint-imports
 
-docs: $(DEV)  ## Write the generated pages: docs/reference/commands.md and docs/reference/structure.md.
+docs: $(DEV)  ## Write the generated pages, docs/reference/commands.md, options.md and structure.md, and the families in docs/how-to/models.md.
+	$(BIN)/python scripts/families_table.py
 	$(BIN)/python scripts/help_pages.py
 	$(BIN)/python scripts/structure_page.py
 
 docs-fresh: $(DEV)  ## Fail when a generated page is out of date.
+	$(BIN)/python scripts/families_table.py --check
 	$(BIN)/python scripts/help_pages.py --check
 	$(BIN)/python scripts/structure_page.py --check
 
@@ -85,7 +93,7 @@ changelog: $(DEV)  ## At a release: join the fragments of changelog.d into CHANG
 	$(BIN)/towncrier build --yes
 
 clean:  ## Remove the environment and everything that can be made again.
-	rm -rf $(VENV) $(VLLM) $(DIST_VENV) build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-referee $(VLLM) $(DIST_VENV) build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help:  ## This list.

@@ -19,7 +19,7 @@ from typing import Any
 
 from foredraft.bench.summary import LOOP_SHARE, repeated_share
 from foredraft.bench.tasks import DEFAULT_TASKS, TaskPrompt, load_task
-from foredraft.model.gguf import SMOLLM2
+from foredraft.model.gguf.files import SMOLLM2
 from foredraft.model.loading import located
 from vllm_server import Answer, complete, counter, proposer, serving
 

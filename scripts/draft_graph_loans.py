@@ -24,7 +24,7 @@ from foredraft.contracts import Budget, SequenceView, TokenIds
 from foredraft.graph.dag import DraftGraph
 from foredraft.graph.tree import depths
 from foredraft.model.candidates import Imitation
-from foredraft.model.gguf import SMOLLM2
+from foredraft.model.gguf.files import SMOLLM2
 from foredraft.model.growth import GrowthRules, Rollout, RolloutDrafting
 from foredraft.model.target import TorchTarget
 from foredraft.pairing import pair_draft_model

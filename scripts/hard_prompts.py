@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from foredraft.bench.tasks import load_task
-from foredraft.model.gguf import SMOLLM2
+from foredraft.model.gguf.files import SMOLLM2
 from foredraft.model.loading import load_tokenizer
 
 _TRANSLATION = "spec_bench/translation"

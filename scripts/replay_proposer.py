@@ -14,7 +14,7 @@ import numpy as np
 from foredraft.bench.tasks import load_task
 from foredraft.integrations.request_drafter import RequestDrafter
 from foredraft.integrations.vllm import parse_proposer_options, served_drafter
-from foredraft.model.gguf import SMOLLM2
+from foredraft.model.gguf.files import SMOLLM2
 from foredraft.model.loading import load_config, load_tokenizer, located
 from foredraft.request import encoded
 

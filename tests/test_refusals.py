@@ -82,6 +82,13 @@ def test_an_unsupported_folder_is_refused_before_its_weights_are_read(tmp_path):
         foredraft.load(str(tmp_path))
 
 
+def test_a_recurrent_model_is_refused_for_its_state_and_not_for_its_arguments():
+    config = AutoConfig.for_model("mamba", vocab_size=97, hidden_size=32, num_hidden_layers=2, eos_token_id=None)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with pytest.raises(UnsupportedModelError, match=r"Layer 0 of this mamba model .* recurrent state"):
+        model.generate(torch.ones(1, 4, dtype=torch.int64), max_new_tokens=2, custom_generate=foredraft.generate)
+
+
 def test_damaged_weights_are_a_sentence(tmp_path):
     shutil.copytree(Path(TOY_DRAFT), tmp_path / "model")
     weights = tmp_path / "model" / "model.safetensors"

@@ -12,7 +12,7 @@ from foredraft import UsageError
 from foredraft.cache_folder import CACHE_VARIABLE
 from foredraft.model import rounded
 from foredraft.model.compiled.blocks import QuantisedRows, quantised_weights
-from foredraft.model.gguf import SOURCE, quantised_file
+from foredraft.model.gguf.files import SOURCE, quantised_file
 from foredraft.model.loading import load_model
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
@@ -90,7 +90,7 @@ def test_a_compiled_rounded_model_reads_integers_and_drafts_what_it_would_write(
 def test_what_cannot_be_rounded_is_refused_in_a_sentence(checkpoint, cache, monkeypatch, tmp_path):
     (tmp_path / SOURCE).write_bytes(b"")
     with pytest.raises(UsageError, match="a GGUF file is read with the blocks it has"):
-        rounded.rounded_folder(str(tmp_path), "q8_0", {})
+        rounded.rounded_folder(str(tmp_path), "q8_0", None, load_model)
     LlamaConfig().save_pretrained(tmp_path / "without weights")
     with pytest.raises(UsageError, match=r"No model could be loaded from '.*without weights'"):
         load_model(str(tmp_path / "without weights"), "q8_0", device="cpu")

@@ -27,6 +27,8 @@ from foredraft.server.openai import CompletionRequest, _calls_in, _Characters
 from foredraft.server.processors import Position, TokenLogprob
 from foredraft.server.running import Listening
 from foredraft.server.service import Service
+from support.llamas import tiny_llama
+from support.tokenizers import gguf_tokenizer
 from support.toys import TOY
 
 pytestmark = pytest.mark.slow
@@ -321,6 +323,26 @@ def test_completions_take_texts_and_ids(client, plain):
     assert [choice.text for choice in answer.choices] == expected
     of_ids = client.completions.create(model="toy", prompt=ids, max_tokens=12, temperature=0, stream=True)
     assert "".join(chunk.choices[0].text for chunk in of_ids) == plain(ids, max_new_tokens=12).text
+
+
+def test_a_completion_keeps_the_space_after_its_prompt(tmp_path):
+    tokenizer = gguf_tokenizer("space before")
+    generator = load((tiny_llama(len(tokenizer)), tokenizer), method="none", compile=False)
+    listening = Listening(Service(generator, "small", {}, stores=tmp_path), port=0)
+    thread = threading.Thread(target=listening.run)
+    thread.start()
+    fields = {"model": "small", "max_tokens": 3, "temperature": 1.0}
+    try:
+        bodies = [fields | {"prompt": "Hello", "seed": seed} for seed in range(20)]
+        answers = [httpx.post(f"{listening.address}/v1/completions", json=body, timeout=PATIENCE) for body in bodies]
+    finally:
+        listening.stop()
+        thread.join()
+    texts = [answer.json()["choices"][0]["text"] for answer in answers]
+    written = [generator.generate("Hello", max_new_tokens=3, temperature=1.0, seed=seed).text for seed in range(20)]
+    whole = [text for text in written if "\ufffd" not in text]  # a stream shows what precedes a wrong byte
+    assert set(whole) <= set(texts)
+    assert any(text.startswith(" ") for text in whole)
 
 
 def test_too_many_prompts_are_refused(client):

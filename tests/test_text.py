@@ -1,13 +1,17 @@
 """Text as it grows: whole characters, joined pieces, stop strings over several tokens."""
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
+from foredraft import load
 from foredraft.model.loading import load_tokenizer
-from foredraft.text import StopStrings, TextStream, decode
+from foredraft.text import StopStrings, TextStream, continuation, decode
+from support.llamas import tiny_llama
+from support.tokenizers import RECORDED, gguf_tokenizer
 from support.toys import TOY
 
 TEXTS = [
@@ -140,3 +144,61 @@ def test_a_stop_string_with_a_special_token_is_seen(tokenizer):
         assert found is not None, string
         assert string in tokenizer.decode(ids[:found])
         assert string not in tokenizer.decode(ids[: found - 1])
+
+
+@pytest.mark.parametrize("name", RECORDED["small"])
+@pytest.mark.parametrize("text", ["Hello, world! Is it big?", "  two  spaces\n  x", "新日本 🦊🦉🙂 naïve 조선말"])
+def test_a_prompt_and_its_continuation_are_the_text_of_all_ids(name, text):
+    tokenizer = gguf_tokenizer(name)
+    ids = tokenizer(text, add_special_tokens=False).input_ids
+    assert len(ids) > 8
+    for cut in range(len(ids)):
+        stream, before = TextStream(tokenizer, ids[:cut]), decode(tokenizer, ids[:cut])
+        joined = "".join(map(stream.push, ids[cut:])) + stream.finish()
+        whole = before if text.startswith(before) else before.rstrip("\ufffd")  # the prompt ends within a character
+        assert whole + joined == text
+        assert continuation(tokenizer, ids[:cut], ids[cut:]) == joined
+
+
+def test_characters_of_byte_tokens_are_whole_after_a_prompt_that_ends_in_some():
+    tokenizer = gguf_tokenizer("space before")
+    ids = tokenizer("🦊🦉🦊🦉", add_special_tokens=False).input_ids
+    assert len(ids) > 12, "each byte must be a token here"
+    for cut in range(1, len(ids)):
+        stream = TextStream(tokenizer, ids[:cut])
+        parts = [*map(stream.push, ids[cut:]), stream.finish()]
+        assert not any("\ufffd" in part for part in parts)
+        assert "🦊🦉🦊🦉".endswith("".join(parts))
+
+
+def test_a_text_begins_anew_after_a_special_token():
+    tokenizer = gguf_tokenizer("space before")
+    answer = tokenizer("Hello", add_special_tokens=False).input_ids
+    assert tokenizer.convert_ids_to_tokens(answer[0]).startswith("▁")
+    for prompt, text in (("x<|im_end|>", "Hello"), ("", "Hello"), ("x<|im_end|>\n", " Hello"), ("[/x]", " Hello")):
+        assert continuation(tokenizer, tokenizer(prompt).input_ids, answer) == text
+
+
+def forced(prompt, ids):
+    """A processor after which the model writes `ids` after the prompt."""
+
+    def process(prefix, scores):
+        wanted = torch.full_like(scores, -1e9)
+        wanted[:, ids[prefix.shape[-1] - len(prompt)]] = 0
+        return wanted
+
+    return process
+
+
+def test_generations_streams_and_stop_strings_continue_the_prompt():
+    tokenizer = gguf_tokenizer("space before")
+    generator = load((tiny_llama(len(tokenizer)), tokenizer), method="none", compile=False)
+    whole, prompt = generator.encode("Hello, world! It is big").tolist(), generator.encode("Hello, world!").tolist()
+    answer = whole[len(prompt) :]
+    assert whole[: len(prompt)] == prompt
+    options = {"max_new_tokens": len(answer), "logits_processor": [forced(prompt, answer)], "eos_token_id": []}
+    assert generator.generate(prompt, **options).text == " It is big"
+    assert "".join(piece.text for piece in generator.stream(prompt, **options)) == " It is big"
+    stopped = generator.generate(prompt, stop_strings=" I", **options)
+    assert stopped.finish_reason == "stop"
+    assert len(stopped.token_ids) < len(answer)

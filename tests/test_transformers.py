@@ -13,6 +13,7 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     MaxLengthCriteria,
+    PreTrainedTokenizerFast,
     StoppingCriteria,
     StoppingCriteriaList,
     TextStreamer,
@@ -29,6 +30,7 @@ from foredraft.integrations.transformers import (
     split_filters,
 )
 from support import llamas
+from support.tokenizers import split_at_spaces
 from support.toys import TOY, TOY_DRAFT
 
 VOCABULARY = 64
@@ -207,6 +209,25 @@ def test_only_filters_that_mean_the_same_are_taken_over(model):
     other_order = [TopPLogitsWarper(0.9), TemperatureLogitsWarper(0.5)]
     left, options = split_filters(other_order)
     assert (len(left), options) == (1, {"temperature": 0.5})
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The draft model has")  # as many weights as the target: it is the target
+@pytest.mark.parametrize("pads_with_end", [False, True])
+def test_a_row_ends_at_an_end_token_anywhere_in_an_accepted_draft(model, pads_with_end):
+    tokenizer = split_at_spaces({f"w{i}": i for i in range(VOCABULARY)})
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    itself = {"method": "draft_model", "model": (model, tokenizer), "tokenizer": tokenizer, "least_probability": 0.0}
+    itself["num_speculative_tokens"] = 6
+    rows, fewest = random_rows(11, 3), 30
+    written = model.generate(torch.tensor(rows[:1]), max_new_tokens=20, eos_token_id=None)[0, len(rows[0]) :].tolist()
+    for end in dict.fromkeys(written):  # each token of the first row ends it in another place of a draft
+        pad = end if pads_with_end else 2
+        given = padded(rows, pad=pad) | {"max_new_tokens": 20, "eos_token_id": end, "pad_token_id": pad}
+        ours = model.generate(**given, custom_generate=foredraft.generate, speculative_config=itself)
+        assert ours.tolist() == model.generate(**given).tolist()
+        fewest = min(fewest, *(row.steps / row.emitted for row in last_statistics(model)))
+    assert fewest < 0.3  # most of a draft was accepted
 
 
 class Listener:

@@ -35,8 +35,6 @@ _LAZY = {
     "load": "foredraft.api",
 }
 
-_SPINS = "300"  # rounds of GCC's OpenMP, 4 to 15 microseconds: longer than the steps between products on one thread
-
 
 def _let_numba_cache() -> None:
     """Set a numba cache folder for this version: numba can fail on another version's kernels or lack a writable one."""
@@ -49,19 +47,7 @@ def _let_numba_cache() -> None:
     os.environ["NUMBA_CACHE_DIR"] = folder
 
 
-def _let_threads_sleep() -> None:
-    """Have OpenMP's threads spin for a few microseconds before they sleep, unless the environment says how they wait.
-
-    By default they spin for milliseconds. A thread that another process keeps from its processor then keeps the others
-    from theirs: beside one busy process on two cores, passes take ten times as long. OpenMP reads this when it is
-    loaded, with torch.
-    """
-    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
-        os.environ["GOMP_SPINCOUNT"] = _SPINS
-
-
 _let_numba_cache()
-_let_threads_sleep()
 
 
 def __getattr__(name: str) -> Any:

@@ -14,7 +14,7 @@ from foredraft.errors import UsageError
 from foredraft.generator import Generator, Progress, Prompt
 from foredraft.model.compiled.background import Compilation
 from foredraft.model.compiled.package import kept_forward
-from foredraft.model.gguf import SMOLLM2
+from foredraft.model.gguf.files import SMOLLM2
 from foredraft.model.loading import LoadingOptions, load_config, load_model, load_tokenizer, located
 from foredraft.model.recordings import recorded_forward
 from foredraft.model.support import inspect

@@ -1,6 +1,6 @@
 """The text of a generation: its result, and the stream of its pieces. Does not depend on how it is written."""
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ from foredraft.engine.run import Run
 from foredraft.engine.state import FinishReason
 from foredraft.engine.statistics import Statistics
 from foredraft.options import shown
-from foredraft.text import TextStream, decode
+from foredraft.text import TextStream, continuation
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Generation:
     The finish reason is "eos", "stop", "length", "window" (the model's window is full) or "memory" (none is left).
     """
 
-    text: str  # the new text, without special tokens
+    text: str  # the new text, without special tokens; the prompt and it are the text of all ids
     token_ids: tuple[int, ...]  # the new ids, including the end id if one ended the text
     finish_reason: FinishReason | None  # None while the text is unfinished
     prompt_length: int  # in tokens
@@ -44,7 +44,7 @@ class Generation:
 def generation(run: Run, tokenizer: Any) -> Generation:
     """Return the result of a run so far; its finish reason is None while it is unfinished."""
     ids = tuple(token for record in run.records for token in record.emitted)  # `seq` may be ahead after an interrupt
-    seq, text = run.seq, decode(tokenizer, ids)
+    seq, text = run.seq, continuation(tokenizer, _prompt(run), ids)
     return Generation(text, ids, seq.finish, seq.prompt_length, run.context.seed, tuple(run.records), run.statistics)
 
 
@@ -53,7 +53,7 @@ class Stream(Iterator[Piece]):
 
     def __init__(self, run: Run, steps: Generator[StepRecord], tokenizer: Any) -> None:
         self._run, self._steps, self._tokenizer = run, steps, tokenizer
-        self._pieces = pieces(steps, tokenizer)
+        self._pieces = pieces(steps, tokenizer, _prompt(run))
 
     def __next__(self) -> Piece:
         return next(self._pieces)
@@ -68,9 +68,14 @@ class Stream(Iterator[Piece]):
         return generation(self._run, self._tokenizer)
 
 
-def pieces(records: Iterable[StepRecord], tokenizer: Any) -> Iterator[Piece]:
-    """Yield the pieces of a text, step by step."""
-    text = TextStream(tokenizer)
+def _prompt(run: Run) -> list[int]:
+    prompt: list[int] = run.seq.view().ids[: run.seq.prompt_length].tolist()
+    return prompt
+
+
+def pieces(records: Iterable[StepRecord], tokenizer: Any, prompt: Sequence[int]) -> Iterator[Piece]:
+    """Yield the pieces of the text after a prompt, step by step."""
+    text = TextStream(tokenizer, prompt)
     for record in records:
         for token, source in zip(record.emitted, record.sources, strict=True):
             yield Piece(text.push(token), token, source)

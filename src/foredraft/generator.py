@@ -34,7 +34,7 @@ from foredraft.model.target import TorchTarget
 from foredraft.options import shown, whole_number
 from foredraft.pairing import pair_draft_model
 from foredraft.request import GenerationArguments, GenerationOptions, checked_text, encoded, own_copies
-from foredraft.sampling import SEED_LIMIT, SamplingOptions
+from foredraft.sampling import SEED_LIMIT, LogitsProcessor, SamplingOptions
 from foredraft.speculation import checked_verification
 from foredraft.standard_library import resources_for
 from foredraft.text import StopStrings
@@ -234,10 +234,19 @@ class Generator:
             "sampling": given.sampling(self.target.vocabulary),
             "max_new_tokens": given.max_new_tokens,
             "eos": given.eos(self.eos_token_ids(), self.target.vocabulary),
-            "processors": given.logits_processor,
-            "stop": StopStrings(self.tokenizer, given.stop_strings) if given.stop_strings else None,
+            "processors": (*self._suppressing(), *given.logits_processor),
+            "stop_strings": given.stop_strings,
             "drafter": self._drafter_with(given.prediction),
         }
+
+    def _suppressing(self) -> tuple[LogitsProcessor, ...]:
+        """Return what rules out the tokens that the model's generation configuration suppresses, if it names any."""
+        ids = getattr(getattr(self.target.model, "generation_config", None), "suppress_tokens", None)
+        if not ids:
+            return ()
+        from transformers import SuppressTokensLogitsProcessor  # slow to import
+
+        return (SuppressTokensLogitsProcessor(ids, device=str(self.target.device)),)
 
     def _drafter_with(self, prediction: str | None) -> Drafter:
         if not prediction:
@@ -250,12 +259,14 @@ class Generator:
         return ChainDrafter(self.drafter, Prediction(np.asarray(ids, np.int64)).chains)
 
     def begin(
-        self, ids: TokenIds, sampling: SamplingOptions, *, drafter: Drafter | None = None, **arguments: Any
-    ) -> Run:
+        self, ids: TokenIds, sampling: SamplingOptions, *, drafter: Drafter | None = None,
+        stop_strings: Sequence[str] = (), **arguments: Any,
+    ) -> Run:  # fmt: skip
         """Start a generation after a prompt, int64[n], n >= 1; its KV cache is not allocated yet.
 
         `drafter` is this text's, if not the generator's; the other arguments are `max_new_tokens`, `eos`, `processors`
-        and `stop` of `SequenceState`. PromptTooLongError for a prompt that fills the model's window.
+        and `stop` of `SequenceState`, which `stop_strings` replace. PromptTooLongError for a prompt that fills the
+        model's window.
         """
         if self._compilation is not None and self._compilation.has_news():
             self.target.compiled = kept_forward(self.target.model)
@@ -267,6 +278,8 @@ class Generator:
                 f"{window - 1}."
             )
         arguments |= {"sampling": sampling, "window": window, "verification": self.verification}
+        if stop_strings:
+            arguments["stop"] = StopStrings(self.tokenizer, stop_strings, ids.tolist())
         seq = SequenceState(ids, **arguments)
         settings = {**asdict(sampling), "verification": self.verification}
         context = DraftContext(self.target.vocabulary, sampling.seed, self.amount.most_nodes, settings)

@@ -16,6 +16,7 @@ from foredraft.model.head_files import CONFIG_FILE
 from foredraft.model.heads import load_draft_model
 from foredraft.model.loading import load_model, load_tokenizer
 from foredraft.model.target import TorchTarget
+from foredraft.model.text_part import text_model, text_tokenizer
 
 _SHOWN = 3  # differing ids in a message (chosen)
 _MEASURED_SECONDS = 0.2  # time to measure a pass of a model (chosen)
@@ -51,7 +52,10 @@ def pair_draft_model(model: Any, target: TorchTarget, tokenizer: Any) -> TorchTa
 
 
 def given_pair(model: Any) -> tuple[Any, Any]:
-    """Return a pair (transformers model, tokenizer), the model in evaluation mode; UsageError for another type."""
+    """Return a pair (transformers model, tokenizer), the model in evaluation mode; UsageError for another type.
+
+    Of a model with a vision or audio part and its processor, these are the text model and the tokenizer.
+    """
     try:
         transformer, tokenizer = model
     except (TypeError, ValueError) as error:
@@ -59,7 +63,7 @@ def given_pair(model: Any) -> tuple[Any, Any]:
     if not isinstance(transformer, torch.nn.Module) or tokenizer is None or isinstance(tokenizer, torch.nn.Module):
         kinds = f"({type(transformer).__name__}, {type(tokenizer).__name__})"
         raise UsageError(f"The pair is {kinds}; give (transformers model, tokenizer), the model first.")
-    return transformer.eval(), tokenizer
+    return text_model(transformer.eval()), text_tokenizer(tokenizer)
 
 
 def _check_vocabularies(ours: Any, theirs: Any, name: str) -> None:

@@ -83,6 +83,8 @@ def tiny_model(config):
             if weight.ndim > 1:  # as spread as trained weights are; norms stay as they are
                 spread = 0.1 if "embed" in name or "wte" in name else weight.shape[-1] ** -0.5 * 2
                 weight.copy_(torch.randn(weight.shape, generator=generator) * spread)
+            elif not weight.any():  # biases; some families choose by them, and equal ones would be a draw
+                weight.copy_(torch.randn(weight.shape, generator=generator) * 0.1)
     return model
 
 
@@ -95,8 +97,8 @@ def prompt_of(length):
     return np.random.default_rng(length).integers(1, VOCABULARY, length).astype(np.int64)
 
 
-def written(target, prompt, sampling, drafter, nodes=10):
-    seq = SequenceState(prompt, sampling, max_new_tokens=NEW_TOKENS, window=target.window)
+def written(target, prompt, sampling, drafter, nodes=10, new_tokens=NEW_TOKENS):
+    seq = SequenceState(prompt, sampling, max_new_tokens=new_tokens, window=target.window)
     records = list(Run(seq, drafter, FixedControl(nodes), DraftContext(target.vocabulary, seed=3), target).steps())
     return seq.emitted.tolist(), records
 

@@ -1,9 +1,19 @@
-"""Tokenizers whose tokens are words that say their id."""
+"""Tokenizers whose tokens are words that say their id, and small ones of the kinds that GGUF files hold."""
+
+import functools
+import json
+import tempfile
+from pathlib import Path
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from foredraft.model.gguf.metadata import Metadata
+from foredraft.model.gguf.tokenizers import write_tokenizer
 from support import families
+
+RECORDED = json.loads((Path(__file__).parent.parent / "data" / "gguf_tokens.json").read_text(encoding="utf-8"))
+"""What llama.cpp found in some lines, in vocabularies that scripts/gguf_tokens.py made."""
 
 VOCABULARY = 12
 
@@ -29,3 +39,11 @@ def pretrained_words():
     backend = Tokenizer(models.WordLevel(known, unk_token="w0"))  # noqa: S106  # a word of the vocabulary, no password
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")  # noqa: S106  # a word of the vocabulary, no password
+
+
+@functools.cache
+def gguf_tokenizer(name):
+    """The tokenizer of a recorded vocabulary, such as "space before", which is of the kind of Llama 2's."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_tokenizer(Metadata(RECORDED["small"][name]["keys"]), Path(folder))
+        return PreTrainedTokenizerFast.from_pretrained(folder)

@@ -20,7 +20,7 @@ from foredraft.cli.job import load_plain, setting
 from foredraft.cli.screen import counting, say, show_json, show_table, working
 from foredraft.cli.serve import name_of
 from foredraft.errors import UsageError
-from foredraft.model.gguf import SMOLLM2
+from foredraft.model.gguf.files import SMOLLM2
 
 if TYPE_CHECKING:  # torch is imported when a command runs, so that help is fast
     from foredraft.bench.cell import Cell

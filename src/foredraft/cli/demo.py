@@ -14,7 +14,7 @@ from foredraft.cli import flags
 from foredraft.cli.job import Job
 from foredraft.cli.screen import Ink, say, show_table, working
 from foredraft.errors import ForedraftError, UsageError
-from foredraft.model.gguf import SMOLLM2
+from foredraft.model.gguf.files import SMOLLM2
 
 
 def demo(

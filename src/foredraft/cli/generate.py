@@ -199,7 +199,7 @@ def _repeated(
     with working(repeating) as tell:
         runs = write_in_rounds(generator, prompt, options, lambda _: None, lambda share: tell(share, repeating))
     if ink is not None:
-        ink.print(pieces(runs[0][0].steps, generator.tokenizer))
+        ink.print(pieces(runs[0][0].steps, generator.tokenizer, generator.encode(prompt).tolist()))
     pairs = [(drafted.token_ids, plain.token_ids) for drafted, plain in zip(*runs, strict=True)]
     unequal = next((pair for pair in pairs if compared and pair[0] != pair[1]), None)
     difference = None if unequal is None else difference_between(generator, prompt, options, *unequal)
@@ -241,12 +241,13 @@ def explain(
         from foredraft.bench.summary import account_for, reliability_table
         from foredraft.generation import pieces
 
-        generation, account = account_for(generator, prompt_for(generator, text), options)
+        given = prompt_for(generator, text)
+        generation, account = account_for(generator, given, options)
     if as_json:
         show_json({"text": generation.text, **account})
         return
     ink = Ink(color, generator.drafter.source_names)
-    ink.print(pieces(generation.steps, generator.tokenizer))
+    ink.print(pieces(generation.steps, generator.tokenizer, generator.encode(given).tolist()))
     ink.legend()
     counts = generation.statistics
     typer.echo(

@@ -17,7 +17,7 @@ from foredraft.cli import flags
 from foredraft.cli.kernels import compiled_beside
 from foredraft.cli.screen import show_facts, show_json, show_table, working
 from foredraft.errors import UsageError
-from foredraft.model.gguf import SMOLLM2
+from foredraft.model.gguf.files import SMOLLM2
 
 if TYPE_CHECKING:  # torch and transformers are imported when a command runs, so that help is fast
     from pathlib import Path
@@ -52,20 +52,24 @@ def info(
 
 def _described(model: str) -> dict[str, Any]:
     """Return the facts in the configuration; UnsupportedModelError if the model is not supported."""
-    from foredraft.model.loading import build_without_weights, load_config
+    from foredraft.model.loading import has_other_parts, load_config, load_ends
     from foredraft.model.support import inspect
+    from foredraft.model.text_part import empty_model
 
-    config = load_config(model)
+    config, ends = load_config(model), list[str]()
+    with suppress(UsageError):  # a model without a tokenizer has other facts
+        ends = load_ends(model)
     support = inspect(config)
-    empty = build_without_weights(config)
+    empty = empty_model(config)
     return {
         "model": model, "family": support.family, "supported": True, "tested": support.tested,
+        "text_model_of": str(config.model_type) if has_other_parts(config) else None,
         "layers": len(support.layer_types), "attention": dict(Counter(support.layer_types)),
         "sliding_window": next((window for window in support.windows if window is not None), None),
         "window": support.window, "window_note": support.window_note,
         "vocabulary": int(empty.get_output_embeddings().weight.shape[0]),
         "parameters": sum(parameter.numel() for parameter in empty.parameters()),
-        "dtype": str(config.dtype or "float32").removeprefix("torch."),
+        "dtype": str(config.dtype or "float32").removeprefix("torch."), "ends": ends,
     }  # fmt: skip
 
 
@@ -90,17 +94,20 @@ def _measured(model: str, dtype: str, device: str | None, tell: Callable[[float,
 
 def _print(facts: dict[str, Any]) -> None:
     tested = "covered by foredraft's tests" if facts["tested"] else (
-        "not covered by foredraft's tests; when it is loaded, a tree is compared with plain rows"
+        "not covered by foredraft's tests; when it is loaded, it is compared with the model's own pass"
     )  # fmt: skip
+    whole = facts["text_model_of"]
+    part = f" (the text model of {whole}; images and sounds are not read)" if whole else ""
     attention = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in facts["attention"].items())
     sliding = f" over {facts['sliding_window']:,} tokens" if facts["sliding_window"] else ""
     window = f"{facts['window']:,} tokens" if facts["window"] else "no limit in the configuration"
     show_facts({
         "model": facts["model"],
-        "family": f"{facts['family']}, {tested}",
+        "family": f"{facts['family']}{part}, {tested}",
         "attention": f"{attention}{sliding}",
         "window": f"{window} ({facts['window_note']})" if facts["window_note"] else window,
         "vocabulary": f"{facts['vocabulary']:,}",
+        "ends of turns": "  ".join(facts["ends"]),
         "parameters": f"{facts['parameters']:,}",
         "dtype": f"{facts['dtype']} on {facts['device']}" if "device" in facts else facts["dtype"],
         "supported": "every method, chains and trees; greedy decoding and sampling",

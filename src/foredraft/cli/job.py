@@ -15,7 +15,7 @@ from foredraft.cli import flags
 from foredraft.cli.kernels import compiled_beside
 from foredraft.cli.screen import working
 from foredraft.errors import UsageError
-from foredraft.model.gguf import SMOLLM2
+from foredraft.model.gguf.files import SMOLLM2
 
 if TYPE_CHECKING:  # torch and transformers are imported when a command runs, so that help is fast
     from foredraft.api import Generator, Prompt

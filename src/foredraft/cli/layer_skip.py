@@ -18,7 +18,7 @@ from foredraft.cli.job import load_plain, setting
 from foredraft.cli.screen import working
 from foredraft.cli.stores import words_of
 from foredraft.errors import UsageError
-from foredraft.model.gguf import SMOLLM2
+from foredraft.model.gguf.files import SMOLLM2
 
 if TYPE_CHECKING:  # torch and transformers are imported when a command runs, so that help is fast
     from foredraft.model.skipping import Skipped

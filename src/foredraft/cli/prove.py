@@ -12,7 +12,7 @@ from foredraft.bench.tasks import load_tasks, spread
 from foredraft.cli import flags
 from foredraft.cli.job import load_plain, setting
 from foredraft.cli.screen import counting, say, show_json, show_table, working
-from foredraft.model.gguf import SMOLLM2
+from foredraft.model.gguf.files import SMOLLM2
 
 if TYPE_CHECKING:
     from foredraft.bench.prove import Proof

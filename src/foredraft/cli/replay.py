@@ -8,7 +8,7 @@ import typer
 from foredraft.cli import flags
 from foredraft.cli.screen import show_json, show_table, working
 from foredraft.errors import UsageError
-from foredraft.model.gguf import SMOLLM2
+from foredraft.model.gguf.files import SMOLLM2
 
 _COLUMNS = {
     "method": "method", "nodes": "nodes", "records": "records", "tokens_per_target_step": "tokens / target step|.3f",

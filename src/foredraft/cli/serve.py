@@ -14,7 +14,7 @@ from foredraft.cli import flags
 from foredraft.cli.job import Job
 from foredraft.cli.screen import say
 from foredraft.errors import UsageError
-from foredraft.model.gguf import SMOLLM2, SUFFIX
+from foredraft.model.gguf.files import SMOLLM2, SUFFIX
 
 KEYS_VARIABLE = "FOREDRAFT_API_KEY"
 _LEAST_KEY = 16  # characters (chosen)

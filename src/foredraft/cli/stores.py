@@ -15,7 +15,7 @@ import typer
 from foredraft.cli import flags
 from foredraft.cli.screen import say, show_facts, show_json, show_table, working_in_phases
 from foredraft.errors import UsageError
-from foredraft.model.gguf import SMOLLM2
+from foredraft.model.gguf.files import SMOLLM2
 
 if TYPE_CHECKING:  # reading, tokenising and sorting are imported when a verb runs, so that help stays quick
     from foredraft.corpus.documents import ReadReport

@@ -8,6 +8,7 @@ from typing import Any
 
 from foredraft.errors import UsageError
 from foredraft.model.loading import load_tokenizer
+from foredraft.model.text_part import text_tokenizer
 from foredraft.options import shown
 
 
@@ -20,7 +21,7 @@ def tokenizer_for(name: str, given: Any, options: Mapping[str, Any]) -> Any | No
     if given is not None:
         if not isinstance(given, str) and not callable(getattr(given, "decode", None)):
             raise UsageError(f"The option tokenizer is {shown(given)}; give a tokenizer or the name of one.")
-        return load_tokenizer(given) if isinstance(given, str) else given
+        return load_tokenizer(given) if isinstance(given, str) else text_tokenizer(given)
     problem = "it was not loaded from a folder or the hub."
     if name:
         try:

@@ -25,7 +25,9 @@ from foredraft.engine.statistics import Statistics
 from foredraft.errors import UsageError
 from foredraft.generator import Generator
 from foredraft.integrations.bound_tokenizer import refuse_memory, tokenizer_for
+from foredraft.model.support import inspect as check_family
 from foredraft.model.target import TorchTarget
+from foredraft.model.text_part import text_model
 from foredraft.request import checked_ids, own_copies
 from foredraft.sampling import LEAST_TEMPERATURE, LogitsProcessor, SamplingOptions
 from foredraft.speculation import parse_speculation
@@ -36,6 +38,8 @@ MOST_GENERATORS = 4  # kept for a model; the least recently used one is dropped 
 _CACHES = ("past_key_values", "cache")  # the second since transformers 5.24
 _ACCEPTED = ("attention_mask", "position_ids", *_CACHES, "logits_to_keep", "use_cache")
 """Model arguments that `generate` adds itself; any other one was passed by the caller."""
+_OF_OTHER_PARTS = ("mm_encoder_outputs", "token_type_ids", "mm_token_type_ids")
+"""Model arguments that are also there for a text alone, of a model with a vision or audio part, but are empty or 0."""
 _OWN_MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 _NO_LIMIT = 1 << 40  # maximum new tokens if nothing sets a limit; the model's window then does
 _FILTERS = (
@@ -238,7 +242,7 @@ class GeneratorCache:
             refuse_memory(asked.options)
             given = asked.options.pop("tokenizer", None)
             tokenizer = tokenizer_for(str(getattr(model, "name_or_path", None) or ""), given, asked.options)
-            generator = Generator(TorchTarget(model), tokenizer, **asked.drafting)
+            generator = Generator(TorchTarget(text_model(model)), tokenizer, **asked.drafting)
             # a copy, so that the caller's later changes do not matter; models in it are not copied
             self._made = [*self._made, ((state, _copied(config)), generator)][-MOST_GENERATORS:]
             return generator
@@ -308,7 +312,11 @@ def _refuse(
     model: Any, input_ids: torch.Tensor, config: Any, mode: GenerationMode, streamer: Any, synced_gpus: bool,
     model_kwargs: Mapping[str, Any],
 ) -> None:  # fmt: skip
-    foreign = [name for name, value in model_kwargs.items() if value is not None and name not in _ACCEPTED]
+    is_wrapper = model.config.get_text_config() is not model.config
+    foreign = [
+        name for name, value in model_kwargs.items() if value is not None and name not in _ACCEPTED
+        and not (is_wrapper and name in _OF_OTHER_PARTS and _is_of_text(value))
+    ]  # fmt: skip
     outputs = [name for name in ("output_attentions", "output_hidden_states") if getattr(config, name, None)]
     cache = config.cache_implementation
     refusals = (
@@ -316,6 +324,8 @@ def _refuse(
          "use greedy decoding or sampling with num_beams=1, or leave custom_generate out"),
         (model.training, "a model in training mode", "call model.eval() first"),
         (synced_gpus, "synced_gpus", "leave it out, and shard the model with device_map"),
+        (bool(foreign) and is_wrapper, f"images or sounds ({', '.join(foreign)})",
+         "it reads text only: leave them out, or leave custom_generate out"),
         (bool(foreign), f"{', '.join(foreign)} (model arguments)", "give input_ids and attention_mask only"),
         (input_ids.shape[1] == 0, "inputs_embeds alone", "give input_ids"),
         (bool(outputs) and config.return_dict_in_generate, " and ".join(outputs),
@@ -328,15 +338,25 @@ def _refuse(
         (_has_own_positions(model_kwargs), "position_ids of your own: each row's positions are 0, 1, 2, ...",
          "leave them out"),
     )  # fmt: skip
+    check_family(model.config)  # first, as other kinds of models have other arguments
     for is_refused, what, remedy in refusals:
         if is_refused:
             raise UsageError(f"foredraft.generate does not take {what}; {remedy}.")
+
+
+def _is_of_text(value: Any) -> bool:
+    """Return whether an argument of `_OF_OTHER_PARTS` says that there is text only."""
+    if isinstance(value, Mapping):  # encoders' results by kind of input
+        return all(each is None for each in value.values())
+    return not bool(torch.as_tensor(value).any())
 
 
 def _has_own_positions(model_kwargs: Mapping[str, Any]) -> bool:
     positions, mask = model_kwargs.get("position_ids"), model_kwargs.get("attention_mask")
     if positions is None:
         return False
-    shown = torch.ones_like(positions) if mask is None else mask.to(positions.device)
+    # a model with images may have several positions for each token, [P, B, L], which are the same in a text
+    each = positions if positions.ndim > 2 else positions[None]
+    shown = torch.ones_like(each[0]) if mask is None else mask.to(positions.device)
     expected = shown.long().cumsum(-1) - 1
-    return positions.shape != expected.shape or bool(((positions != expected) & (shown != 0)).any())
+    return each.shape[1:] != expected.shape or bool(((each != expected) & (shown != 0)).any())

@@ -4,8 +4,10 @@ Uses transformers' loaders and knows the default model's name. Does not depend o
 """
 
 import socket
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 from urllib.parse import urlsplit
@@ -14,8 +16,9 @@ from urllib.request import getproxies
 import torch
 from safetensors import SafetensorError
 
-from foredraft.errors import UnsupportedModelError, UsageError
-from foredraft.model.gguf import SMOLLM2, SUFFIX, gguf_folder, no_progress_bar, smollm2_file
+from foredraft.errors import ForedraftWarning, UsageError
+from foredraft.model.gguf.files import SMOLLM2, SUFFIX, gguf_folder, no_progress_bar, smollm2_file, weights_of
+from foredraft.model.gguf.reader import load_gguf
 from foredraft.model.machine import limit_threads
 from foredraft.model.rounded import KINDS, rounded_folder
 from foredraft.options import check_known
@@ -39,35 +42,47 @@ _HUB_SECONDS = 5.0  # connection timeout; a slower connection could not download
 
 def load_tokenizer(model: str, **options: Unpack[LoadingOptions]) -> Any:
     """Load the tokenizer of `smollm2`, a GGUF file, a hub id, or a folder; raises UsageError if that fails."""
-    from transformers import AutoTokenizer  # slow to import, and help pages do not need it
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast  # slow to import; help pages do not need them
 
     location, given = located(model), _chosen(options, _FOR_ALL)
+    # for some models, such as Qwen 2, AutoTokenizer takes a class that splits by its own rules, not by the folder's
+    loader = PreTrainedTokenizerFast if weights_of(location) else AutoTokenizer
     with _usage_errors("tokenizer", model):
-        return AutoTokenizer.from_pretrained(location, **given)
+        return loader.from_pretrained(location, **given)
+
+
+def load_ends(model: str) -> list[str]:
+    """Return the tokens that end a turn by default: those of the generation configuration, else the tokenizer's.
+
+    Raises UsageError for a model without a tokenizer.
+    """
+    from transformers import GenerationConfig
+
+    location, tokenizer = located(model), load_tokenizer(model)
+    try:
+        given = GenerationConfig.from_pretrained(location).eos_token_id
+    except OSError:  # the model has none
+        given = None
+    ids = tokenizer.eos_token_id if given is None else given
+    return [str(token) for token in tokenizer.convert_ids_to_tokens(ids if isinstance(ids, list) else [ids])]
 
 
 def load_config(model: str, **options: Unpack[LoadingOptions]) -> Any:
-    """Read a causal language model's configuration, without its weights; names and errors are those of `load_model`."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    """Read a model's configuration, without its weights; names and errors are those of `load_model`."""
+    from transformers import AutoConfig
+
+    from foredraft.model.text_part import text_class
 
     location, given = located(model), _chosen(options, _FOR_ALL)
     with _usage_errors("model", model):
         config = AutoConfig.from_pretrained(location, **given)
-    known = AutoModelForCausalLM._model_mapping  # noqa: SLF001  # the only way to know without building the model
-    if type(config) not in known:
-        raise UnsupportedModelError(
-            f"{model} is a {config.model_type} model, which transformers has no causal language model for; foredraft "
-            "supports decoder-only language models."
-        )
+        text_class(config)  # raises where there is none
     return config
 
 
-def build_without_weights(config: Any) -> Any:
-    """Build the model of a configuration on the meta device, to inspect its shapes."""
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)
+def has_other_parts(config: Any) -> bool:
+    """Return whether a configuration is that of a text model together with a vision or audio part."""
+    return config.get_text_config() is not config
 
 
 def load_model(
@@ -77,12 +92,11 @@ def load_model(
 
     The dtype is torch's or its name; "auto" takes the checkpoint's; "q8_0" and "q4_0" round its matrices to GGUF's
     blocks of 8 or 4 bits. The device is torch's; None is the first GPU or the CPU; "auto" spreads the model over
-    devices (accelerate). Options go to transformers; `device_map` replaces `device`. Raises UsageError if the model
-    cannot be loaded, or dtype or device does not exist, and UnsupportedModelError if transformers has no causal
-    language model class for it.
+    devices (accelerate). Options go to transformers; `device_map` replaces `device`. Of a checkpoint with a vision or
+    audio part, only the text model is loaded, which a ForedraftWarning says. Raises UsageError if the model cannot be
+    loaded or lacks a weight, or dtype or device does not exist, and UnsupportedModelError if transformers has no causal
+    language model for it.
     """
-    from transformers import AutoModelForCausalLM
-
     location = located(model)
     limit_threads()
     rounded = dtype if isinstance(dtype, str) and dtype in KINDS else None
@@ -92,14 +106,41 @@ def load_model(
     # what quantises places the model itself
     if chosen_device == "auto" or ("quantization_config" in given and chosen_device != "cpu"):
         given.setdefault("device_map", chosen_device)
-    load_config(model, **options)  # fails before anything large is read
+    config = load_config(model, **options)  # fails before anything large is read
+    if has_other_parts(config):
+        warnings.warn(
+            f"{model} is a {config.model_type} model; only its text model is loaded. Images and sounds are not read.",
+            ForedraftWarning,
+            stacklevel=2,
+        )
     with _usage_errors("model", model), no_progress_bar():
         if rounded:
-            location = str(rounded_folder(location, rounded, _chosen(options, _FOR_ALL)))
-        loaded = AutoModelForCausalLM.from_pretrained(location, dtype=chosen_dtype, **given)
+            read = partial(_read, location, dtype=torch.bfloat16, **_chosen(options, _FOR_ALL))
+            location = str(rounded_folder(location, rounded, options.get("revision"), read))
+        loaded = _read(location, dtype=chosen_dtype, **given)
         if "device_map" not in given and "quantization_config" not in given:
-            loaded = loaded.to(chosen_device)  # type: ignore[arg-type]  # transformers wraps it and drops its self
+            loaded = loaded.to(chosen_device)
     return loaded.eval()
+
+
+def _read(location: str, **options: Any) -> Any:
+    """Load a causal language model from a folder or hub id; UsageError for a weight that is missing there."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from foredraft.model.text_part import load_text_model, text_class
+
+    if parts := weights_of(location):
+        return load_gguf(Path(location), parts, **options)
+    config = AutoConfig.from_pretrained(location, **{name: options[name] for name in _FOR_ALL if name in options})
+    if text_class(config) is AutoModelForCausalLM and not has_other_parts(config):
+        read: Any = AutoModelForCausalLM.from_pretrained  # its annotations do not know of two results
+        loaded, found = read(location, output_loading_info=True, **options)
+    else:
+        loaded, found = load_text_model(location, config, **options)
+    if missing := sorted(found["missing_keys"]):
+        others = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
+        raise UsageError(f"it has no weight {missing[0]}{others}, which transformers would fill with random numbers.")
+    return loaded
 
 
 def located(model: str) -> str:

@@ -5,7 +5,7 @@ made from a GGUF file does. Says which folder to load; does not load it.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +17,7 @@ from torch import nn
 from foredraft.cache_folder import cache_folder
 from foredraft.errors import UsageError
 from foredraft.model.compiled.blocks import DEPTH
-from foredraft.model.gguf import INSTALL_READERS, SOURCE, filled_folder
+from foredraft.model.gguf.files import INSTALL_READERS, SOURCE, filled_folder
 
 KINDS = ("q8_0", "q4_0")
 """Dtypes as `--dtype` takes them: GGUF's formats, in lower case."""
@@ -26,27 +26,26 @@ _OF_SCORES = "q8_0"  # for the output matrix, to which llama.cpp too gives more 
 _FORMAT = 1  # part of a folder's name; raised when the content changes
 
 
-def rounded_folder(location: str, kind: str, options: Mapping[str, Any]) -> Path:
+def rounded_folder(location: str, kind: str, revision: str | None, read: Callable[[], Any]) -> Path:
     """Return the folder of a checkpoint's weights rounded to one of `KINDS`, as `filled_folder` writes it.
 
-    The checkpoint is a transformers folder or a hub id, loaded with further options of `from_pretrained`, whose errors
-    are passed on. Raises UsageError if the package that rounds is missing, or the weights are quantised already, such
-    as a GGUF file's, and StoreError if the cache folder cannot be written to, or there is no room.
+    The checkpoint is a transformers folder or a hub id; `read` loads it in bfloat16, and its errors are passed on.
+    Raises UsageError if the package that rounds is missing, or the weights are quantised already, such as a GGUF
+    file's, and StoreError if the cache folder cannot be written to, or there is no room.
     """
-    from transformers import AutoModelForCausalLM
     from transformers.utils.hub import cached_file
 
     if find_spec("gguf") is None:
         raise UsageError(f"dtype {kind} needs the package gguf; run: {INSTALL_READERS}.")
     if Path(location, SOURCE).exists():
         raise UsageError(f"dtype {kind} rounds a checkpoint; a GGUF file is read with the blocks it has: leave it out.")
-    config = cached_file(location, "config.json", revision=options.get("revision"))
+    config = cached_file(location, "config.json", revision=revision)
     digest = hashlib.sha256(repr((kind, *_identity(Path(str(config)).parent))).encode()).hexdigest()[:20]
     place = cache_folder("rounded") / f"{digest}-{_FORMAT}"
     if place.is_dir():
         return place
     # outside of `filled_folder`, for which an OSError means that the place cannot be written
-    model = AutoModelForCausalLM.from_pretrained(location, dtype=torch.bfloat16, **options).eval()
+    model = read().eval()
     if getattr(model, "is_quantized", False):
         raise UsageError(f"The weights of {location} are quantised already; leave the dtype out.")
     return filled_folder(place, partial(_round, model, kind))

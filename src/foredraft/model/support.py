@@ -9,28 +9,26 @@ from inspect import signature
 from typing import Any
 
 from foredraft.errors import ForedraftWarning, UnsupportedModelError
+from foredraft.model.families import ALIBI, DECODERS, LAYER_REASONS, RECURRENT, REFUSED_FAMILIES, TESTED_FAMILIES
 
-TESTED_FAMILIES = frozenset(
-    ("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "gptj", "opt", "phi",
-     "phi3", "falcon", "olmo2", "stablelm", "granite", "mixtral", "gpt_oss", "smollm3", "cohere2")
+_LAYERS = ("full_attention", "sliding_attention", "chunked_attention")  # the types of layers that a mask describes
+# fields of recurrent models, where the configuration names no types of layers
+_STATEFUL_MARKS = (
+    "ssm_cfg", "state_size", "conv_kernel", "mamba_d_state", "linear_num_key_heads", "lru_width", "rwkv_version",
 )  # fmt: skip
-"""Families for which the project's tests compare tree rows with plain decoding."""
-
-_ENCODER_FAMILIES = frozenset(
-    ("bert", "roberta", "electra", "rembert", "camembert", "xlm-roberta", "xlm-roberta-xl", "roberta-prelayernorm",
-     "ernie", "megatron-bert", "big_bird", "roformer", "data2vec-text", "xmod", "bert-generation", "xlm", "flaubert")
-)  # fmt: skip
-_ALIBI_FAMILIES = frozenset({"bloom", "mpt"})
-_STATEFUL_MARKS = ("ssm_cfg", "state_size", "conv_kernel", "mamba_d_state", "linear_num_key_heads", "rwkv_version")
-_STATEFUL_FAMILIES = frozenset({"mamba", "mamba2", "rwkv", "rwkv7", "recurrent_gemma", "xlstm", "falcon_mamba"})
+_LIMITS = {
+    "attention_chunk_size": (1024, "its attention depends on a row's index in the pass beyond that"),
+    "keep_window_size": (0, "it chooses the tokens that it attends to beyond that, and among equal ones by the pass"),
+}
+"""Fields that limit the tokens for which rows are exact, less so many rows that a pass can have, and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Support:
     """Properties of a model, from its configuration."""
 
-    family: str  # transformers' `model_type`
-    layer_types: tuple[str, ...]  # for each layer, `full_attention` or `sliding_attention`
+    family: str  # transformers' `model_type`, that of the text model in a model that also sees or hears
+    layer_types: tuple[str, ...]  # for each layer, `full_attention`, `sliding_attention` or `chunked_attention`
     windows: tuple[int | None, ...]  # for each layer, its sliding window, or None
     window: int | None  # maximum tokens of a sequence, or None if the configuration sets no limit
     window_note: str  # why `window` is smaller than the model's own, or an empty string
@@ -43,26 +41,29 @@ def cache_argument(model: Any) -> str:
 
 
 def inspect(config: Any) -> Support:
-    """Return a configuration's properties; raises UnsupportedModelError with the reason for a model without support."""
-    family = str(getattr(config, "model_type", "unknown"))
-    layers = _layer_types(config)
+    """Return a configuration's properties; raises UnsupportedModelError with the reason for a model without support.
+
+    Of a model that also sees or hears, the properties are those of its text model.
+    """
+    _refuse_family(config)
+    text = config.get_text_config(decoder=True)
+    if text is not config:
+        _refuse_family(text)
+    family, layers = str(text.model_type), _layer_types(text)
     for number, kind in enumerate(layers):
-        if kind not in ("full_attention", "sliding_attention"):
-            reason = "keeps a state that cannot step back after a rejected draft"
-            if kind.endswith("_attention") and kind != "linear_attention":
-                reason = "cannot be masked as a tree"
+        if kind not in _LAYERS:
+            reason = LAYER_REASONS.get(kind, "foredraft does not know")
             raise UnsupportedModelError(
                 f"Layer {number} of this {family} model is of type {kind!r}, which {reason}; "
                 "foredraft supports full and sliding attention."
             )
-    _refuse_other_kinds(config, family)
-    sliding = getattr(config, "sliding_window", None)
+    sliding = getattr(text, "sliding_window", None)
     if "sliding_attention" in layers and not sliding:
         raise UnsupportedModelError(
             f"This {family} model has sliding-attention layers but sets no sliding_window in its configuration."
         )
     windows = tuple(sliding if kind == "sliding_attention" else None for kind in layers)
-    window, note = _window(config)
+    window, note = _window(text)
     return Support(family, tuple(layers), windows, window, note, family in TESTED_FAMILIES)
 
 
@@ -82,39 +83,32 @@ def warn_where_rows_depend(config: Any) -> None:
         warnings.warn(sentence, ForedraftWarning, stacklevel=2)
 
 
-def _refuse_other_kinds(config: Any, family: str) -> None:
+def _refuse_family(config: Any) -> None:
+    """Raise UnsupportedModelError for a configuration whose family or fields say that no tree can be verified."""
+    family = str(config.model_type)
+    encodes = family in DECODERS and not getattr(config, "is_decoder", False)
+    reason = next((each for each, names in REFUSED_FAMILIES.items() if family in names), "")
     if getattr(config, "is_encoder_decoder", False):
-        raise UnsupportedModelError(f"{family} is an encoder-decoder model; foredraft supports decoder-only models.")
-    if family in _ENCODER_FAMILIES and not getattr(config, "is_decoder", False):
+        reason = "is an encoder-decoder"
+    elif encodes or getattr(config, "use_bidirectional_attention", None) in (True, "all"):
+        reason = "is an encoder, whose tokens attend to later ones"
+    elif getattr(config, "alibi", False) or getattr(getattr(config, "attn_config", None), "alibi", False):
+        reason = ALIBI
+    elif not getattr(config, "layer_types", None) and any(getattr(config, mark, None) for mark in _STATEFUL_MARKS):
+        reason = RECURRENT
+    if reason:
         raise UnsupportedModelError(
-            f"This {family} model is an encoder, whose tokens attend to later ones; foredraft supports "
-            "decoder-only models."
+            f"This {family} model {reason}, so drafts cannot be verified exactly; foredraft supports decoder-only "
+            "attention models with rotary or learned positions."
         )
-    if family in _STATEFUL_FAMILIES or any(getattr(config, mark, None) is not None for mark in _STATEFUL_MARKS):
-        raise UnsupportedModelError(
-            f"{family} keeps a recurrent state in its layers (from layer 0 on), which cannot step back after a "
-            "rejected draft; foredraft supports attention layers only."
-        )
-    attention = getattr(config, "attn_config", None)
-    if family in _ALIBI_FAMILIES or getattr(config, "alibi", False) or getattr(attention, "alibi", False):
-        raise UnsupportedModelError(
-            f"This {family} model uses ALiBi, which it derives from a row's index in the pass and not from its "
-            "position, so the rows of a tree would be scored wrongly; use a model with rotary or learned positions."
-        )
-    for part in ("vision_config", "audio_config", "speech_config"):
-        if getattr(config, part, None) is not None:
-            raise UnsupportedModelError(
-                f"{family} is a multi-modal model ({part}); foredraft supports text-only models. "
-                "If it has a text-only class, load that model and pass it as (model, tokenizer)."
-            )
 
 
 def _layer_types(config: Any) -> list[str]:
     count = getattr(config, "num_hidden_layers", None)
     if not isinstance(count, int):
         raise UnsupportedModelError(
-            f"The configuration of this {getattr(config, 'model_type', 'unknown')} model names no num_hidden_layers, "
-            "so its layer types are unknown."
+            f"The configuration of this {config.model_type} model describes no stack of decoder layers (it has no "
+            "num_hidden_layers); foredraft supports decoder-only language models."
         )
     if declared := getattr(config, "layer_types", None):
         return list(declared)[:count]
@@ -128,15 +122,24 @@ def _layer_types(config: Any) -> list[str]:
 
 
 def _window(config: Any) -> tuple[int | None, str]:
+    """Return the most tokens of a sequence, None for no limit, and why they are fewer than the model's own."""
     window = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    limits = [(int(window), "")] if window else []
     rope = getattr(config, "rope_parameters", None) or {}
     for group in (rope, *(value for value in rope.values() if isinstance(value, dict))):
-        if group.get("rope_type") in ("dynamic", "longrope"):  # these change with the length of the sequence
+        if group.get("rope_type") in ("dynamic", "longrope"):
             name = "original_max_position_embeddings"
-            original = group.get(name) or getattr(config, name, None)
-            if original and window and original < window:
-                return int(original), (
-                    f"limited to {original} of {window} tokens, because {group['rope_type']} rotary positions change "
-                    "with the length of the sequence beyond that"
+            reason = f"{group['rope_type']} rotary positions change with the length of the sequence beyond that"
+            if original := group.get(name) or getattr(config, name, None):
+                limits.append((int(original), reason))
+    for name, (rows, reason) in _LIMITS.items():
+        if size := getattr(config, name, None):
+            if size <= rows:
+                raise UnsupportedModelError(
+                    f"This {config.model_type} model's {name} is {size}, and foredraft supports it from {rows + 1} on, "
+                    f"because {reason}."
                 )
-    return (int(window) if window else None), ""
+            limits.append((size - rows, reason))
+    limit, reason = min(limits, default=(None, ""))
+    own = f" of {window}" if window else ""
+    return limit, f"limited to {limit}{own} tokens, because {reason}" if reason else ""

@@ -19,7 +19,7 @@ from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.model.compiled.blocks import round_weights
 from foredraft.model.compiled.export import row_arguments
 from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, kept_forward
-from foredraft.model.gguf import quantised_file
+from foredraft.model.gguf.files import quantised_file
 from foredraft.model.heads import ids_of
 from foredraft.model.kv_cache import TreeCache
 from foredraft.model.layers import scored_states
@@ -30,7 +30,7 @@ from foredraft.model.support import Support, cache_argument, inspect, warn_where
 from foredraft.sampling.logits import best_on_device, top_by_blocks
 
 PREFILL_ROWS = 512  # tokens of a pass of an uncompiled model in prefill; limits the mask's memory; chosen
-_PROBED = np.arange(1, 7, dtype=np.int64)  # tokens with which a new kind of model is tried
+_PROBES = 3  # texts with which a new kind of model is tried; chosen
 
 
 class TorchTarget:
@@ -159,18 +159,51 @@ class TorchTarget:
 
     @torch.inference_mode()
     def _probe(self) -> None:
-        """Raise UnsupportedModelError if logits depend on a fork in a tree of a few tokens, or on a row's index."""
-        ids, plain, cache = _PROBED % self.vocabulary, self.new_cache(), self.new_cache()
-        self.prefill(ids[:5], plain)
-        chained = self.forward(lay_out_text(ids[5:], 5), plain).logits[0]
-        self.prefill(ids[:4], cache)  # then the root, a wrong guess, and the right one in the row after
-        fork = lay_out(int(ids[4]), np.array([0, ids[5]], np.int32), np.array([-1, -1], np.int32), at=4)
-        if error := error_beyond_rounding(self.forward(fork, cache).logits[2], chained, self.model):
-            raise UnsupportedModelError(
-                f"This {self.support.family} model scores a token differently inside a tree (relative error "
-                f"{error:.1e}), so drafts cannot be verified exactly; foredraft supports models with rotary or learned "
-                "positions."
-            )
+        """Raise UnsupportedModelError if logits depend on rejected drafts, on a fork, or on a row's index in the pass.
+
+        A model for which they do is wrong in every text; in 16 bits, rounding alone is too large in a few.
+        """
+        for text in range(_PROBES):
+            try:
+                error = self._probe_error((self.vocabulary * np.arange(1, 9) // 9 + text) % self.vocabulary)
+            except ForedraftError:
+                raise
+            except Exception as raised:  # there is no list of what the code of unknown models raises
+                raise UnsupportedModelError(
+                    f"This {self.support.family} model does not run with foredraft's masks, positions and cache "
+                    f"({told(raised)}); foredraft supports decoder-only attention models that take transformers' cache."
+                ) from raised
+            if not error:
+                return
+        raise UnsupportedModelError(
+            f"This {self.support.family} model scores a token differently after a rejected draft or inside a tree "
+            f"(relative error {error:.1e}), as models with a recurrent state or with positions of their own do, so "
+            "drafts cannot be verified exactly; foredraft supports attention with rotary or learned positions."
+        )
+
+    def _probe_error(self, ids: TokenIds) -> float:
+        """Return the largest relative error beyond rounding of logits after some of eight tokens; it may be NaN.
+
+        They are compared with one pass of the model alone, without foredraft's cache and masks.
+        """
+        wrong, cache, errors = int(ids[0]), self.new_cache(), []
+        fork = np.array([wrong, ids[5], ids[6]], np.int32), np.array([-1, -1, 1], np.int32)
+        passes = (
+            (lay_out_text(np.array([ids[3], wrong, wrong]), 3), [0]),  # both drafts are rejected
+            (lay_out(int(ids[4]), *fork, at=4), [0, 2, 3]),  # the first child is
+            (lay_out_text(ids[7:], 7), [0]),
+        )
+        rows = torch.from_numpy(ids).unsqueeze(0).to(self.device)
+        positions = torch.arange(len(ids), device=self.device).unsqueeze(0)  # as `generate` gives them
+        expected = self.model(
+            input_ids=rows, attention_mask=torch.ones_like(rows), position_ids=positions, use_cache=False
+        ).logits[0]
+        self.prefill(ids[:3], cache)
+        for layout, kept in passes:
+            logits = self.forward(layout, cache).logits
+            cache.commit(kept)
+            errors += [error_beyond_rounding(logits[i], expected[layout.positions[i]], self.model) for i in kept]
+        return float(np.max(errors))  # NaN if one is
 
 
 def scores_of_pass(

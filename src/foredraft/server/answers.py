@@ -6,7 +6,6 @@ Does not depend on the format in which an answer is sent.
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from foredraft.contracts import StepRecord
 from foredraft.drafters.prediction import ChainDrafter
@@ -67,12 +66,12 @@ class Choice(Delta):
     job: Job
 
     def __init__(
-        self, tokenizer: Any, stops: Sequence[str], tools: bool, logprobs: Logprobs | None,
+        self, text: TextStream, stops: Sequence[str], tools: bool, logprobs: Logprobs | None,
         prediction: ChainDrafter | None, news: asyncio.Event,
     ) -> None:  # fmt: skip
         super().__init__()
         self.stops, self.prediction = StopFilter(stops), prediction
-        self._stream, self._logprobs, self._news = TextStream(tokenizer), logprobs, news
+        self._stream, self._logprobs, self._news = text, logprobs, news
         self._calls = StopFilter([TOOL_CALL] if tools else [])
         self._new = Delta()  # not taken yet
         self._failure: Exception | None = None

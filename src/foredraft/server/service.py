@@ -30,6 +30,7 @@ from foredraft.server.processors import GRAMMAR, Constraint, Logprobs, Penalties
 from foredraft.server.stores import Stores
 from foredraft.server.writer import Event, Job, Writer
 from foredraft.speculation import parse_speculation
+from foredraft.text import TextStream
 
 Result = TypeVar("Result")
 _SELECTABLE = ("none", "auto", "adaptix", "rest", "prompt_lookup", "lookahead")  # need no other model and no KV cache
@@ -171,7 +172,7 @@ class Service:
         if constraint is not None and generator.method != "none":
             arguments["drafter"] = ChainDrafter(drafter, constraint.chains, GRAMMAR)
         stops, tools = options.get("stop_strings", ()), bool(request.tools)
-        choice = Choice(tokenizer, stops, tools, logprobs, prediction, news)
+        choice = Choice(TextStream(tokenizer, ids.tolist()), stops, tools, logprobs, prediction, news)
         choice.job = Job(generator.begin(ids, **arguments), partial(self._deliver, choice))
         return choice
 

@@ -18,6 +18,8 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from foredraft.model.gguf.files import parts_of
+
 DEPTH = 32
 """Numbers of a row that become integers with one scale; a weight's block has so many numbers, or half of them."""
 STRIP = 16
@@ -156,7 +158,7 @@ def round_weights(model: Any, kept: Set[int] = frozenset()) -> None:
 class QuantisedRows:
     """The quantised rows of a GGUF file, found by their dequantised numbers; few of them are in memory at a time.
 
-    `dtype` is of the dequantised rows. Without a file there are none.
+    Of a split file, `file` is any part. `dtype` is of the dequantised rows. Without a file there are none.
     """
 
     def __init__(self, file: Path | None, dtype: torch.dtype) -> None:
@@ -167,7 +169,7 @@ class QuantisedRows:
             return
         from gguf import GGUFReader, quants  # an optional package
 
-        for tensor in GGUFReader(file).tensors:
+        for tensor in (each for part in parts_of(file) for each in GGUFReader(part).tensors):
             if tensor.tensor_type.name not in FORMATS or tensor.data.ndim != 2:
                 continue
             for start in range(0, len(tensor.data), _ROWS_AT_ONCE):

@@ -52,7 +52,7 @@ from foredraft.model.compiled.package import (
     runs_on_cpu,
     write_record,
 )
-from foredraft.model.gguf import quantised_file
+from foredraft.model.gguf.files import quantised_file
 from foredraft.model.machine import last_cache, usable_memory
 from foredraft.model.rounding import dtype_name
 from foredraft.model.support import inspect

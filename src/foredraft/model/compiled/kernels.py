@@ -1,11 +1,11 @@
 """Our kernels, which replace those of torch's compiler in a forward: attention, and products with weights.
 
 In each of them a row has the same bits whatever other rows are in the pass. `own_kernels` gives them to the compiler:
-attention of a few rows, each over its own range of slots (attention.cpp.jinja); products in float32 and bfloat16
-(products.cpp.jinja), with their division among threads and caches (blocking.cpp.jinja); and products with the integers
-of a GGUF file (blocks.cpp.jinja, and integers.cpp.jinja, which does not depend on torch). Which instructions they use
-follows from the processor alone. docs/explanation/compiled.md explains why they are faster. Uses the compiler's
-template interfaces, some of them private. Does not depend on models, or on how a forward is traced.
+attention of a few rows, each over its own range of slots (attention.cpp.jinja); products in float32 and bfloat16, by
+single numbers or pairs (products.cpp.jinja) or tiles (tile_products.cpp.jinja), with their division among threads and
+caches (blocking.cpp.jinja); and products with the integers of a GGUF file (blocks.cpp.jinja, and integers.cpp.jinja,
+which does not depend on torch). docs/explanation/compiled.md explains why they are faster. Uses the compiler's template
+interfaces, some of them private. Does not depend on models, or on how a forward is traced.
 """
 
 import platform
@@ -27,6 +27,9 @@ LANES = 16  # float32 numbers in the widest vector register, of 512 bits; the si
 _QUERIES = 4  # query rows whose values are summed together, so that each value is read once for all of them
 _ALL_CACHES = 3  # locality of a prefetch, as GCC's __builtin_prefetch takes it; 0 is past the caches
 _BYTES_AHEAD = 9 * 1024  # that weights are prefetched; 2 KiB are too few where the cache is shared, 18 no better
+_PAIR = 2  # the depth of what one instruction multiplies by pairs
+_TILES = (32, 32, 32)  # rows, columns and depth of a product by tiles; one instruction of AMX multiplies that depth
+_TILED_HEAD = 160  # the most numbers of a head: of AMX's eight tiles, one holds sums, two keys, five a query's numbers
 _WIDEST = 512  # bits of a vector register; there are enough of them then to score four slots for four queries at once
 _WIDEST_PADDING = 1 / 16  # of the columns; the last strip of weights is filled up with zeros, which take time too
 _QUANTISED_ALONE = 4096  # numbers of a pass's rows that become integers sooner than threads wait for each other; chosen
@@ -34,6 +37,7 @@ _STANDS_OUT = 1.5
 """A block of a row has 15 bits if its largest number is so many times the mean of such numbers of the row's blocks.
 docs/explanation/compiled.md has what other values cost and lose."""
 _STRIPS_AT_ONCE = 8  # of a product that a thread takes, 40 to 110 KiB at 4 bits in SmolLM2; chosen
+_AMD = "AuthenticAMD"  # how /proc/cpuinfo names the vendor
 
 
 @custom_op("foredraft::attend", mutates_args=())
@@ -72,7 +76,8 @@ def own_kernels(*, cached: bool = False) -> Iterator[None]:
     """Make torch's compiler use these kernels until the block ends.
 
     Weights that are `cached`, as a draft model's can be, are prefetched into the caches. Others are prefetched past
-    them, so that what steps need beside passes, such as the draft model's weights, is found there.
+    them, so that what steps need beside passes, such as the draft model's weights, is found there. (Not by tiles,
+    where this was not measured.)
 
     Products stay the compiler's where the processor has neither AVX-512 nor AVX2. Sines and cosines are kept, which the
     compiler counts as cheap and would compute again, those of every position, for every head of every layer.
@@ -107,6 +112,17 @@ def own_kernels(*, cached: bool = False) -> Iterator[None]:
             table.update(theirs)
 
 
+@cache
+def multiplies_by_pairs() -> bool:
+    """Return whether bfloat16 is multiplied by pairs here: on AMD's processors with the instruction (since Zen 4).
+
+    Intel's have it too, and are slower with it: on a Xeon without AMX a pass of 8 rows took 18 ms by pairs and 10 ms as
+    integers. Nothing is timed here: ways to multiply round differently, and a text must not depend on a measurement.
+    """
+    amd = any(_AMD in line for line in processor_lines("vendor_id"))
+    return amd and torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001  # torch has no public name for it
+
+
 def multiplies_integers() -> bool:
     """Return whether this processor has instructions that products with quantised weights are written for."""
     arm = platform.machine() == "arm64" or " asimddp" in "".join(processor_lines("features"))  # Apple's all have them
@@ -115,6 +131,11 @@ def multiplies_integers() -> bool:
 
 def _has_avx2() -> bool:
     return torch.cpu._is_avx2_supported()  # noqa: SLF001  # torch has no public name for it
+
+
+def _has_tiles() -> bool:
+    """Return whether this processor multiplies tiles of bfloat16 (Intel's AMX)."""
+    return torch.cpu._is_amx_tile_supported()  # noqa: SLF001  # torch has no public name for it
 
 
 @cache
@@ -178,6 +199,9 @@ def _lowered_attention(query: Any, key: Any, value: Any, mask: Any, ranges: Any,
     heads, rows, size = query.get_size()
     dtype, width = query.get_dtype(), heads * size
     bits = pick_vec_isa().bit_width() or 256  # torch's vectors have this size also where there are no instructions
+    by_pairs = dtype == torch.bfloat16 and bits == _WIDEST and size % (2 * LANES) == 0
+    tiles = by_pairs and size <= _TILED_HEAD and _has_tiles()
+    paired = by_pairs and not tiles and multiplies_by_pairs()
     # as many of a value's vectors are summed at once as divide it and fit into the registers
     vectors, fitting = int(size) * 32 // bits, ((32 if bits == _WIDEST else 16) - 2) // (_QUERIES + 1)
     at_once = max(count for count in range(1, fitting + 1) if vectors % count == 0)
@@ -187,11 +211,15 @@ def _lowered_attention(query: Any, key: Any, value: Any, mask: Any, ranges: Any,
         inputs,
         FixedLayout(query.get_device(), dtype, [rows, width], [width, 1]),
         size=int(size),
-        queries=_QUERIES,
-        interleaved=dtype == torch.bfloat16 and bits == _WIDEST and at_once % 2 == 0,
+        queries=LANES if tiles else _QUERIES,
+        summed=_QUERIES,
+        interleaved=by_pairs and at_once % 2 == 0,
+        tiles=tiles,
         at_once=at_once,
         scaling=repr(float(scaling)),
         vector_bits=bits,
+        paired=paired,
+        query_t=DTYPE_TO_CPP[dtype if paired or tiles else torch.float32],
         input_t=DTYPE_TO_CPP[dtype],
         restrict_keyword=get_restrict_keyword(),
     )
@@ -227,46 +255,69 @@ def _lowered_blocks(rows: Any, blocks: Any, precise: bool, *, locality: int) -> 
 
 
 def _product_kernels(locality: int) -> dict[Any, list[Any]]:
-    """Return our product kernel with its sizes; torch's compiler uses the largest that fits.
+    """Return our product kernels with their sizes; torch's compiler uses the largest that fits.
 
-    Eight rows by three vectors fill the registers of AVX-512, four by three those of AVX2. `locality` is how many
-    caches are to keep prefetched weights, as the C++ compiler's builtin function takes it.
+    Eight rows by three vectors fill the registers of AVX-512, four by three those of AVX2, and two tiles by two the
+    tiles of AMX. Pairs and tiles multiply bfloat16 alone.
     """
-    from torch._inductor.codegen.cpp_micro_gemm import CppMicroGemm
-    from torch._inductor.cpu_vec_isa import VecAVX2, VecAVX512
+    from torch._inductor.cpu_vec_isa import VecAMX, VecAVX2, VecAVX512
 
-    class OwnMicroGemm(CppMicroGemm):  # torch's interface: it asks for a subclass
+    sizes: list[tuple[Any, torch.dtype, list[tuple[int, int, int]]]] = []
+    if multiplies_by_pairs():
+        sizes.append((VecAVX512, torch.bfloat16, [(8, 48, _PAIR), (8, 32, _PAIR)]))
+    for dtype in (torch.bfloat16, torch.float32):
+        sizes += [(VecAVX512, dtype, [(8, 48, 1), (8, 32, 1)]), (VecAVX2, dtype, [(4, 24, 1), (4, 16, 1)])]
+    ours = {_product_kernel(locality): [config for each in sizes for config in _configurations(*each)]}
+    if _has_tiles():
+        ours[_product_kernel(tiles=True)] = _configurations(VecAMX, torch.bfloat16, [_TILES])
+    return ours
+
+
+def _product_kernel(locality: int = _ALL_CACHES, *, tiles: bool = False) -> Any:
+    """Return a kernel, by tiles or by vectors, as a class for torch's compiler.
+
+    Whether vectors hold single numbers or pairs is told by the depth of its sizes. `locality` is how many
+    caches are to keep prefetched weights, as the compiler's builtin function takes it.
+    """
+    from torch._inductor.codegen.cpp_micro_gemm import CppMicroGemm, CppMicroGemmAMX, LayoutType
+
+    # torch's own kernel by tiles has the compiler set tiles up and release them
+    common: Any = CppMicroGemmAMX if tiles else CppMicroGemm
+
+    class OwnMicroGemm(common):  # type: ignore[misc]  # torch's interface: it asks for a subclass
         own = True  # which `own_kernels` has the compiler's template ask for
 
         def codegen_define(self, kernel: Any) -> str:
-            own: Any = self  # torch leaves it unannotated
-            block_m, block_n, _ = own.register_blocking
-            rendered: str = _template("products").render(
-                declare_kernel=own.get_kernel_declaration(),
+            block_m, block_n, block_k = self.register_blocking
+            rendered: str = _template("tile_products" if tiles else "products").render(
+                declare_kernel=self.get_kernel_declaration(),
                 kernel=kernel,
+                paired=block_k == _PAIR,
                 block_m=block_m,
                 block_n=block_n,
+                block_k=block_k,
                 locality=locality,
-                ahead=_BYTES_AHEAD // (block_n * own.input2_dtype.itemsize),
-                **own.get_common_options(),
+                ahead=_BYTES_AHEAD // (block_n * self.input2_dtype.itemsize),
+                **self.get_common_options(),
             )
             return rendered
 
-    sizes = {VecAVX512: [(8, 48, 1), (8, 32, 1)], VecAVX2: [(4, 24, 1), (4, 16, 1)]}
-    dtypes = (torch.bfloat16, torch.float32)
-    found = [config for dtype in dtypes for each, of in sizes.items() for config in _configurations(each, dtype, of)]
-    return {OwnMicroGemm: found}
+        def get_b_layout(self) -> Any:
+            return LayoutType.NORMAL if self.register_blocking.block_k == 1 else LayoutType.VNNI2
+
+    return OwnMicroGemm
 
 
 def _configurations(instructions: Any, dtype: torch.dtype, sizes: list[tuple[int, int, int]]) -> list[Any]:
     """Return a kernel's sizes, rows by columns by depth, for torch's compiler."""
     from torch._inductor.codegen.cpp_micro_gemm import generate_gemm_config
 
-    def taken(config: Any, _m: Any, n: Any, _k: Any, alpha: float, *_: Any, **__: Any) -> bool:
+    def taken(config: Any, _m: Any, n: Any, k: Any, alpha: float, *_: Any, **__: Any) -> bool:
         """Take the wider of two strips, unless it needs more filling up than is worth it."""
-        wider = max(columns for _, columns, _ in sizes)
+        _, columns, depth = config.register_blocking
+        wider = max(size[1] for size in sizes)
         filled = -n % wider <= n * _WIDEST_PADDING
-        return alpha == 1 and filled == (config.register_blocking.block_n == wider)
+        return alpha == 1 and k % depth == 0 and (len(sizes) == 1 or filled == (columns == wider))
 
     found: list[Any] = generate_gemm_config(
         instructions, sizes, dtype, output_dtype=torch.float32, compute_dtype=torch.float32, extra_check=taken

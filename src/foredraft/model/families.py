@@ -1,0 +1,77 @@
+"""The families of transformers' causal language models that were tried, and why each refused one cannot be verified.
+
+`tests/test_causal_types.py` builds a small model of each family and asserts these tables; the table of
+docs/how-to/models.md is made from them. Names are transformers' `model_type`. Does not read configurations.
+"""
+
+TESTED_FAMILIES = frozenset(
+    (
+        "afmoe", "apertus", "arcee", "aria_text", "axk1", "beam", "bert", "bert-generation", "biogpt",
+        "bitnet", "camembert", "codegen", "cohere", "cohere2", "cohere2_moe", "cohere_compass_text", "ctrl", "cwm",
+        "data2vec-text", "dbrx", "deepseek_v2", "deepseek_v3", "diffllama", "doge", "dots1", "electra", "emu3", "ernie",
+        "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "falcon", "flex_olmo", "flint", "fuyu", "gemma", "gemma2",
+        "gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "gemma4", "gemma4_text", "gemma4_unified",
+        "gemma4_unified_text", "git", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "got_ocr2", "gpt-sw3", "gpt2",
+        "gpt_bigcode", "gpt_neox", "gpt_neox_japanese", "gpt_oss", "gptj", "granite", "granite_swa", "granitemoe",
+        "granitemoe_swa", "granitemoeshared", "helium", "hrm_text", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3",
+        "hyperclovax", "internlm3", "iquestcoder", "jais2", "jetmoe", "kolibri1", "laguna", "llama", "llama4",
+        "llama4_text", "longcat_flash", "megatron-bert", "mellum", "mimo_v2_flash", "minicpm3", "minimax_m2",
+        "ministral", "ministral3", "mistral", "mixtral", "mllama", "modernbert-decoder", "moss_transcribe_diarize",
+        "nanochat", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "opt", "persimmon", "phi", "phi3", "phi4_multimodal",
+        "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "rembert", "roberta", "roberta-prelayernorm", "roc_bert",
+        "seed_oss", "smollm3", "solar_open", "stablelm", "starcoder2", "vaultgemma", "whisper", "xglm", "xlm-roberta",
+        "xlm-roberta-xl", "xmod", "youtu",
+    )
+)  # fmt: skip
+"""Families whose drafted texts equal those of transformers' own `generate`, with small random models."""
+
+DECODERS = frozenset(
+    ("bert", "bert-generation", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "rembert",
+     "roberta", "roberta-prelayernorm", "roc_bert", "xlm-roberta", "xlm-roberta-xl", "xmod")
+)  # fmt: skip
+"""Those that are encoders, whose tokens attend to later ones, unless their configuration sets `is_decoder`."""
+
+RECURRENT = "keeps a recurrent state that cannot step back after a rejected draft"
+ALIBI = "uses ALiBi, which it derives from a row's index in the pass and not from its position"
+REFUSED_FAMILIES = {
+    RECURRENT: ("rwkv", "rwkv7", "xlstm"),
+    ALIBI: ("bloom", "mpt"),
+    "derives positions from a row's index in the pass, and takes no others": (
+        "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "cpmant", "marian", "mbart", "mvp", "pegasus",
+        "plbart", "roformer", "trocr",
+    ),
+    "keeps no keys and values from pass to pass in transformers' cache": ("openai-gpt", "reformer", "xlm", "xlnet"),
+    "attends to all tokens in a text's first pass, but to a window of them in later ones": ("moshi",),
+    "attends to chosen blocks of tokens in long passes, and to all tokens in short ones": ("big_bird",),
+    "predicts several tokens at once, under masks of its own": ("prophetnet",),
+    "groups bytes by the predictions of a second model": ("blt",),
+    "drafts for another model, whose states it reads": ("gemma4_assistant", "gemma4_unified_assistant"),
+    "is an encoder-decoder": ("musicgen", "musicgen_melody"),
+}  # fmt: skip
+"""For each reason, the families that it holds for, whatever else their configuration says."""
+
+_INDEXED = "chooses the tokens that it attends to with keys that foredraft's cache does not hold"
+_SUMMARIES = "attends to summaries of tokens that cannot step back after a rejected draft"
+LAYER_REASONS = {
+    **dict.fromkeys(("linear_attention", "conv", "hybrid", "hybrid_sliding"), RECURRENT),
+    **dict.fromkeys(("indexed_attention", "minimax_m3_sparse"), _INDEXED),
+    **dict.fromkeys(("compressed_sparse_attention", "heavily_compressed_attention"), _SUMMARIES),
+    "local_attention": "takes its window from a row's index in the pass, not from its position",
+}
+"""For each type of layers that is refused, as a configuration's `layer_types` names it, the reason."""
+
+LAYER_FAMILIES = {
+    "linear_attention": (
+        "bailing_hybrid", "bamba", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "mamba", "mamba2",
+        "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text",
+        "qwen3_next", "qwen4_exp", "qwen4_exp_text", "recurrent_gemma", "zamba", "zamba2",
+    ),
+    "conv": ("lfm2", "lfm2_moe", "lfm3"),
+    "hybrid": ("falcon_h1", "zaya"),
+    "hybrid_sliding": ("inkling2_text", "inkling_text"),
+    "indexed_attention": ("axk2", "deepseek_v32", "dots3_note", "dots3_note_text", "glm_moe_dsa", "hy_v4"),
+    "minimax_m3_sparse": ("minimax_m3_vl_text",),
+    "heavily_compressed_attention": ("deepseek_v4",),
+    "local_attention": ("gpt_neo",),
+}  # fmt: skip
+"""For each such type, families with layers of it; they run if their configuration has none."""

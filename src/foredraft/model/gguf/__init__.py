@@ -1,0 +1,1 @@
+"""GGUF files: their metadata, tokenizer and weights as transformers folders."""

@@ -1,0 +1,155 @@
+"""What the configurations of some families need beyond fields with names: sizes that follow from others, and lists.
+
+One short function a family, over fields that the tables have filled. Knows no weights' values.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from statistics import NormalDist
+from typing import Any
+
+from foredraft.model.gguf.architectures import SIGMOID
+from foredraft.model.gguf.metadata import Keys
+
+Shapes = Mapping[str, tuple[int, ...]]
+Fields = dict[str, Any]
+
+_GEMMA2_27B, _GEMMA3_27B = 46, 62
+"""Numbers of layers by which llama.cpp knows the models whose attention is scaled by the model's width."""
+_DIGITS = 6
+"""Digits behind the point that numbers of 32 bits keep after arithmetic."""
+
+
+def family_of(family: str, keys: Keys) -> str:
+    """Return transformers' `model_type` where files of one architecture are of several; else the table's."""
+    if family == "llama" and keys.get("expert_count"):
+        return "mixtral"
+    if family == "ministral3" and keys.get("attention.temperature_scale") is None:
+        return "mistral"
+    if family == "olmo2" and keys.get("attention.sliding_window"):
+        return "olmo3"
+    if family == "deepseek_v3" and keys.get("expert_gating_func") != SIGMOID:
+        return "deepseek_v2"
+    return family
+
+
+def _query_scale(wide: int, fields: Fields, _keys: Keys, _shapes: Shapes) -> None:
+    """Set the number whose root divides scores: a head's width; the model's over its heads if it has `wide` layers."""
+    is_wide = fields["num_hidden_layers"] == wide
+    fields["query_pre_attn_scalar"] = (
+        fields["hidden_size"] // fields["num_attention_heads"] if is_wide else fields["head_dim"]
+    )
+
+
+def _ministral(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
+    fields["rope_parameters"]["llama_4_scaling_beta"] = keys.get("attention.temperature_scale")
+
+
+def _gemma3n(fields: Fields, keys: Keys, shapes: Shapes) -> None:
+    layers = fields["num_hidden_layers"]
+    scales = keys.get("activation_sparsity_scale", [-math.inf] * layers)
+    fields |= {
+        "activation_sparsity_pattern": [round(NormalDist().cdf(scale), _DIGITS) for scale in scales],
+        "laurel_rank": shapes["blk.0.laurel_l.weight"][0],
+        "vocab_size_per_layer_input": shapes["per_layer_token_embd.weight"][0],
+    }
+
+
+def _gemma4(fields: Fields, keys: Keys, shapes: Shapes) -> None:
+    kinds, lengths = fields["layer_types"], fields["intermediate_size"]
+    heads = fields["num_key_value_heads"]
+    if isinstance(heads, list):
+        of_kind = dict(zip(kinds, heads, strict=True))
+        fields["num_key_value_heads"] = of_kind.get("sliding_attention", heads[0])
+        fields["num_global_key_value_heads"] = of_kind.get("full_attention", heads[0])
+    if isinstance(lengths, list):
+        fields |= {"intermediate_size": lengths[0], "use_double_wide_mlp": lengths[-1] > lengths[0]}
+    fields |= {
+        "global_head_dim": fields["head_dim"],
+        "head_dim": keys.get("attention.key_length_swa", fields["head_dim"]),
+        "attention_k_eq_v": any(
+            f"blk.{index}.attn_k.weight" in shapes and f"blk.{index}.attn_v.weight" not in shapes
+            for index in range(fields["num_hidden_layers"])
+        ),
+        "enable_moe_block": "blk.0.ffn_gate_inp.weight" in shapes,
+        "vocab_size_per_layer_input": shapes.get("per_layer_token_embd.weight", (fields["vocab_size"],))[0],
+    }
+    keys.get("attention.value_length_swa")  # that of keys, as transformers has it
+    keys.get("rope.dimension_count_swa")  # all of a head
+
+
+def _falcon(fields: Fields, _keys: Keys, shapes: Shapes) -> None:
+    fields |= {
+        "new_decoder_architecture": "blk.0.attn_norm_2.weight" in shapes, "parallel_attn": True, "alibi": False,
+        "multi_query": fields["num_kv_heads"] == 1,
+    }  # fmt: skip
+
+
+def _deepseek(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
+    rotated = keys.get("rope.dimension_count")
+    key_width = keys.get("attention.key_length_mla", keys.get("attention.key_length"))
+    fields |= {
+        "qk_rope_head_dim": rotated, "qk_nope_head_dim": key_width - rotated, "head_dim": rotated,
+        "v_head_dim": keys.get("attention.value_length_mla", keys.get("attention.value_length")),
+        "num_key_value_heads": fields["num_attention_heads"], "q_lora_rank": keys.get("attention.q_lora_rank"),
+        "n_group": fields.get("n_group", 1), "topk_group": fields.get("topk_group", 1),
+        "topk_method": "group_limited_greedy" if fields.get("n_group", 1) > 1 else "greedy",
+    }  # fmt: skip
+    rope = fields["rope_parameters"]
+    rope.pop("partial_rotary_factor", None)
+    if "mscale_all_dim" in rope:  # conversions of this architecture write a tenth of it
+        rope["mscale_all_dim"] = rope["mscale"] = round(10 * rope["mscale_all_dim"], _DIGITS)
+
+
+def _delta(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
+    interval, layers = keys.get("full_attention_interval", 4), range(fields["num_hidden_layers"])
+    recurrent = keys.get("attention.recurrent_layers", [(index + 1) % interval != 0 for index in layers])
+    fields |= {
+        "layer_types": ["linear_attention" if recurrent[index] else "full_attention" for index in layers],
+        "linear_value_head_dim": keys.get("ssm.inner_size") // fields["linear_num_value_heads"],
+    }
+    if sections := keys.get("rope.dimension_sections"):
+        fields["rope_parameters"]["mrope_section"] = sections[:3]
+
+
+def _convolutions(fields: Fields, _keys: Keys, _shapes: Shapes) -> None:
+    heads = fields["num_key_value_heads"]
+    fields |= {
+        "layer_types": ["full_attention" if count else "conv" for count in heads], "num_key_value_heads": max(heads),
+    }  # fmt: skip
+
+
+def _mamba(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
+    inner = keys.get("ssm.inner_size")
+    fields |= {"head_dim": inner // fields["num_heads"], "expand": inner // fields["hidden_size"]}
+
+
+def _granite_hybrid(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
+    heads, inner = fields["num_key_value_heads"], keys.get("ssm.inner_size")
+    fields |= {
+        "layer_types": ["attention" if count else "mamba" for count in heads], "num_key_value_heads": max(heads),
+        "mamba_d_head": inner // fields["mamba_n_heads"], "mamba_expand": inner // fields["hidden_size"],
+        "position_embedding_type": "rope" if keys.get("rope.scaling.finetuned", True) else None,
+        "num_local_experts": fields.get("num_local_experts", 0),
+        "shared_intermediate_size": fields.get("shared_intermediate_size", fields["intermediate_size"]),
+    }  # fmt: skip
+
+
+def _nemotron_h(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
+    heads, lengths, inner = fields["num_key_value_heads"], fields["intermediate_size"], keys.get("ssm.inner_size")
+    kinds = ["attention" if head else "mlp" if length else "mamba" for head, length in zip(heads, lengths, strict=True)]
+    fields |= {
+        "layers_block_type": kinds, "num_key_value_heads": max(heads), "intermediate_size": max(lengths),
+        "mamba_head_dim": inner // fields["mamba_num_heads"], "expand": inner // fields["hidden_size"],
+    }  # fmt: skip
+
+
+SPECIAL: Mapping[str, Callable[[Fields, Keys, Shapes], None]] = {
+    "deepseek_v2": _deepseek, "deepseek_v3": _deepseek, "falcon": _falcon, "gemma2": partial(_query_scale, _GEMMA2_27B),
+    "gemma3_text": partial(_query_scale, _GEMMA3_27B), "gemma3n_text": _gemma3n, "gemma4_text": _gemma4,
+    "granitemoehybrid": _granite_hybrid,
+    "lfm2": _convolutions, "lfm2_moe": _convolutions, "mamba2": _mamba, "ministral3": _ministral,
+    "nemotron_h": _nemotron_h, "qwen3_5_moe_text": _delta, "qwen3_5_text": _delta, "qwen3_next": _delta,
+}  # fmt: skip
+"""transformers' `model_type` -> what completes the fields of its configuration, in place."""

@@ -1,0 +1,90 @@
+"""A GGUF file, whole or in parts, as a folder with its configuration and tokenizer, and as a model of transformers.
+
+The folder holds no weights: they are read from the file whenever the model is loaded. Joins what the tables of this
+package say. Does not know where folders are kept.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from foredraft.errors import UnsupportedModelError, UsageError
+from foredraft.model.gguf.configuration import configuration, row_of
+from foredraft.model.gguf.metadata import Metadata, read_header
+from foredraft.model.gguf.tensors import Tensors
+from foredraft.model.gguf.tokenizers import end_ids, write_tokenizer
+from foredraft.model.gguf.weights import state_of
+
+_DTYPES = {0: "float32", 1: "float16"}
+"""GGUF's `general.file_type` -> dtype of the model. Others were quantised from bfloat16, or coarser: bfloat16."""
+
+
+def opened(parts: Sequence[Path]) -> tuple[Metadata, Tensors]:
+    """Return the header of the first part, and the tensors of all; UsageError for a damaged file."""
+    headers = [read_header(part) for part in parts]
+    metadata = headers[0][0]
+    if (count := metadata.get("split.count", 1)) not in (0, len(parts)):
+        raise UsageError(
+            f"{parts[0]} is one of {count} parts of a model, but its name does not say so; give the parts the names "
+            "that they were published with, as NAME-00001-of-00002.gguf."
+        )
+    found = zip(parts, (places for _, places in headers), strict=True)
+    return metadata, Tensors({name: (part, place) for part, places in found for name, place in places.items()})
+
+
+def write_folder(parts: Sequence[Path], folder: Path) -> None:
+    """Write the configuration and the tokenizer of a file to a new folder.
+
+    Raises UsageError for a damaged file, or one that is no language model, and UnsupportedModelError for what the
+    file says and no table knows.
+    """
+    from transformers import GenerationConfig
+
+    metadata, tensors = opened(parts)
+    kind = metadata.get("general.type", "model")
+    if "tokenizer.ggml.tokens" not in metadata or "token_embd.weight" not in tensors or kind != "model":
+        what = (
+            "holds no tokenizer" if "tokenizer.ggml.tokens" not in metadata else f"is no language model (type {kind})"
+        )
+        raise UsageError(f"{parts[0]} {what}; give a GGUF file of a language model, or a transformers folder.")
+    config = configuration(metadata, tensors.shapes, tensors.values)
+    config.dtype = _DTYPES.get(metadata.get("general.file_type", -1), "bfloat16")
+    folder.mkdir(parents=True)
+    write_tokenizer(metadata, folder)
+    names = {"bos_token_id": "bos", "pad_token_id": "padding"}
+    ids = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in names.items()}
+    config.update(ids | {"eos_token_id": list(end_ids(metadata))})
+    config.save_pretrained(folder)
+    generation = GenerationConfig.from_model_config(config)
+    generation.suppress_tokens = metadata.get("tokenizer.ggml.suppress_tokens")
+    generation.save_pretrained(folder)
+    if unread := [key for key in metadata.unread() if key.startswith("tokenizer.")]:
+        raise UnsupportedModelError(
+            f"This GGUF file says {', '.join(unread)} of its tokenizer, which foredraft does not know, so its tokens "
+            "could be others. Give the model as a transformers folder or a hub id, and report the key."
+        )
+
+
+def load_gguf(folder: Path, parts: Sequence[Path], dtype: torch.dtype | str, **options: Any) -> Any:
+    """Return the model of a folder that `write_folder` made, with the weights of its file, in `dtype` or "auto".
+
+    Options are those of transformers' `from_pretrained`. Raises UnsupportedModelError if the file and the model do not
+    have the same weights.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    metadata, tensors = opened(parts)
+    config = AutoConfig.from_pretrained(folder)
+    chosen: torch.dtype = config.dtype if isinstance(dtype, str) else dtype
+    with torch.device("meta"):
+        wanted = AutoModelForCausalLM.from_config(config)
+    names = dict(wanted.state_dict())
+    if config.tie_word_embeddings:
+        names.pop("lm_head.weight", None)
+    state = state_of(row_of(metadata.architecture), tensors, names, config, chosen)
+    model = type(wanted).from_pretrained(None, config=config, state_dict=state, dtype=chosen, **options)
+    model.generation_config = GenerationConfig.from_pretrained(folder)
+    model.name_or_path = model.config._name_or_path = str(folder)  # noqa: SLF001  # as `from_pretrained` of a folder sets it
+    return model

@@ -1,0 +1,117 @@
+"""Rotary positions as GGUF files say them, by keys and by tensors of factors, as transformers' rotary parameters.
+
+Knows the rules of llama.cpp and transformers. Does not know which layers use them.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from foredraft.errors import UnsupportedModelError
+from foredraft.model.gguf.metadata import Keys
+
+ReadTensor = Callable[[str], npt.NDArray[np.float32]]
+
+_DEFAULT_BASE = 10000.0
+"""Base of the frequencies where a file names none, as in llama.cpp."""
+_UNTURNED = 1e29
+"""Factors above this stop a frequency: conversions of Gemma 4 write 1e30."""
+_LLAMA3_TURNS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_LLAMA3_CONTEXTS = (8192, 4096, 16384, 32768)
+"""Original contexts, in tokens, to try for factors of Llama 3's rule: a file has its results, not its numbers."""
+
+
+def rotary_parameters(
+    keys: Keys,
+    shapes: Mapping[str, tuple[int, ...]],
+    read: ReadTensor,
+    fields: Mapping[str, Any],
+    known: Any,
+) -> dict[str, Any]:
+    """Return transformers' rotary parameters of a file's layers that attend to all tokens.
+
+    `fields` are those of the configuration so far, and `known` is the family's with its own defaults. Raises
+    UnsupportedModelError for a rule that transformers does not have.
+    """
+    base, context = keys.get("rope.freq_base", _DEFAULT_BASE), keys.get("context_length")
+    width = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
+    found: dict[str, Any] = {"rope_type": "default", "rope_theta": base}
+    rotated = keys.get("rope.dimension_count", width)
+    if rotated != width or "partial_rotary_factor" in known.rope_parameters:
+        found["partial_rotary_factor"] = rotated / width
+    found |= _scaling(keys, context)
+    attention = keys.get("rope.scaling.attn_factor", 1.0)
+    if "rope_factors_short.weight" in shapes:
+        found |= _longrope(read("rope_factors_short.weight"), read("rope_factors_long.weight"), attention)
+        found["original_max_position_embeddings"] = keys.get("rope.scaling.original_context_length", context)
+    elif attention != 1.0:
+        found["attention_factor"] = attention
+    if "rope_freqs.weight" in shapes:
+        found |= _from_factors(read("rope_freqs.weight"), base, context)
+    return found
+
+
+def _scaling(keys: Keys, context: int) -> dict[str, Any]:
+    kind = keys.get("rope.scaling.type", "linear")
+    factor = keys.get("rope.scaling.factor", keys.get("rope.scale_linear", 0.0))
+    original = keys.get("rope.scaling.original_context_length", context)
+    if kind == "yarn":
+        return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original, **_yarn(keys)}
+    if kind not in ("linear", "none", "longrope"):
+        raise UnsupportedModelError(
+            f"This GGUF file scales its rotary positions by {kind!r}; foredraft reads none, linear, yarn and longrope. "
+            "Give the model as a transformers folder or a hub id."
+        )
+    return {"rope_type": "linear", "factor": factor} if kind == "linear" and factor not in (0.0, 1.0) else {}
+
+
+def _yarn(keys: Keys) -> dict[str, Any]:
+    """Return YaRN's further parameters; "truncate" rounds the ramp's ends to whole dimensions, as llama.cpp does."""
+    names = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow", "attention_factor": "yarn_attn_factor"}
+    found = {name: value for name, key in names.items() if (value := keys.get(f"rope.scaling.{key}")) is not None}
+    if keys.get("rope.scaling.yarn_ext_factor", 1.0) != 1.0:
+        raise UnsupportedModelError(
+            "This GGUF file mixes YaRN's frequencies by a rope.scaling.yarn_ext_factor other than 1, which "
+            "transformers cannot; give the model as a transformers folder or a hub id."
+        )
+    if log_multiplier := keys.get("rope.scaling.yarn_log_multiplier", 0.0):
+        found |= {"mscale": 1.0, "mscale_all_dim": log_multiplier}
+    return {"truncate": True} | found
+
+
+def _longrope(short: npt.NDArray[np.float32], long: npt.NDArray[np.float32], attention: float) -> dict[str, Any]:
+    """Return LongRoPE's parameters: factors that divide each frequency, in short texts and in long ones."""
+    factors = {"short_factor": short.tolist(), "long_factor": long.tolist()}
+    return {"rope_type": "longrope", "attention_factor": attention, **factors}
+
+
+def _from_factors(factors: npt.NDArray[np.float32], base: float, context: int) -> dict[str, Any]:
+    """Return rotary parameters of the factors by which a file divides each frequency: by a known rule, or as they are.
+
+    Rules are Llama 3's (transformers' "llama3"), and Gemma 4's, which turns the first numbers only ("proportional").
+    """
+    turned = int((factors == 1).sum())
+    if 0 < turned < len(factors) and (factors[:turned] == 1).all() and (factors[turned:] > _UNTURNED).all():
+        return {"rope_type": "proportional", "partial_rotary_factor": turned / len(factors)}
+    lengths = 2 * np.pi * base ** (np.arange(len(factors)) / len(factors))
+    for original in _LLAMA3_CONTEXTS:
+        rule = {"factor": float(factors.max()), "original_max_position_embeddings": original, **_LLAMA3_TURNS}
+        if np.allclose(_llama3(lengths, **rule), factors, rtol=1e-4):
+            return {"rope_type": "llama3", **rule}
+    return _longrope(factors, factors, 1.0) | {"original_max_position_embeddings": context}
+
+
+def _llama3(
+    lengths: npt.NDArray[np.float64],
+    *,
+    factor: float,
+    original_max_position_embeddings: float,
+    low_freq_factor: float,
+    high_freq_factor: float,
+) -> npt.NDArray[np.float64]:
+    """Return Llama 3.1's factors for waves of some lengths in tokens: 1 for short, `factor` for long, or between."""
+    turns = original_max_position_embeddings / lengths
+    ramp = np.clip((turns - low_freq_factor) / (high_freq_factor - low_freq_factor), 0, 1)
+    return 1 / ((1 - ramp) / factor + ramp)

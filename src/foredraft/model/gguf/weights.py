@@ -1,0 +1,138 @@
+"""The weights of a GGUF file as those of a transformers model: each weight from its tensors, each tensor used.
+
+Puts tensors together and in order, by the tables of the package. Does not read metadata, and does not build the model.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from foredraft.errors import UnsupportedModelError, told
+from foredraft.model.gguf.architectures import ABSENT, PARTS, TENSORS, TIED, Architecture
+from foredraft.model.gguf.rearranged import CHANGES
+from foredraft.model.gguf.tensors import Tensors
+
+_LAYER = re.compile(r"(?:\w+\.)*?(?:layers|h)\.(\d+)\.(.+)")  # of transformers: a layer's number, and the rest
+_BLOCK = re.compile(r"blk\.(\d+)\.")  # of llama.cpp
+_INDEXED = re.compile(r"(.+)\.(\d+)")
+_SUFFIXES = (".weight", ".bias", ".scale")
+_KEYS_AND_VALUES = ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight")
+_OF_ROTARY = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+
+
+class _Source(NamedTuple):
+    """A tensor that a weight may be: its name in two parts, and if it is a stack, the number in it."""
+
+    base: str
+    suffix: str
+    number: int | None
+
+
+def state_of(
+    row: Architecture, tensors: Tensors, wanted: Mapping[str, torch.Tensor], config: Any, dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """Return a model's weights from a file: those of `wanted`, by name, which has their shapes.
+
+    Raises UnsupportedModelError if the file lacks one, if a shape differs, or if a tensor is left over.
+    """
+    state = {}
+    for name, like in wanted.items():
+        try:
+            state[name] = _weight(row, tensors, name, like, config, dtype)
+        except (RuntimeError, IndexError) as error:  # of torch: the sizes in the keys do not fit the tensor
+            raise UnsupportedModelError(
+                f"The tensors of the weight {name} do not have the sizes that this GGUF file's keys say "
+                f"({told(error)}); download it again, or give the model as a transformers folder or a hub id."
+            ) from error
+    left = [name for name in tensors.unused() if name not in _OF_ROTARY and not _is_idle(name, config)]
+    if left:
+        raise UnsupportedModelError(
+            f"This GGUF file has {len(left)} tensors that the model has no weight for, such as {left[0]}, so "
+            "its scores could be another model's. Give the model as a transformers folder or a hub id, and report the "
+            "tensor."
+        )
+    return state
+
+
+def _is_idle(tensor: str, config: Any) -> bool:
+    """Return whether a tensor takes no part in the text.
+
+    Behind the last layer lie heads that draft (MTP). Layers that take the keys and values of an earlier one (Gemma 3n
+    and 4) have their own in the file all the same.
+    """
+    found = _BLOCK.match(tensor)
+    layer, layers = int(found[1]) if found else -1, config.num_hidden_layers
+    takes = layer >= layers - getattr(config, "num_kv_shared_layers", 0)  # a field of few families
+    return layer >= layers or (takes and tensor.endswith(_KEYS_AND_VALUES))
+
+
+def _weight(
+    row: Architecture, tensors: Tensors, name: str, like: torch.Tensor, config: Any, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return one weight of the shape of `like`."""
+    found = _LAYER.fullmatch(name)
+    prefix, path = (f"blk.{found[1]}.", found[2]) if found else ("", name)
+    for source in _sources(row, path):
+        values = _joined(tensors, prefix, source.base, source.suffix, len(like), dtype)
+        if values is None and source.base in TIED:
+            values = _joined(tensors, prefix, TIED[source.base], source.suffix, len(like), dtype)
+        if values is None:
+            continue
+        change = row.changes.get(source.base + source.suffix) or row.changes.get(source.base)
+        values = CHANGES[change](values, config) if change else values
+        values = values if source.number is None else values[source.number]
+        break
+    else:
+        values = _absent(name, like)
+    if values.squeeze().shape != like.squeeze().shape:
+        raise UnsupportedModelError(
+            f"The weight {name} has the shape {tuple(values.shape)} in this GGUF file, but its keys say "
+            f"{tuple(like.shape)}; give the model as a transformers folder or a hub id."
+        )
+    return values.reshape(like.shape).to(dtype).contiguous()
+
+
+def _absent(name: str, like: torch.Tensor) -> torch.Tensor:
+    """Return the weight that a file leaves out where it changes nothing; UnsupportedModelError for another one."""
+    value = next((value for end, value in ABSENT.items() if name.endswith(end)), None)
+    if value is None:
+        raise UnsupportedModelError(
+            f"This GGUF file has no tensor for the weight {name}. Download it again, or give the model as a "
+            "transformers folder or a hub id."
+        )
+    return torch.full(like.shape, value)
+
+
+def _sources(row: Architecture, path: str) -> Iterator[_Source]:
+    """Yield the tensors that the weight at a module's path may be, in a layer or the model."""
+    table = {**TENSORS, **row.tensors}
+    module, _, kind = path.rpartition(".")
+    for place, suffix in ((path, ""), (module, f".{kind}")):
+        indexed = _INDEXED.fullmatch(place)
+        index = int(indexed[2]) if place not in table and indexed else None
+        for name in table.get(place if index is None or indexed is None else indexed[1], "").split("|"):
+            base, dot, own = name.rpartition(".") if name.endswith(_SUFFIXES) else (name, "", "")
+            if name:
+                yield _Source(base, suffix or f"{dot}{own}", index)
+
+
+def _joined(
+    tensors: Tensors, prefix: str, base: str, suffix: str, rows: int, dtype: torch.dtype
+) -> torch.Tensor | None:
+    """Return a tensor; or its parts, joined; or its `rows` rows of one that it is a part of; None if there is none."""
+    if f"{prefix}{base}{suffix}" in tensors:
+        return tensors.read(f"{prefix}{base}{suffix}", dtype)
+    parts = [f"{prefix}{part}{suffix}" for part in PARTS.get(base, ())]
+    if parts and all(part in tensors for part in parts):
+        found = [tensors.read(part, dtype) for part in parts]
+        if base == "attn_kv_b":  # of each head, its key's rows, which the file has as columns, then its value's
+            return torch.cat([found[0].transpose(1, 2), found[1]], dim=1).flatten(0, 1)
+        return torch.cat(found, dim=-1 if suffix == ".bias" else -2)
+    for whole, names in PARTS.items():
+        if base in names and f"{prefix}{whole}{suffix}" in tensors:
+            fused, from_end = tensors.read(f"{prefix}{whole}{suffix}", dtype), len(names) - names.index(base)
+            start = 0 if from_end == len(names) else len(fused) - from_end * rows  # keys have as many as values
+            return fused[start : start + rows]
+    return None
