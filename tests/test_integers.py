@@ -33,17 +33,21 @@ namespace case_{{ loop.index0 }} {
 {% endwith %}
 void run(int64_t count, int64_t columns) {
     std::vector<uint16_t> given(count * DEPTH);
-    std::vector<uint8_t> weights(columns / STRIP * BLOCKS * (LINES * LINE + SCALES));
+    std::vector<uint8_t> weights(columns / STRIP * STRIP_BYTES);
     std::cin.read((char*)given.data(), 2 * given.size()).read((char*)weights.data(), weights.size());
-    std::vector<int8_t> high(count * DEPTH), low(count * DEPTH), fine(count * ROW_BLOCKS);
-    std::vector<float> scales(count * ROW_BLOCKS), sums(count * STRIP);
-    std::vector<Total> totals(count * BLOCKS);
-    const Rows rows{high.data(), low.data(), (bool*)fine.data(), scales.data(), totals.data()};
+    std::vector<int8_t> numbers(2 * count * DEPTH);
+    std::vector<Block> blocks(count * ROW_BLOCKS);
+    std::vector<int64_t> coarse(ROW_BLOCKS);
+    std::vector<float> limits, sums(count * STRIP);
+    const Rows rows{count, numbers.data(), blocks.data(), coarse.data()};
     for (int64_t row = 0; row < count; row++) {
-        quantise(rows, row, &given[row * DEPTH]);
+        limits.push_back(limit_of(&given[row * DEPTH]));
+    }
+    for (int64_t block = 0; block < ROW_BLOCKS; block++) {
+        quantise(rows, block, given.data(), limits.data());
     }
     for (int64_t strip = 0; strip < columns / STRIP; strip++) {
-        multiply_strip(rows, count, &weights[strip * weights.size() / (columns / STRIP)], sums.data());
+        multiply_strip(rows, &weights[strip * STRIP_BYTES], sums.data());
         std::cout.write((char*)sums.data(), sums.size() * sizeof(float));
     }
 }

@@ -33,10 +33,10 @@ _TILED_HEAD = 160  # the most numbers of a head: of AMX's eight tiles, one holds
 _WIDEST = 512  # bits of a vector register; there are enough of them then to score four slots for four queries at once
 _WIDEST_PADDING = 1 / 16  # of the columns; the last strip of weights is filled up with zeros, which take time too
 _QUANTISED_ALONE = 4096  # numbers of a pass's rows that become integers sooner than threads wait for each other; chosen
-_STANDS_OUT = 1.5
-"""A block of a row has 15 bits if its largest number is so many times the mean of such numbers of the row's blocks.
+_STANDS_OUT = 3.0
+"""A block of a row has 15 bits if its largest number is over so many times the root mean square of the row.
 docs/explanation/compiled.md has what other values cost and lose."""
-_STRIPS_AT_ONCE = 8  # of a product that a thread takes, 40 to 110 KiB at 4 bits in SmolLM2; chosen
+_SHARES = 6  # of a product's strips, that each thread comes for so often where none is kept from its processor; chosen
 _AMD = "AuthenticAMD"  # how /proc/cpuinfo names the vendor
 
 
@@ -248,7 +248,7 @@ def _lowered_blocks(rows: Any, blocks: Any, precise: bool, *, locality: int) -> 
         stands_out=_STANDS_OUT,
         locality=locality,
         serial=_QUANTISED_ALONE,
-        strips_at_once=_STRIPS_AT_ONCE,
+        strips_at_once=max(1, int(strips) // (_SHARES * torch.get_num_threads())),
         **layout_of(int(blocks.get_size()[2]), blocks.get_dtype())._asdict(),
     )
     return view(result, [*leading, width])
