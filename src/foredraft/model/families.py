@@ -50,10 +50,14 @@ REFUSED_FAMILIES = {
 }  # fmt: skip
 """For each reason, the families that it holds for, whatever else their configuration says."""
 
+RECURRENT_LAYERS = frozenset(("linear_attention", "conv", "hybrid", "hybrid_sliding"))
+"""The types of layers that keep a recurrent state."""
+UNATTENDING_LAYERS = frozenset(("linear_attention", "conv", "mlp", "moe"))
+"""Those that attend to no tokens, and so need no mask."""
+
 _INDEXED = "chooses the tokens that it attends to with keys that foredraft's cache does not hold"
 _SUMMARIES = "attends to summaries of tokens that cannot step back after a rejected draft"
 LAYER_REASONS = {
-    **dict.fromkeys(("linear_attention", "conv", "hybrid", "hybrid_sliding"), RECURRENT),
     **dict.fromkeys(("indexed_attention", "minimax_m3_sparse"), _INDEXED),
     **dict.fromkeys(("compressed_sparse_attention", "heavily_compressed_attention"), _SUMMARIES),
     "local_attention": "takes its window from a row's index in the pass, not from its position",
@@ -61,14 +65,6 @@ LAYER_REASONS = {
 """For each type of layers that is refused, as a configuration's `layer_types` names it, the reason."""
 
 LAYER_FAMILIES = {
-    "linear_attention": (
-        "bailing_hybrid", "bamba", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "mamba", "mamba2",
-        "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text",
-        "qwen3_next", "qwen4_exp", "qwen4_exp_text", "recurrent_gemma", "zamba", "zamba2",
-    ),
-    "conv": ("lfm2", "lfm2_moe", "lfm3"),
-    "hybrid": ("falcon_h1", "zaya"),
-    "hybrid_sliding": ("inkling2_text", "inkling_text"),
     "indexed_attention": ("axk2", "deepseek_v32", "dots3_note", "dots3_note_text", "glm_moe_dsa", "hy_v4"),
     "minimax_m3_sparse": ("minimax_m3_vl_text",),
     "heavily_compressed_attention": ("deepseek_v4",),

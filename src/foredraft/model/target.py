@@ -21,11 +21,12 @@ from foredraft.model.compiled.export import row_arguments
 from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, kept_forward
 from foredraft.model.gguf.files import quantised_file
 from foredraft.model.heads import ids_of
-from foredraft.model.kv_cache import TreeCache
+from foredraft.model.kv_cache import TreeCache, TreeLayer
 from foredraft.model.layers import scored_states
 from foredraft.model.mask import attention_mask
 from foredraft.model.recordings import RecordedForward
 from foredraft.model.rounding import error_beyond_rounding
+from foredraft.model.families import UNATTENDING_LAYERS
 from foredraft.model.support import Support, cache_argument, inspect, warn_where_rows_depend
 from foredraft.sampling.logits import best_on_device, top_by_blocks
 
@@ -55,15 +56,28 @@ class TorchTarget:
         usual = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
         # of the activations: that of the first floating-point weight of ordinary precision
         self.dtype = next((each.dtype for each in model.parameters() if each.dtype in usual), torch.get_default_dtype())
-        self._can_score_last = "logits_to_keep" in signature(model.forward).parameters
+        arguments = signature(model.forward).parameters
+        self._can_score_last, self._takes_positions = "logits_to_keep" in arguments, "position_ids" in arguments
         self._cache_argument = cache_argument(model)
-        if not self.support.tested:
+        self._recurrent = any(self.support.recurrent)
+        attends = zip(self.support.layer_types, self.support.windows, strict=True)
+        self._attention = {kind: window for kind, window in attends if kind not in UNATTENDING_LAYERS}
+        if self._recurrent:
+            from foredraft.model.recurrent.adoption import adopt
+
+            adopt(model, self.support.recurrent)
+        if self._recurrent or not self.support.tested:
             self._probe()
 
     def new_cache(self) -> TreeCache:
         # where passes are recorded, every layer keeps all positions, so that slots stay where they are
         windows = self.support.windows if self.recordings is None else (None,) * len(self.support.windows)
-        cache = TreeCache(windows)
+        kinds: list[type[TreeLayer]] = [TreeLayer] * len(windows)
+        if self._recurrent:
+            from foredraft.model.recurrent.state import StateLayer
+
+            kinds = [StateLayer if each else TreeLayer for each in self.support.recurrent]
+        cache = TreeCache(windows, kinds)
         if self.compiled is not None:  # compiled code writes to existing buffers
             cache.take_shapes(self.compiled.record.shapes, self.dtype)
         return cache
@@ -116,7 +130,8 @@ class TorchTarget:
 
     @torch.inference_mode()
     def run(self, layout: Layout, cache: TreeCache) -> None:
-        """Run rows through the model for their keys, values and states; only the last row is scored."""
+        """Run rows of a prompt for their keys, values and states; only the last row is scored."""
+        cache.prompt = cache.length + layout.rows + 1
         with device_errors(layout.rows, cache.length):
             if self._run_compiled(layout, cache, scored=1) is None:
                 float(self._run(layout, cache, scored=1).logits[0, -1, 0])  # waits for the device, as `forward` does
@@ -124,13 +139,20 @@ class TorchTarget:
     def _run(self, layout: Layout, cache: TreeCache, *, scored: int | None = None) -> Any:
         """Run the uncompiled model; only the last `scored` rows are scored, if the model supports that."""
         cache.reserve(layout.rows)
+        if self._recurrent:
+            from foredraft.model.recurrent.state import begin
+
+            begin(cache, layout, self.device)
         options = {} if scored is None or not self._can_score_last else {"logits_to_keep": scored}
+        positions = {"position_ids": torch.from_numpy(layout.positions).unsqueeze(0).to(self.device)}
+        if not self._takes_positions:  # a model without attention
+            positions = {}
         return self.model(
             input_ids=torch.from_numpy(layout.token_ids).unsqueeze(0).to(self.device),
             attention_mask=self._masks(layout, cache),
-            position_ids=torch.from_numpy(layout.positions).unsqueeze(0).to(self.device),
             use_cache=True,
             **{self._cache_argument: cache},
+            **positions,
             **options,
         )
 
@@ -148,7 +170,9 @@ class TorchTarget:
         return package.run([ids, positions, which, *masks, *slots, *(ranges or ()), *buffers])
 
     def _masks(self, layout: Layout, cache: TreeCache) -> torch.Tensor | dict[str, torch.Tensor] | None:
-        kinds = dict(zip(self.support.layer_types, self.support.windows, strict=True))
+        kinds = self._attention
+        if not kinds:
+            return None
         if layout.rows == 1 and not cache.held and all(window is None for window in kinds.values()):
             return None  # one row sees all; unmasked attention need not repeat grouped keys and values
         masks = {}
@@ -195,10 +219,12 @@ class TorchTarget:
         )
         rows = torch.from_numpy(ids).unsqueeze(0).to(self.device)
         positions = torch.arange(len(ids), device=self.device).unsqueeze(0)  # as `generate` gives them
+        given = {"position_ids": positions} if self._takes_positions else {}
         expected = self.model(
-            input_ids=rows, attention_mask=torch.ones_like(rows), position_ids=positions, use_cache=False
+            input_ids=rows, attention_mask=torch.ones_like(rows), use_cache=False, **given
         ).logits[0]
         self.prefill(ids[:3], cache)
+        cache.prompt = len(ids)  # all are, in the pass to compare with
         for layout, kept in passes:
             logits = self.forward(layout, cache).logits
             cache.commit(kept)
