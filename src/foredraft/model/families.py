@@ -52,6 +52,8 @@ REFUSED_FAMILIES = {
 
 RECURRENT_LAYERS = frozenset(("linear_attention", "conv", "hybrid", "hybrid_sliding"))
 """The types of layers that keep a recurrent state."""
+MASK_NAMES = {"hybrid": "full_attention", "hybrid_sliding": "sliding_attention"}
+"""The names of masks that differ from those of the layers."""
 UNATTENDING_LAYERS = frozenset(("linear_attention", "conv", "mlp", "moe"))
 """Those that attend to no tokens, and so need no mask."""
 

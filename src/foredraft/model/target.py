@@ -26,7 +26,7 @@ from foredraft.model.layers import scored_states
 from foredraft.model.mask import attention_mask
 from foredraft.model.recordings import RecordedForward
 from foredraft.model.rounding import error_beyond_rounding
-from foredraft.model.families import UNATTENDING_LAYERS
+from foredraft.model.families import MASK_NAMES, UNATTENDING_LAYERS
 from foredraft.model.support import Support, cache_argument, inspect, warn_where_rows_depend
 from foredraft.sampling.logits import best_on_device, top_by_blocks
 
@@ -60,8 +60,10 @@ class TorchTarget:
         self._can_score_last, self._takes_positions = "logits_to_keep" in arguments, "position_ids" in arguments
         self._cache_argument = cache_argument(model)
         self._recurrent = any(self.support.recurrent)
-        attends = zip(self.support.layer_types, self.support.windows, strict=True)
-        self._attention = {kind: window for kind, window in attends if kind not in UNATTENDING_LAYERS}
+        kinds = zip(self.support.layer_types, self.support.windows, strict=True)
+        # by the names that the model has for masks
+        self._attention = {MASK_NAMES.get(kind, kind): window for kind, window in kinds if kind not in UNATTENDING_LAYERS}
+        self._unattending = frozenset(self.support.layer_types) & UNATTENDING_LAYERS | {"linear_attention"}
         if self._recurrent:
             from foredraft.model.recurrent.adoption import adopt
 
@@ -175,11 +177,11 @@ class TorchTarget:
             return None
         if layout.rows == 1 and not cache.held and all(window is None for window in kinds.values()):
             return None  # one row sees all; unmasked attention need not repeat grouped keys and values
-        masks = {}
+        masks: dict[str, torch.Tensor | None] = {}
         for kind, window in kinds.items():
             span = cache.spans.get(window) or cache.spans[None]  # a layer with a window may keep all slots
             masks[kind] = attention_mask(layout, span, window, self.dtype).to(self.device)
-        return masks if len(masks) > 1 else masks[kind]
+        return masks | {kind: None for kind in self._unattending} if len(masks) > 1 else masks[kind]
 
     @torch.inference_mode()
     def _probe(self) -> None:

@@ -6,6 +6,7 @@ the accepted rows are applied. So a pass that fails, a rejected draft and rows t
 Does not know which layer's code calls the operators, nor what they compute `g`, `k` and `u` from.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -127,6 +128,7 @@ class StateLayer(TreeLayer, LinearAttentionCacheLayerMixin):
         TreeLayer.__init__(self, span)
         LinearAttentionCacheLayerMixin.__init__(self)  # type: ignore[no-untyped-call]  # transformers leaves it so
         self.is_initialized = False
+        self.has_previous_state = defaultdict(bool)
         self.rows: Rows | None = None
         self._convolutions: list[Convolution] = []
         self._recurrences: list[Recurrence] = []
