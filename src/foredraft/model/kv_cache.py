@@ -70,7 +70,7 @@ class TreeLayer(CacheLayerMixin):
             new[:, :, : stop - start] = kept.clone() if new is old else kept
         self.keys, self.values = keys, values
 
-    def commit(self, kept: Sequence[int]) -> None:
+    def commit(self, kept: npt.NDArray[np.int64]) -> None:
         """Commit what these rows leave besides keys and values, which the cache gathers: nothing."""
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:

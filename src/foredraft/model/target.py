@@ -19,18 +19,21 @@ from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.model.compiled.blocks import round_weights
 from foredraft.model.compiled.export import row_arguments
 from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, kept_forward
+from foredraft.model.families import UNMASKED_LAYERS
 from foredraft.model.gguf.files import quantised_file
 from foredraft.model.heads import ids_of
 from foredraft.model.kv_cache import TreeCache, TreeLayer
 from foredraft.model.layers import scored_states
 from foredraft.model.mask import attention_mask
 from foredraft.model.recordings import RecordedForward
+from foredraft.model.recurrent.adoption import adopt
+from foredraft.model.recurrent.state import StateLayer, begin
 from foredraft.model.rounding import error_beyond_rounding
-from foredraft.model.families import MASK_NAMES, UNATTENDING_LAYERS
 from foredraft.model.support import Support, cache_argument, inspect, warn_where_rows_depend
 from foredraft.sampling.logits import best_on_device, top_by_blocks
 
 PREFILL_ROWS = 512  # tokens of a pass of an uncompiled model in prefill; limits the mask's memory; chosen
+_STATE_ROWS = 128  # the same of a recurrent model, whose operators' time grows with the square; chosen
 _PROBES = 3  # texts with which a new kind of model is tried; chosen
 
 
@@ -59,27 +62,15 @@ class TorchTarget:
         arguments = signature(model.forward).parameters
         self._can_score_last, self._takes_positions = "logits_to_keep" in arguments, "position_ids" in arguments
         self._cache_argument = cache_argument(model)
-        self._recurrent = any(self.support.recurrent)
-        kinds = zip(self.support.layer_types, self.support.windows, strict=True)
-        # by the names that the model has for masks
-        self._attention = {MASK_NAMES.get(kind, kind): window for kind, window in kinds if kind not in UNATTENDING_LAYERS}
-        self._unattending = frozenset(self.support.layer_types) & UNATTENDING_LAYERS | {"linear_attention"}
-        if self._recurrent:
-            from foredraft.model.recurrent.adoption import adopt
-
+        if any(self.support.recurrent):
             adopt(model, self.support.recurrent)
-        if self._recurrent or not self.support.tested:
+        if any(self.support.recurrent) or not self.support.tested:
             self._probe()
 
     def new_cache(self) -> TreeCache:
         # where passes are recorded, every layer keeps all positions, so that slots stay where they are
         windows = self.support.windows if self.recordings is None else (None,) * len(self.support.windows)
-        kinds: list[type[TreeLayer]] = [TreeLayer] * len(windows)
-        if self._recurrent:
-            from foredraft.model.recurrent.state import StateLayer
-
-            kinds = [StateLayer if each else TreeLayer for each in self.support.recurrent]
-        cache = TreeCache(windows, kinds)
+        cache = TreeCache(windows, [StateLayer if each else TreeLayer for each in self.support.recurrent])
         if self.compiled is not None:  # compiled code writes to existing buffers
             cache.take_shapes(self.compiled.record.shapes, self.dtype)
         return cache
@@ -96,6 +87,8 @@ class TorchTarget:
         other = copy.copy(self)
         other.compiled = kept_forward(model) if self.compiled is not None else None
         other.model, other.recordings = model, None
+        if any(self.support.recurrent):
+            adopt(model, inspect(model.config).recurrent)
         other.support, other.ids = inspect(model.config), ids_of(model.get_output_embeddings())
         return other
 
@@ -103,7 +96,7 @@ class TorchTarget:
     def prefill(self, token_ids: TokenIds, cache: TreeCache) -> None:
         """Run tokens, int64[n], after those in the cache, and commit them; every pass may raise OutOfMemoryError."""
         compiled = self.compiled is not None and self.compiled.package_for(MOST_ROWS) is not None
-        most = MOST_ROWS if compiled else PREFILL_ROWS
+        most = MOST_ROWS if compiled else _STATE_ROWS if any(self.support.recurrent) else PREFILL_ROWS
         cache.reserve_text(len(token_ids))
         for start in range(0, len(token_ids), most):
             chunk = token_ids[start : start + most]
@@ -141,9 +134,7 @@ class TorchTarget:
     def _run(self, layout: Layout, cache: TreeCache, *, scored: int | None = None) -> Any:
         """Run the uncompiled model; only the last `scored` rows are scored, if the model supports that."""
         cache.reserve(layout.rows)
-        if self._recurrent:
-            from foredraft.model.recurrent.state import begin
-
+        if any(self.support.recurrent):
             begin(cache, layout, self.device)
         options = {} if scored is None or not self._can_score_last else {"logits_to_keep": scored}
         positions = {"position_ids": torch.from_numpy(layout.positions).unsqueeze(0).to(self.device)}
@@ -171,17 +162,17 @@ class TorchTarget:
         )
         return package.run([ids, positions, which, *masks, *slots, *(ranges or ()), *buffers])
 
-    def _masks(self, layout: Layout, cache: TreeCache) -> torch.Tensor | dict[str, torch.Tensor] | None:
-        kinds = self._attention
-        if not kinds:
-            return None
-        if layout.rows == 1 and not cache.held and all(window is None for window in kinds.values()):
+    def _masks(self, layout: Layout, cache: TreeCache) -> torch.Tensor | dict[str, torch.Tensor | None] | None:
+        kinds = self.support.masks
+        if not kinds or (layout.rows == 1 and not cache.held and all(window is None for window in kinds.values())):
             return None  # one row sees all; unmasked attention need not repeat grouped keys and values
         masks: dict[str, torch.Tensor | None] = {}
         for kind, window in kinds.items():
             span = cache.spans.get(window) or cache.spans[None]  # a layer with a window may keep all slots
             masks[kind] = attention_mask(layout, span, window, self.dtype).to(self.device)
-        return masks | {kind: None for kind in self._unattending} if len(masks) > 1 else masks[kind]
+        if len(masks) == 1:
+            return masks[kind]
+        return masks | dict.fromkeys(("linear_attention", *UNMASKED_LAYERS.intersection(self.support.layer_types)))
 
     @torch.inference_mode()
     def _probe(self) -> None:
@@ -222,9 +213,7 @@ class TorchTarget:
         rows = torch.from_numpy(ids).unsqueeze(0).to(self.device)
         positions = torch.arange(len(ids), device=self.device).unsqueeze(0)  # as `generate` gives them
         given = {"position_ids": positions} if self._takes_positions else {}
-        expected = self.model(
-            input_ids=rows, attention_mask=torch.ones_like(rows), use_cache=False, **given
-        ).logits[0]
+        expected = self.model(input_ids=rows, attention_mask=torch.ones_like(rows), use_cache=False, **given).logits[0]
         self.prefill(ids[:3], cache)
         cache.prompt = len(ids)  # all are, in the pass to compare with
         for layout, kept in passes:

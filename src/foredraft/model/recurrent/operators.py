@@ -2,9 +2,9 @@
 
 One for each function that transformers' mixers call: the short convolution, the gated delta rule (Yang et al., "Gated
 Delta Networks", ICLR 2025; Kimi Linear's has a decay for each channel), Mamba-2's scan (Dao and Gu, "Transformers are
-SSMs", ICML 2024) and Mamba's (Gu and Dao, "Mamba", 2023). The recurrences differ in what their keys, updates and decays
-are made of; `_read` computes the rest. They take the arguments of transformers' functions, for a batch of one, after the
-layer of the cache. Do not know what a model does with the results.
+SSMs", ICML 2024), Mamba's (Gu and Dao, "Mamba", 2023) and Griffin's (De et al., "Griffin", 2024). The recurrences differ in what their keys, updates and decays
+are made of; `_read` computes the rest. They take the layer of the cache, and then the arguments of transformers'
+functions, for a batch of one. Do not know what a model does with the results.
 """
 
 from typing import Any
@@ -95,6 +95,37 @@ def mamba_scan(
     return out.T[None].to(x.dtype), found.state
 
 
+class _Unit:
+    """RecurrentGemma's real-gated linear recurrent unit, whose own code computes the gates, with another scan."""
+
+    def __init__(self, layer: StateLayer, unit: Any) -> None:
+        self._layer, self._unit = layer, unit
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._unit, name)
+
+    def _rnn_scan(
+        self, hidden_states: torch.Tensor, recurrent_gate: torch.Tensor, reset: torch.Tensor, **_: Any
+    ) -> Result:
+        """Read [1, R, D] by s = a s_p + x: D heads with keys and values of size 1."""
+        del reset  # at the first token, before which the state is 0
+        values, decays = _wide(hidden_states[0])[..., None], _wide(recurrent_gate[0])[..., None]
+        ones = torch.ones_like(values)
+        found = self._layer.recurrence(ones, values, decays.clamp_min(torch.finfo(decays.dtype).tiny).log())
+        return _read(found, self._layer.rows, ones, values)[..., 0].to(hidden_states.dtype)[None], found.state
+
+
+def griffin_block(
+    layer: StateLayer, block: Any, input_states: torch.Tensor, position_ids: torch.Tensor, *_: Any, **__: Any
+) -> tuple[torch.Tensor, None]:
+    """Return the output of RecurrentGemma's recurrent block, [1, R, D]; its own code keeps states in its modules."""
+    convolved = convolution(
+        layer, block.linear_x(input_states).transpose(1, 2), block.conv_1d.weight[:, 0], block.conv_1d.bias
+    )
+    read = type(block.rg_lru).forward(_Unit(layer, block.rg_lru), convolved.transpose(1, 2), position_ids)
+    return block.linear_out(read * block.act_fn(block.linear_y(input_states))), None
+
+
 def _wide(each: torch.Tensor) -> torch.Tensor:
     return each if each.dtype == torch.float64 else each.float()
 
@@ -106,8 +137,8 @@ def _read(
 
     Their updates are recorded: `v`, [R, H, V], or with `beta`, [R, H], those of the delta rule.
     """
-    each_channel = found.gates.shape[-1] > 1
-    return (_read_in_order if each_channel else _read_at_once)(found, rows, q, v, beta)
+    one_decay = found.gates.shape[-1] == 1 and v.shape[-1] > 1
+    return (_read_at_once if one_decay else _read_in_order)(found, rows, q, v, beta)
 
 
 def _read_at_once(
@@ -139,9 +170,10 @@ def _read_at_once(
 def _read_in_order(
     found: Recurrence, rows: Rows, q: torch.Tensor, v: torch.Tensor, beta: torch.Tensor | None
 ) -> torch.Tensor:
-    """Do so row by row, each from its parent's matrices; those of all pairs of rows would need too much memory.
+    """Do so row by row, each from its parent's matrices.
 
-    That is where each channel has a decay of its own.
+    That is where each channel has a decay of its own, or values are single numbers: products of all pairs of rows would
+    need more memory than the matrices.
     """
     held, states, updates, outputs = rows.held, dict[int, torch.Tensor](), [found.updates[: rows.held]], []
     for at, (parent, path) in enumerate(rows.lineage, start=held):

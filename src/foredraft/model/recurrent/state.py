@@ -7,18 +7,22 @@ Does not know which layer's code calls the operators, nor what they compute `g`,
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from foredraft.graph.layout import Layout
+from foredraft.graph.tree import I64
 from foredraft.model.kv_cache import Span, TreeCache, TreeLayer
 from foredraft.model.mask import seen_rows
+
+try:
+    from transformers.cache_utils import LinearAttentionCacheLayerMixin
+except ImportError:  # transformers before 5.8, whose recurrent models are refused
+    LinearAttentionCacheLayerMixin = object  # type: ignore[misc,assignment]
 
 
 class Rows:
@@ -34,12 +38,12 @@ class Rows:
         self._windows: dict[int, torch.Tensor] = {}
 
     @cached_property
-    def lineage(self) -> list[tuple[int, list[int]]]:
+    def lineage(self) -> list[tuple[int, I64]]:
         """Each row's parent, by its index among held rows and rows, or -1, and the held rows among its ancestors."""
         found = []
         for row, sees in enumerate(self._sees):
-            before = np.flatnonzero(sees[: self.held + row]).tolist()
-            found.append((before[-1] if before else -1, [each for each in before if each < self.held]))
+            before = np.flatnonzero(sees[: self.held + row])
+            found.append((int(before[-1]) if len(before) else -1, before[before < self.held]))
         return found
 
     @cached_property
@@ -70,7 +74,7 @@ class Convolution:
     history: torch.Tensor  # [L - 1, D], of the last committed tokens
     inputs: torch.Tensor  # [H + R, D], of the rows held and of the last pass
 
-    def commit(self, kept: Sequence[int]) -> None:
+    def commit(self, kept: I64) -> None:
         self.history = torch.cat([self.history, self.inputs[kept]])[-len(self.history) :]
 
 
@@ -97,7 +101,7 @@ class Recurrence:
         own = torch.einsum("rt,thk->rhk", rows.sees.to(gates), self.gates)
         self.decays = torch.cat([self.decays[: rows.held], own])
 
-    def after(self, path: Sequence[int]) -> torch.Tensor:
+    def after(self, path: I64) -> torch.Tensor:
         """Return the matrices after these recorded rows, [H, K, V]: a path from the last committed token on."""
         if not len(path):
             return self.state
@@ -105,7 +109,7 @@ class Recurrence:
         left = (decays[-1:] - decays).exp() * self.keys[path]
         return self.state * decays[-1].exp()[..., None] + torch.einsum("nhk,nhv->hkv", left, self.updates[path])
 
-    def commit(self, kept: Sequence[int]) -> None:
+    def commit(self, kept: I64) -> None:
         self.state = self.after(kept)
 
 
@@ -124,24 +128,25 @@ class StateLayer(TreeLayer, LinearAttentionCacheLayerMixin):
     replaced (adoption.py). So `has_previous_state` stays False here, and what the mixer hands over is not kept.
     """
 
+    rows: Rows  # of the running pass
+
     def __init__(self, span: Span) -> None:
         TreeLayer.__init__(self, span)
-        LinearAttentionCacheLayerMixin.__init__(self)  # type: ignore[no-untyped-call]  # transformers leaves it so
+        LinearAttentionCacheLayerMixin.__init__(self)
         self.is_initialized = False
         self.has_previous_state = defaultdict(bool)
-        self.rows: Rows | None = None
         self._convolutions: list[Convolution] = []
         self._recurrences: list[Recurrence] = []
         self._called = [0, 0]  # the convolutions and recurrences that the running pass has called
 
-    def lazy_initialization(self, *states: torch.Tensor, **_options: Any) -> None:
+    def lazy_initialization(self, *states: Any, **_options: Any) -> None:
         if len(states) == 2:  # keys and values
             TreeLayer.lazy_initialization(self, *states)
 
     def update_conv_state(self, conv_states: torch.Tensor, *_args: object, **_options: object) -> torch.Tensor:
         return conv_states
 
-    def update_recurrent_state(self, recurrent_states: torch.Tensor, *_args: object, **_options: object) -> torch.Tensor:
+    def update_recurrent_state(self, recurrent_states: torch.Tensor, *_: object, **_options: object) -> torch.Tensor:
         return recurrent_states
 
     def begin(self, rows: Rows) -> None:
@@ -166,8 +171,9 @@ class StateLayer(TreeLayer, LinearAttentionCacheLayerMixin):
         found.record(self.rows, keys, gates)
         return found
 
-    def commit(self, kept: Sequence[int]) -> None:
+    def commit(self, kept: I64) -> None:
         """Commit these of the rows held and of the last pass, a path from the last committed token on."""
-        if len(kept):
-            for each in (*self._convolutions, *self._recurrences):
-                each.commit(kept)
+        for convolution in self._convolutions:
+            convolution.commit(kept)
+        for recurrence in self._recurrences:
+            recurrence.commit(kept)
