@@ -33,7 +33,8 @@ class _TreeForward:
     """The forward of the mixer of one layer, which is copied and pickled as one of the copied mixer."""
 
     def __init__(self, mixer: Any, number: int) -> None:
-        self._mixer, self._number, self._layer = mixer, number, None
+        self._mixer, self._number = mixer, number
+        self._layer: Any = None  # of the cache of the running pass
         self._theirs = type(mixer).forward
         code = inspect.unwrap(self._theirs)
         scope = code.__globals__ | {name: partial(self._call, _OPERATORS[name]) for name in _called(mixer)}

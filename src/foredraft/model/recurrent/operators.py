@@ -2,9 +2,9 @@
 
 One for each function that transformers' mixers call: the short convolution, the gated delta rule (Yang et al., "Gated
 Delta Networks", ICLR 2025; Kimi Linear's has a decay for each channel), Mamba-2's scan (Dao and Gu, "Transformers are
-SSMs", ICML 2024), Mamba's (Gu and Dao, "Mamba", 2023) and Griffin's (De et al., "Griffin", 2024). The recurrences differ in what their keys, updates and decays
-are made of; `_read` computes the rest. They take the layer of the cache, and then the arguments of transformers'
-functions, for a batch of one. Do not know what a model does with the results.
+SSMs", ICML 2024), Mamba's (Gu and Dao, "Mamba", 2023) and Griffin's (De et al., "Griffin", 2024). The recurrences
+differ in what their keys, updates and decays are made of; `_read` computes the rest. They take the layer of the cache,
+and then the arguments of transformers' functions, for a batch of one. Do not know what a model does with the results.
 """
 
 from typing import Any
@@ -52,8 +52,8 @@ def gated_delta_rule(
 
 
 def mamba2_scan(
-    layer: StateLayer, x: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor,  # noqa: N803  # transformers calls by these names
-    chunk_size: int, D: torch.Tensor | None = None, dt_bias: torch.Tensor | None = None, dt_softplus: bool = False,  # noqa: N803
+    layer: StateLayer, x: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor,
+    chunk_size: int, D: torch.Tensor | None = None, dt_bias: torch.Tensor | None = None, dt_softplus: bool = False,
     dt_limit: tuple[float, float] = (0.0, float("inf")), **_: Any,
 ) -> Result:  # fmt: skip
     """Read [1, R, H, P] by S = exp(A dt) S_p + B (dt x)^T, y = C S + D x.
@@ -75,8 +75,8 @@ def mamba2_scan(
 
 
 def mamba_scan(
-    layer: StateLayer, x: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor,  # noqa: N803  # transformers calls by these names
-    D: torch.Tensor | None = None, z: torch.Tensor | None = None, delta_bias: torch.Tensor | None = None,  # noqa: N803
+    layer: StateLayer, x: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor,
+    D: torch.Tensor | None = None, z: torch.Tensor | None = None, delta_bias: torch.Tensor | None = None,
     delta_softplus: bool = False, **_: Any,
 ) -> Result:  # fmt: skip
     """Read [1, D, R] by s = exp(A dt) s_p + B (dt x), y = C s + D x, gated by z: D heads with values of size 1.

@@ -22,7 +22,7 @@ from foredraft.model.mask import seen_rows
 try:
     from transformers.cache_utils import LinearAttentionCacheLayerMixin
 except ImportError:  # transformers before 5.8, whose recurrent models are refused
-    LinearAttentionCacheLayerMixin = object  # type: ignore[misc,assignment]
+    LinearAttentionCacheLayerMixin = object  # type: ignore[misc,assignment]  # a class instead of another
 
 
 class Rows:
