@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import UnsupportedModelError, UsageError
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.graph.tree import depths
@@ -18,8 +19,9 @@ from foredraft.model.families import STATES, TESTED_FAMILIES
 from foredraft.model.mask import seen_rows
 from foredraft.model.recurrent import adoption
 from foredraft.model.target import TorchTarget
+from foredraft.sampling import SamplingOptions
 from support.causal_types import tiny_configuration
-from support.families import prompt_of, random_tree, tiny_model
+from support.families import GREEDY, VOCABULARY, prompt_of, random_tree, tiny_model, written
 
 KINDS = ("lfm2", "qwen3_next", "kimi_linear", "bamba", "nemotron_h", "falcon_h1", "mamba", "zamba", "recurrent_gemma")
 """One family of each operator, and those with attention beside it, several scans in a layer, or code of their own."""
@@ -128,6 +130,34 @@ def test_the_model_s_own_generate_is_as_before_and_copies_have_states_of_their_o
         assert not torch.equal(changed, scores)
         assert torch.equal(scores_of(target), scores)
         assert error_of(changed[-1], prompt_of(12), copied) < TOLERANCE
+
+
+METHODS = {
+    "eesd": {"head": "none", "layers": 1, "least_probability": 0.0, "least_share": 0.0},
+    "draft_graph": {"model": "own", "least_probability": 0.0, "least_share": 0.0, "tau": 1},
+    "auto": {"store": "none", "table": "none"},
+    "lookahead": {},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", QUICK)
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_that_run_models_and_ngrams_write_the_plain_text(method, family):
+    """The exit's layers and the draft model have states of their own, and hold the rows of a growing tree."""
+    target, draft = TorchTarget(model_of(family)), TorchTarget(model_of("qwen3_next"))
+    resources = Resources(VOCABULARY, draft_model=lambda _: draft, target=target)
+    for sampling in (GREEDY, SamplingOptions(do_sample=True, temperature=0.7, seed=4)):
+        plain, _ = written(target, prompt_of(23), sampling, make_drafter("none", {}, resources))
+        text, records = written(target, prompt_of(23), sampling, make_drafter(method, METHODS[method], resources))
+        assert text == plain
+        assert sum(record.drafted for record in records) > 20
+
+
+def test_layers_to_skip_are_not_known_of_recurrent_models():
+    resources = Resources(VOCABULARY, target=TorchTarget(model_of("lfm2")))
+    with pytest.raises(UnsupportedModelError, match="sub-layers of lfm2 models cannot be skipped"):
+        make_drafter("layer_skip", {}, resources)
 
 
 @pytest.mark.parametrize(
