@@ -518,7 +518,7 @@ def test_many_prompts_are_written_as_each_alone(compiled):
 def test_an_arena_keeps_what_it_leases_apart():
     """Random leases compared with copies: written, partly committed, moved, closed and reused."""
     rng = np.random.default_rng(2)
-    arena = Arena(2, 3, 4, torch.float32, 8192)
+    arena = Arena([(3, 4), (2, 8)] * 2, torch.float32, 8192)
     kept = {}
     for _ in range(400):
         if kept and rng.random() < 0.2:

@@ -1,24 +1,26 @@
 """Forward passes over the rows of several sequences at once, each row attending to its own sequence's slots.
 
-If the compiled kernels give a row the same bits whatever other rows are in the pass, a batch is one pass over slots of
-one arena. Otherwise each sequence gets its own pass: slower, with the same text. Does not depend on what the rows mean,
-nor on how a batch is put together.
+A batch is one pass over slots of one arena: of a compiled forward whose kernels give a row the same bits whatever other
+rows are in the pass, or of the uncompiled model. Where neither is possible, each sequence gets its own pass: slower,
+with the same text. Does not depend on what the rows mean, nor on how a batch is put together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from foredraft.contracts import Scores, TokenIds
 from foredraft.errors import OutOfMemoryError
 from foredraft.graph.layout import Layout
 from foredraft.model.arena import MOST_SLOTS, Arena, Lease
+from foredraft.model.compiled.export import joint_arguments
 from foredraft.model.compiled.library import CompiledLibrary
-from foredraft.model.compiled.package import MOST_ROWS, CompiledForward
-from foredraft.model.mask import joined_mask
+from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, runs_on_cpu
+from foredraft.model.joint_forward import joint_forward
 from foredraft.model.target import PREFILL_ROWS, TorchTarget, device_errors, scores_of_pass
 
 
@@ -67,22 +69,24 @@ class SequentialBatch:
 
 
 class JointBatch:
-    """Runs a batch in one pass of a compiled target.
+    """Runs a batch in one pass, by `run`, of up to `most_rows` rows, over buffers of these `shapes`.
 
-    With at most `most_bytes` of keys and values; None is room for two texts that fill the model's window.
+    It takes the arguments of `FunctionalForward`. There are at most `most_bytes` of keys and values; None is room for
+    two texts that fill the model's window.
     """
 
     keeps_prefixes = True
 
-    def __init__(self, target: TorchTarget, compiled: CompiledForward, most_bytes: int | None) -> None:
-        heads, size = compiled.record.shapes[0]
-        layers = len(compiled.record.shapes)
-        slot = 2 * layers * heads * size * target.dtype.itemsize
-        self.target, self._compiled, self._dtype = target, compiled, target.dtype
+    def __init__(
+        self, target: TorchTarget, run: Callable[..., Sequence[torch.Tensor]], shapes: Sequence[tuple[int, int]],
+        most_rows: int, most_bytes: int | None,
+    ) -> None:  # fmt: skip
+        self.target, self._run, self.most_rows = target, run, most_rows
+        self._windows = tuple(dict.fromkeys(target.support.windows))
+        slot = sum(heads * size for heads, size in shapes) * target.dtype.itemsize
         slots = 2 * (target.window or MOST_SLOTS) if most_bytes is None else most_bytes // slot
-        self._arena = Arena(layers, heads, size, target.dtype, slots)
+        self._arena = Arena(shapes, target.dtype, slots)
         self.open, self.close = self._arena.open, self._arena.close
-        self.most_rows = MOST_ROWS
 
     @property
     def memory_use(self) -> float:
@@ -112,25 +116,14 @@ class JointBatch:
     def _pass(
         self, layouts: Sequence[Layout], caches: Sequence[Lease], scored: Sequence[bool], *, hidden: bool
     ) -> list[Scores | None]:
-        rows = [layout.rows for layout in layouts]
-        which = np.flatnonzero(np.repeat(scored, rows)) if any(scored) else np.zeros(1, np.int64)
-        starts, committed = np.array([(cache.start, cache.length) for cache in caches], np.int64).T
-        firsts = zip(starts + committed, rows, strict=True)
-        arguments = [
-            torch.from_numpy(np.concatenate([layout.token_ids for layout in layouts])[None]),
-            torch.from_numpy(np.concatenate([layout.positions for layout in layouts])[None]),
-            torch.from_numpy(which),
-            joined_mask(layouts, committed.tolist(), self._dtype),
-            torch.from_numpy(np.concatenate([np.arange(first, first + count) for first, count in firsts])),
-            torch.from_numpy(np.repeat(np.stack([starts, committed + rows]), rows, axis=1)),
-        ]
-        package = _batch_package(self._compiled, sum(rows))
-        assert package is not None, "`batch_target` has checked it"
-        results = package.run([*arguments, *self._arena.buffers])
+        starts = [cache.start for cache in caches]
+        arguments = joint_arguments(layouts, starts, scored, self._windows, self.target.dtype)
+        buffers, layers = self._arena.buffers, len(self.target.support.windows)
+        results = self._run(*arguments, buffers[:layers], buffers[layers:])
         found: list[Scores | None] = []
         start = 0
-        for count, wanted in zip(rows, scored, strict=True):
-            own = [each[start : start + count] for each in results] if wanted else []
+        for count, wanted in zip((layout.rows for layout in layouts), scored, strict=True):
+            own = [each[start : start + count] for each in results]
             found.append(scores_of_pass(*own, hidden=hidden) if wanted else None)
             start += count if wanted else 0
         return found
@@ -142,11 +135,24 @@ def _batch_package(compiled: CompiledForward, rows: int) -> CompiledLibrary | No
     return next((compiled.packages[each.name] for each in fits), None)
 
 
+def _run_compiled(compiled: CompiledForward, rows: torch.Tensor, *arguments: Any) -> list[torch.Tensor]:
+    package = _batch_package(compiled, rows.shape[1])
+    assert package is not None, "`batch_target` has checked it"
+    return package.run(
+        [rows, *chain.from_iterable([each] if isinstance(each, torch.Tensor) else each for each in arguments)]
+    )
+
+
 def batch_target(target: TorchTarget, most_bytes: int | None) -> JointBatch | SequentialBatch:
-    """Return what runs a target's batches: a `JointBatch` where it gives the same bits, else a `SequentialBatch`."""
+    """Return what runs a target's batches: a `JointBatch` where it gives the same texts, else a `SequentialBatch`."""
     compiled = target.compiled
-    if compiled is not None and compiled.record.same_bits and set(target.support.windows) == {None}:
-        one_shape = len(set(compiled.record.shapes)) == 1
-        if one_shape and all(_batch_package(compiled, rows) for rows in (1, 2, MOST_ROWS)):
-            return JointBatch(target, compiled, most_bytes)
+    if compiled is not None:
+        takes_all = all(_batch_package(compiled, rows) for rows in (1, 2, MOST_ROWS))
+        if compiled.record.same_bits and takes_all:
+            run = partial(_run_compiled, compiled)
+            return JointBatch(target, run, compiled.record.shapes * 2, MOST_ROWS, most_bytes)
+    elif target.recordings is None and runs_on_cpu(target.model):
+        own = joint_forward(target.model, target.dtype)
+        if own is not None:
+            return JointBatch(target, own, own.shapes, PREFILL_ROWS, most_bytes)
     return SequentialBatch(target)

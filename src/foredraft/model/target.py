@@ -206,11 +206,9 @@ class TorchTarget:
         return float(np.max(errors))  # NaN if one is
 
 
-def scores_of_pass(
-    logits: torch.Tensor, states: torch.Tensor, maxima: torch.Tensor, totals: torch.Tensor, *, hidden: bool
-) -> Scores:
-    """Return the scores of a compiled pass, whose forward summarises its logits."""
-    best, top = top_by_blocks(logits, maxima, totals)
+def scores_of_pass(logits: torch.Tensor, states: torch.Tensor, *summed: torch.Tensor, hidden: bool) -> Scores:
+    """Return the scores of a pass; a compiled forward also summarises its logits, as `top_by_blocks` takes them."""
+    best, top = top_by_blocks(logits, *summed) if summed else (None, None)
     return Scores(logits, states if hidden else None, best, top)
 
 

@@ -4,7 +4,7 @@ The cache's buffers are arguments and are written in place; masks, positions and
 transformers' forward and attention interface, and torch's exporter. Does not depend on how it is compiled.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from inspect import signature
@@ -25,13 +25,12 @@ from foredraft.model.compiled.kernels import LANES, attend
 from foredraft.model.compiled.package import MOST_ROWS
 from foredraft.model.kv_cache import Span, TreeLayer
 from foredraft.model.layers import scored_states
-from foredraft.model.mask import attention_mask
+from foredraft.model.mask import attention_mask, joined_mask
 from foredraft.model.support import cache_argument, inspect
 from foredraft.sampling.logits import block_maxima
 
 CONTEXT = 200  # slots in use when a forward is traced, compared and timed; chosen
 _SHAPED = (1, 2)  # sequences, and tokens of each, that show what the model writes into its cache
-_COMPILED = "foredraft_compiled"
 _LINEAR = torch.ops.aten.linear.default
 _BLOCKS = torch.ops.foredraft.multiply_blocks.default
 _TAKEN_APART = (torch.ops.aten.view.default, torch.ops.aten.reshape.default, torch.ops.aten.unflatten.int)
@@ -129,7 +128,13 @@ class Subject:
     def __init__(self, model: Any) -> None:
         self.model, self.forward = model, FunctionalForward(model, summarises=True).eval()
         self.dtype = model.dtype
-        self.shapes = tuple(_buffer_shapes(model))
+        keys, values = np.split(np.array(buffer_shapes(model)), 2)
+        for number, (key, value) in enumerate(zip(keys, values, strict=True)):
+            if not key.all() or tuple(key) != tuple(value):
+                raise UsageError(
+                    f"Layer {number} of this model keeps no keys and values of one shape; it is not compiled."
+                )
+        self.shapes = tuple((int(heads), int(size)) for heads, size in keys)
 
     @cached_property
     def takes_ranges(self) -> bool:
@@ -197,20 +202,65 @@ def row_arguments(
     )
 
 
-def _buffer_shapes(model: Any) -> list[tuple[int, int]]:
-    """Return the number of key heads and their size of each layer, as the model writes them, or raise UsageError."""
+def joint_arguments(
+    layouts: Sequence[Layout], starts: Sequence[int], scored: Sequence[bool], windows: Sequence[int | None],
+    dtype: torch.dtype,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Return the arguments of `FunctionalForward.forward` before the buffers, for the rows of several sequences.
+
+    Each sequence has the slots from its start on. The rows of those `scored` are, or the first one if there is none.
+    Takes the model's different windows, before which its layers read nothing, and the masks' dtype.
+    """
+    rows = [layout.rows for layout in layouts]
+    which = np.flatnonzero(np.repeat(scored, rows))
+    slots = np.concatenate(
+        [start + layout.at + np.arange(layout.rows) for start, layout in zip(starts, layouts, strict=True)]
+    )
+    masks, ranges = [], []
+    for window in windows:
+        before = [layout.at if window is None else min(layout.at, window - 1) for layout in layouts]
+        firsts = [start + layout.at - count for start, layout, count in zip(starts, layouts, before, strict=True)]
+        masks.append(joined_mask(layouts, before, dtype, window))
+        ranges.append(torch.from_numpy(np.repeat(np.array([firsts, np.add(before, rows)]), rows, axis=1)))
+    return (
+        torch.from_numpy(np.concatenate([layout.token_ids for layout in layouts])[None]),
+        torch.from_numpy(np.concatenate([layout.positions for layout in layouts])[None]),
+        torch.from_numpy(which if len(which) else np.zeros(1, np.int64)),
+        masks,
+        [torch.from_numpy(slots)] * len(windows),
+        ranges,
+    )
+
+
+def buffer_shapes(model: Any) -> tuple[tuple[int, int], ...]:
+    """Return the number of key heads and their size of each layer's keys and then each layer's values.
+
+    They are those that the model writes; (0, 0) for a layer that writes none, such as one that reads another's.
+    """
     from transformers import DynamicCache
 
     cache = DynamicCache()
     with torch.inference_mode():
-        model(input_ids=torch.zeros(_SHAPED, dtype=torch.int64), use_cache=True, **{cache_argument(model): cache})
-    shapes = []
-    for number, layer in enumerate(cache.layers):
-        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
-        if keys is None or values is None or keys.shape != values.shape:
-            raise UsageError(f"Layer {number} of this model keeps no keys and values of one shape; it is not compiled.")
-        shapes.append((keys.shape[1], keys.shape[3]))
-    return shapes
+        ids = torch.zeros(_SHAPED, dtype=torch.int64)
+        model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=True, **{cache_argument(model): cache})
+    written = [(getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in cache.layers]
+    written += [(None, None)] * (len(inspect(model.config).windows) - len(written))
+    states = [keys for keys, _ in written] + [values for _, values in written]
+    return tuple((0, 0) if each is None else (each.shape[1], each.shape[3]) for each in states)
+
+
+@contextmanager
+def replaced_attention(model: Any, attention: Callable[..., tuple[torch.Tensor, None]]) -> Iterator[None]:
+    """Make the layers of a model that ask transformers which attention to use get this one, until the block ends."""
+    config, name = model.config, f"foredraft_{id(model)}"  # another thread may run another model meanwhile
+    kernel = config._attn_implementation  # noqa: SLF001  # transformers has no public name for it
+    ALL_ATTENTION_FUNCTIONS[name] = attention
+    config._attn_implementation = name  # noqa: SLF001  # the same
+    try:
+        yield
+    finally:
+        config._attn_implementation = kernel  # noqa: SLF001  # the same
+        del ALL_ATTENTION_FUNCTIONS[name]
 
 
 @contextmanager
@@ -239,14 +289,8 @@ def compiled_attention(forward: FunctionalForward, attend: Callable[..., torch.T
         attended = attend(query[0], key[0], value[0], attention_mask[0, 0], forward.ranges[layer], scale)
         return attended.unflatten(1, (query.shape[1], -1))[None], None
 
-    config = forward.model.config
-    kernel = config._attn_implementation  # noqa: SLF001  # transformers has no public name for it
-    ALL_ATTENTION_FUNCTIONS.register(_COMPILED, attention)
-    config._attn_implementation = _COMPILED  # noqa: SLF001  # the same
-    try:
+    with replaced_attention(forward.model, attention):
         yield attended_by
-    finally:
-        config._attn_implementation = kernel  # noqa: SLF001  # the same
 
 
 @contextmanager
