@@ -1,11 +1,14 @@
 """Models with sliding windows in batches: passes that several texts share, and prefixes that are computed once."""
 
+import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from foredraft.api import Generator
 from foredraft.engine.batch import steps_in
@@ -15,8 +18,12 @@ from foredraft.model.compiled.build import compile_forward
 from foredraft.model.compiled.package import find_compiled
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
+from foredraft.server.running import Listening
+from foredraft.server.service import Service
+from support.drafts import path_to
 from support.families import VOCABULARY, WINDOW, random_tree, tiny_model
 from support.scripted import AdversaryDrafter, OracleDrafter, RandomTreeDrafter, continuation_in
+from support.tokenizers import word_tokenizer, words
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 _USUAL = {
@@ -46,7 +53,12 @@ def made():
     def target_of(family):
         if family not in targets:
             config = AutoConfig.for_model(
-                family, vocab_size=VOCABULARY, pad_token_id=0, bos_token_id=0, eos_token_id=None, **_USUAL | SHAPES[family]
+                family,
+                vocab_size=VOCABULARY,
+                pad_token_id=0,
+                bos_token_id=0,
+                eos_token_id=None,
+                **_USUAL | SHAPES[family],
             )
             targets[family] = TorchTarget(tiny_model(config))
         return targets[family]
@@ -145,6 +157,42 @@ def test_a_prefix_is_reused_after_wrong_drafts_and_a_cancelled_stream(made, fami
     assert text == theirs(target, third)
 
 
+def leased(batch, ids):
+    """Lease slots to a text, and fill them up to its last token."""
+    lease = batch.open(ids, 300, "")
+    for start in range(lease.length, len(ids) - 1, 64):
+        piece = lay_out_text(ids[start : min(start + 64, len(ids) - 1)], start)
+        batch.reserve(lease, piece)
+        batch.forward([piece], [lease], [False])
+        lease.commit(range(piece.rows))
+    return lease
+
+
+@EACH
+@torch.inference_mode()
+def test_rows_of_several_trees_score_as_full_forwards_do(made, family):
+    """Texts of other lengths in one pass; the second and third trees stand on a path through the one before."""
+    target, rng = made(family), np.random.default_rng(4)
+    batch = batch_target(target, None)
+    texts = [rng.integers(1, VOCABULARY, length) for length in (2, WINDOW, 3 * WINDOW + 5, 9 * WINDOW)]
+    leases = [leased(batch, ids) for ids in texts]
+    for _ in range(3):
+        trees = [random_tree(rng, 12) for _ in texts]
+        layouts = [lay_out(int(ids[-1]), *tree, len(ids) - 1) for ids, tree in zip(texts, trees, strict=True)]
+        for lease, layout in zip(leases, layouts, strict=True):
+            batch.reserve(lease, layout)
+        results = batch.forward(layouts, leases, [True] * len(texts))
+        for number, ((tokens, parents), result) in enumerate(zip(trees, results, strict=True)):
+            paths = [path_to(parents, node) for node in range(-1, len(tokens))]
+            for row, path in enumerate(paths):
+                full = torch.from_numpy(np.concatenate([texts[number], tokens[path].astype(np.int64)]))[None]
+                expected = target.model(full, attention_mask=torch.ones_like(full)).logits[0, -1]
+                assert (result.scores.logits[row] - expected).norm() < 1e-4 * expected.norm()
+            path = max(paths, key=len)
+            leases[number].commit([0, *(node + 1 for node in path[:-1])])
+            texts[number] = np.concatenate([texts[number], tokens[path].astype(np.int64)])
+
+
 @pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def compiled(request, made, tmp_path_factory):
     """The model of Gemma 3's shape as a target whose forward is compiled."""
@@ -159,21 +207,15 @@ def test_a_row_of_a_compiled_model_has_the_same_bits_in_any_company(compiled):
     """Alone in a cache that keeps windows, and among others in one that keeps all; 1 to 64 rows."""
     rng, batch = np.random.default_rng(8), batch_target(compiled, None)
     assert isinstance(batch, JointBatch)
-    leases, alone, ends = [], [], []
-    for length in (3, WINDOW, 5 * WINDOW - 1, 201):
-        ids, cache = rng.integers(1, VOCABULARY, length), compiled.new_cache()
-        lease = batch.open(ids, 300, "")
-        for start in range(0, length - 1, 64):
-            part = lay_out_text(ids[start : min(start + 64, length - 1)], start)
-            batch.reserve(lease, part)
-            batch.forward([part], [lease], [False])
-            lease.commit(range(part.rows))
+    texts = [rng.integers(1, VOCABULARY, length) for length in (3, WINDOW, 5 * WINDOW - 1, 201)]
+    leases, alone = [leased(batch, ids) for ids in texts], [compiled.new_cache() for _ in texts]
+    for ids, cache in zip(texts, alone, strict=True):
         compiled.prefill(ids[:-1], cache)
-        leases.append(lease)
-        alone.append(cache)
-        ends.append(int(ids[-1]))
     for nodes in (0, 1, 3, 15, 5, 0):
-        layouts = [lay_out(end, *random_tree(rng, nodes), each.length) for end, each in zip(ends, leases, strict=True)]
+        layouts = [
+            lay_out(int(ids[-1]), *random_tree(rng, nodes), each.length)
+            for ids, each in zip(texts, leases, strict=True)
+        ]
         for lease, layout in zip(leases, layouts, strict=True):
             batch.reserve(lease, layout)
         together = batch.forward(layouts, leases, [True] * 4)
@@ -200,3 +242,54 @@ def test_texts_of_a_compiled_model_are_those_of_plain_decoding(compiled, monkeyp
         batch.step()
     assert [emitted(run) for run in runs] == expected
     assert len(passes) < 2 * NEW_TOKENS
+
+
+@pytest.fixture(params=["gemma3_text", "gpt_oss"])
+def server(request, made, tmp_path):
+    """A server over one of the models, and the rows of each of its passes."""
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=word_tokenizer(VOCABULARY))
+    tokenizer.chat_template = "{% for each in messages %}{{ each.content }} {% endfor %}"
+    service = Service(Generator(made(request.param), tokenizer, method="none"), "tiny", {}, stores=tmp_path)
+    with pytest.MonkeyPatch.context() as patches:
+        passes = counted(service.writer.batch, patches)
+        listening = Listening(service, port=0)
+        thread = threading.Thread(target=listening.run)
+        thread.start()
+        yield f"{listening.address}/v1/chat/completions", service, passes
+        listening.stop()
+        thread.join()
+
+
+def asked(url, messages, tokens):
+    body = {"messages": messages, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    return httpx.post(url, json=body, timeout=60).raise_for_status().json()
+
+
+def test_a_server_computes_the_turns_before_once(server):
+    url, service, passes = server
+    messages = [{"role": "system", "content": words(range(2, 92))}, {"role": "user", "content": words(range(20, 50))}]
+    first = asked(url, messages, 40)
+    assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    answer = first["choices"][0]["message"]
+    follow = [*messages, answer, {"role": "user", "content": words(range(5, 12))}]
+    passes.clear()
+    second = asked(url, follow, 40)
+    print(second["usage"], passes)
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == 90 + 30 + 40 - 1
+    assert sum(passes) == 7 + 1 + 39, "only the new words are computed"
+    prompt = service.encode(follow)
+    expected = theirs(service.generator.target, prompt, 40)
+    assert second["choices"][0]["message"]["content"].split() == words(expected).split()
+
+
+def test_a_servers_streams_share_passes(server):
+    url, service, passes = server
+    questions = [[{"role": "user", "content": words(range(2 + number, 50))}] for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda question: asked(url, question, 60), questions))
+    print(len(passes), passes)
+    assert len(passes) < 2 * 60, "eight texts of 60 tokens"
+    assert max(passes) >= 8
+    for question, answer in zip(questions, answers, strict=True):
+        expected = theirs(service.generator.target, service.encode(question), 60)
+        assert answer["choices"][0]["message"]["content"].split() == words(expected).split()
