@@ -96,8 +96,12 @@ def drafters(prompt, text):
 
 def counted(batch, monkeypatch):
     """Count a batch's passes: the number of rows of each."""
-    passes, run = [], batch._target._run
-    monkeypatch.setattr(batch._target, "_run", lambda ids, *rest: passes.append(ids.shape[1]) or run(ids, *rest))
+    passes, run = [], batch._target._pass
+    monkeypatch.setattr(
+        batch._target,
+        "_pass",
+        lambda layouts, *rest, **more: passes.append(sum(each.rows for each in layouts)) or run(layouts, *rest, **more),
+    )
     return passes
 
 

@@ -6,22 +6,25 @@ with the same text. Does not depend on what the rows mean, nor on how a batch is
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from contextlib import suppress
 from itertools import chain
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from foredraft.contracts import Scores, TokenIds
 from foredraft.errors import OutOfMemoryError
 from foredraft.graph.layout import Layout
 from foredraft.model.arena import MOST_SLOTS, Arena, Lease
-from foredraft.model.compiled.export import joint_arguments
+from foredraft.model.compiled.export import row_arguments
 from foredraft.model.compiled.library import CompiledLibrary
 from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, runs_on_cpu
-from foredraft.model.joint_forward import joint_forward
+from foredraft.model.joint_forward import JointForward
 from foredraft.model.target import PREFILL_ROWS, TorchTarget, device_errors, scores_of_pass
+
+Pass = Callable[..., Sequence[torch.Tensor]]
 
 
 class Result(NamedTuple):
@@ -69,19 +72,19 @@ class SequentialBatch:
 
 
 class JointBatch:
-    """Runs a batch in one pass, by `run`, of up to `most_rows` rows, over buffers of these `shapes`.
+    """Runs a batch in one pass over buffers of these `shapes`: compiled from when that is possible on, before by `run`.
 
-    It takes the arguments of `FunctionalForward`. There are at most `most_bytes` of keys and values; None is room for
-    two texts that fill the model's window.
+    A pass takes the arguments of `FunctionalForward`. There are at most `most_bytes` of keys and values; None is room
+    for two texts that fill the model's window.
     """
 
     keeps_prefixes = True
+    most_rows = MOST_ROWS
 
     def __init__(
-        self, target: TorchTarget, run: Callable[..., Sequence[torch.Tensor]], shapes: Sequence[tuple[int, int]],
-        most_rows: int, most_bytes: int | None,
-    ) -> None:  # fmt: skip
-        self.target, self._run, self.most_rows = target, run, most_rows
+        self, target: TorchTarget, run: Pass, shapes: Sequence[tuple[int, int]], most_bytes: int | None
+    ) -> None:
+        self.target, self._run = target, run
         self._windows = tuple(dict.fromkeys(target.support.windows))
         slot = sum(heads * size for heads, size in shapes) * target.dtype.itemsize
         slots = 2 * (target.window or MOST_SLOTS) if most_bytes is None else most_bytes // slot
@@ -116,9 +119,17 @@ class JointBatch:
     def _pass(
         self, layouts: Sequence[Layout], caches: Sequence[Lease], scored: Sequence[bool], *, hidden: bool
     ) -> list[Scores | None]:
-        starts = [cache.start for cache in caches]
-        arguments = joint_arguments(layouts, starts, scored, self._windows, self.target.dtype)
+        which = np.flatnonzero(np.repeat(scored, [layout.rows for layout in layouts]))
+        which = which if len(which) else np.zeros(1, np.int64)  # a pass scores one row at least
+        places = {}
+        for window in self._windows:  # layers with a window read nothing before that of the first row
+            seen = [cache.length if window is None else min(cache.length, window - 1) for cache in caches]
+            places[window] = [
+                (each.start + each.length - count, count) for each, count in zip(caches, seen, strict=True)
+            ]
+        arguments = row_arguments(layouts, places, which, self.target.dtype)
         buffers, layers = self._arena.buffers, len(self.target.support.windows)
+        self._run = _compiled_pass(self.target) or self._run  # a model may be compiled meanwhile
         results = self._run(*arguments, buffers[:layers], buffers[layers:])
         found: list[Scores | None] = []
         start = 0
@@ -135,24 +146,29 @@ def _batch_package(compiled: CompiledForward, rows: int) -> CompiledLibrary | No
     return next((compiled.packages[each.name] for each in fits), None)
 
 
-def _run_compiled(compiled: CompiledForward, rows: torch.Tensor, *arguments: Any) -> list[torch.Tensor]:
-    package = _batch_package(compiled, rows.shape[1])
-    assert package is not None, "`batch_target` has checked it"
-    return package.run(
-        [rows, *chain.from_iterable([each] if isinstance(each, torch.Tensor) else each for each in arguments)]
-    )
+def _compiled_pass(target: TorchTarget) -> Pass | None:
+    """Return what runs joint passes compiled, if a row then has the same bits whatever other rows are in the pass."""
+    compiled = target.compiled
+    takes_all = compiled is not None and all(_batch_package(compiled, rows) for rows in (1, 2, MOST_ROWS))
+    if compiled is None or not (takes_all and compiled.record.same_bits):
+        return None
+
+    def run(rows: torch.Tensor, *arguments: Any) -> list[torch.Tensor]:
+        package = _batch_package(compiled, rows.shape[1])
+        assert package is not None, "all numbers of rows were tried"
+        lists = ([each] if isinstance(each, torch.Tensor) else each for each in arguments)
+        return package.run([rows, *chain.from_iterable(lists)])
+
+    return run
 
 
 def batch_target(target: TorchTarget, most_bytes: int | None) -> JointBatch | SequentialBatch:
     """Return what runs a target's batches: a `JointBatch` where it gives the same texts, else a `SequentialBatch`."""
-    compiled = target.compiled
-    if compiled is not None:
-        takes_all = all(_batch_package(compiled, rows) for rows in (1, 2, MOST_ROWS))
-        if compiled.record.same_bits and takes_all:
-            run = partial(_run_compiled, compiled)
-            return JointBatch(target, run, compiled.record.shapes * 2, MOST_ROWS, most_bytes)
-    elif target.recordings is None and runs_on_cpu(target.model):
-        own = joint_forward(target.model, target.dtype)
-        if own is not None:
-            return JointBatch(target, own, own.shapes, PREFILL_ROWS, most_bytes)
-    return SequentialBatch(target)
+    compiled, run = target.compiled, _compiled_pass(target)
+    if compiled is not None and run is not None:
+        return JointBatch(target, run, compiled.record.shapes * 2, most_bytes)
+    own: JointForward | None = None
+    if compiled is None and target.recordings is None and runs_on_cpu(target.model):
+        with suppress(Exception), torch.inference_mode():  # there is no list of what other attention raises
+            own = JointForward(target.model, target.dtype)
+    return SequentialBatch(target) if own is None else JointBatch(target, own, own.shapes, most_bytes)

@@ -142,8 +142,10 @@ class TorchTarget:
         buffers = cache.reserved_buffers(layout.rows) if package is not None else []
         if package is None or not buffers:
             return None
+        rows, places = np.arange(layout.rows), {window: [(0, span.stored)] for window, span in cache.spans.items()}
+        rows = rows if scored is None else rows[-scored:]
         ids, positions, which, masks, slots, ranges = row_arguments(
-            layout, cache.spans.values(), self.dtype, ranges=package.ranges, scored=scored
+            [layout], places, rows, self.dtype, ranges=package.ranges
         )
         return package.run([ids, positions, which, *masks, *slots, *(ranges or ()), *buffers])
 

@@ -4,7 +4,7 @@ The cache's buffers are arguments and are written in place; masks, positions and
 transformers' forward and attention interface, and torch's exporter. Does not depend on how it is compiled.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from inspect import signature
@@ -25,7 +25,7 @@ from foredraft.model.compiled.kernels import LANES, attend
 from foredraft.model.compiled.package import MOST_ROWS
 from foredraft.model.kv_cache import Span, TreeLayer
 from foredraft.model.layers import scored_states
-from foredraft.model.mask import attention_mask, joined_mask
+from foredraft.model.mask import joined_mask
 from foredraft.model.support import cache_argument, inspect
 from foredraft.sampling.logits import block_maxima
 
@@ -128,13 +128,13 @@ class Subject:
     def __init__(self, model: Any) -> None:
         self.model, self.forward = model, FunctionalForward(model, summarises=True).eval()
         self.dtype = model.dtype
-        keys, values = np.split(np.array(buffer_shapes(model)), 2)
-        for number, (key, value) in enumerate(zip(keys, values, strict=True)):
-            if not key.all() or tuple(key) != tuple(value):
+        shapes = buffer_shapes(model)
+        self.shapes = shapes[: len(shapes) // 2]
+        for number, (key, value) in enumerate(zip(self.shapes, shapes[len(self.shapes) :], strict=True)):
+            if key != value or not all(key):
                 raise UsageError(
                     f"Layer {number} of this model keeps no keys and values of one shape; it is not compiled."
                 )
-        self.shapes = tuple((int(heads), int(size)) for heads, size in keys)
 
     @cached_property
     def takes_ranges(self) -> bool:
@@ -178,57 +178,35 @@ class Subject:
         self, token_ids: I64, at: int = CONTEXT, *, ranges: bool, scored: int | None = None
     ) -> tuple[Any, ...]:
         """Return the arguments of `FunctionalForward.forward` before the buffers: a chain after `at` slots."""
-        layout, spans = lay_out_text(token_ids, at), [Span(None, stored=at)] * len(self.forward.windows)
-        return row_arguments(layout, spans, self.dtype, ranges=ranges, scored=scored)
+        rows, places = np.arange(len(token_ids)), {window: [(0, at)] for window in self.forward.windows}
+        rows = rows if scored is None else rows[-scored:]
+        return row_arguments([lay_out_text(token_ids, at)], places, rows, self.dtype, ranges=ranges)
 
 
 def row_arguments(
-    layout: Layout, spans: Collection[Span], dtype: torch.dtype, *, ranges: bool, scored: int | None = None
-) -> tuple[Any, ...]:
-    """Return the arguments of `FunctionalForward.forward` before the buffers, for the rows of one sequence.
-
-    Takes the masks' dtype, whether the forward takes each row's own range of slots, and how many of the last rows are
-    scored; None for all.
-    """
-    rows = np.arange(layout.rows)
-    ends = [span.stored + layout.rows for span in spans]
-    return (
-        torch.from_numpy(layout.token_ids[None]),
-        torch.from_numpy(layout.positions[None]),
-        torch.from_numpy(rows if scored is None else rows[-scored:]),
-        [attention_mask(layout, span, span.window, dtype) for span in spans],
-        [torch.from_numpy(span.stored + rows) for span in spans],
-        [torch.from_numpy(np.array([[0] * len(rows), [end] * len(rows)])) for end in ends] if ranges else None,
-    )
-
-
-def joint_arguments(
-    layouts: Sequence[Layout], starts: Sequence[int], scored: Sequence[bool], windows: Sequence[int | None],
-    dtype: torch.dtype,
+    layouts: Sequence[Layout], places: Mapping[int | None, Sequence[tuple[int, int]]], scored: I64,
+    dtype: torch.dtype, *, ranges: bool = True,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Return the arguments of `FunctionalForward.forward` before the buffers, for the rows of several sequences.
+    """Return the arguments of `FunctionalForward.forward` before the buffers, for the rows of one or more sequences.
 
-    Each sequence has the slots from its start on. The rows of those `scored` are, or the first one if there is none.
-    Takes the model's different windows, before which its layers read nothing, and the masks' dtype.
+    Takes, for each window, each sequence's first slot that is read and how many from there on hold earlier rows; which
+    rows are scored, int64[S]; the masks' dtype; and whether the forward takes each row's own range of slots.
     """
-    rows = [layout.rows for layout in layouts]
-    which = np.flatnonzero(np.repeat(scored, rows))
-    slots = np.concatenate(
-        [start + layout.at + np.arange(layout.rows) for start, layout in zip(starts, layouts, strict=True)]
-    )
-    masks, ranges = [], []
-    for window in windows:
-        before = [layout.at if window is None else min(layout.at, window - 1) for layout in layouts]
-        firsts = [start + layout.at - count for start, layout, count in zip(starts, layouts, before, strict=True)]
-        masks.append(joined_mask(layouts, before, dtype, window))
-        ranges.append(torch.from_numpy(np.repeat(np.array([firsts, np.add(before, rows)]), rows, axis=1)))
+    rows, masks, slots, bounds = [layout.rows for layout in layouts], [], [], []
+    for window, place in places.items():
+        committed = [stored - len(layout.held) for layout, (_, stored) in zip(layouts, place, strict=True)]
+        masks.append(joined_mask(layouts, committed, dtype, window))
+        first, count = np.array(place).T
+        ends = np.cumsum(rows)
+        slots.append(torch.from_numpy(np.repeat(first + count - ends + rows, rows) + np.arange(ends[-1])))
+        bounds.append(torch.from_numpy(np.repeat([first, count + rows], rows, axis=1)))
     return (
         torch.from_numpy(np.concatenate([layout.token_ids for layout in layouts])[None]),
         torch.from_numpy(np.concatenate([layout.positions for layout in layouts])[None]),
-        torch.from_numpy(which if len(which) else np.zeros(1, np.int64)),
+        torch.from_numpy(scored),
         masks,
-        [torch.from_numpy(slots)] * len(windows),
-        ranges,
+        slots,
+        bounds if ranges else None,
     )
 
 
