@@ -168,7 +168,8 @@ def batch_target(target: TorchTarget, most_bytes: int | None) -> JointBatch | Se
     if compiled is not None and run is not None:
         return JointBatch(target, run, compiled.record.shapes * 2, most_bytes)
     own: JointForward | None = None
-    if compiled is None and target.recordings is None and runs_on_cpu(target.model):
+    tried = target.support.tested  # another family's code may derive a row's position from the cache's length
+    if compiled is None and target.recordings is None and tried and runs_on_cpu(target.model):
         with suppress(Exception), torch.inference_mode():  # there is no list of what other attention raises
             own = JointForward(target.model, target.dtype)
     return SequentialBatch(target) if own is None else JointBatch(target, own, own.shapes, most_bytes)

@@ -43,8 +43,8 @@ class JointForward:
         return results
 
     def _attend(
-        self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor,
-        **options: Any,
+        self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+        attention_mask: torch.Tensor, **options: Any,
     ) -> tuple[torch.Tensor, None]:  # fmt: skip
         """Attend as transformers' interface asks, [1, heads, R, D] to [1, key heads, C, D], by what `module` uses."""
         own = ALL_ATTENTION_FUNCTIONS.get(self._kernel) or vars(sys.modules[type(module).__module__])[_EAGER]
@@ -53,8 +53,8 @@ class JointForward:
         attended, row = [], 0
         for (start, width), count in zip(ranges.T.tolist(), counts.tolist(), strict=True):
             rows, slots = slice(row, row + count), slice(start, start + width)
-            seen = mask[:, :, rows, :width] if count > 1 else None  # one row sees all of its range
-            attended.append(own(module, query[:, :, rows], key[:, :, slots], value[:, :, slots], seen, **options)[0])
+            options["attention_mask"] = attention_mask[:, :, rows, :width] if count > 1 else None  # one row sees all
+            attended.append(own(module, query[:, :, rows], key[:, :, slots], value[:, :, slots], **options)[0])
             row += count
         self._attended += 1
         return torch.cat(attended, 1), None
