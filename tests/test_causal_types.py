@@ -59,7 +59,7 @@ def writes(target, text, sampling, drafter):
 def writes_in_company(target, text):
     """Whether a batch writes the text after `PROMPT`, beside two others that begin at other times."""
     writer = Generator(target, None, method="none", nodes=8)
-    batch, runs = writer.batch(2**24), []
+    batch, runs = writer.batch(), []
     for prompt in (PROMPT[:9], PROMPT, PROMPT[5:30]):
         drafter = RandomTreeDrafter(len(prompt), VOCABULARY)
         runs.append(batch.join(writer.begin(prompt, GREEDY, max_new_tokens=NEW_TOKENS, drafter=drafter)))

@@ -19,8 +19,7 @@ from foredraft.errors import OutOfMemoryError
 from foredraft.graph.layout import Layout
 from foredraft.model.arena import MOST_SLOTS, Arena, Lease
 from foredraft.model.compiled.export import row_arguments
-from foredraft.model.compiled.library import CompiledLibrary
-from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, runs_on_cpu
+from foredraft.model.compiled.package import MOST_ROWS, runs_on_cpu
 from foredraft.model.joint_forward import JointForward
 from foredraft.model.target import PREFILL_ROWS, TorchTarget, device_errors, scores_of_pass
 
@@ -123,10 +122,8 @@ class JointBatch:
         which = which if len(which) else np.zeros(1, np.int64)  # a pass scores one row at least
         places = {}
         for window in self._windows:  # layers with a window read nothing before that of the first row
-            seen = [cache.length if window is None else min(cache.length, window - 1) for cache in caches]
-            places[window] = [
-                (each.start + each.length - count, count) for each, count in zip(caches, seen, strict=True)
-            ]
+            counts = [each.length if window is None else min(each.length, window - 1) for each in caches]
+            places[window] = [(c.start + c.length - count, count) for c, count in zip(caches, counts, strict=True)]
         arguments = row_arguments(layouts, places, which, self.target.dtype)
         buffers, layers = self._arena.buffers, len(self.target.support.windows)
         self._run = _compiled_pass(self.target) or self._run  # a model may be compiled meanwhile
@@ -140,22 +137,17 @@ class JointBatch:
         return found
 
 
-def _batch_package(compiled: CompiledForward, rows: int) -> CompiledLibrary | None:
-    """Return the package for a pass over several sequences, even if the uncompiled model would be faster."""
-    fits = (each for each in compiled.record.packages if each.ranges and each.takes(rows))
-    return next((compiled.packages[each.name] for each in fits), None)
-
-
 def _compiled_pass(target: TorchTarget) -> Pass | None:
     """Return what runs joint passes compiled, if a row then has the same bits whatever other rows are in the pass."""
     compiled = target.compiled
-    takes_all = compiled is not None and all(_batch_package(compiled, rows) for rows in (1, 2, MOST_ROWS))
-    if compiled is None or not (takes_all and compiled.record.same_bits):
+    if compiled is None or not compiled.record.same_bits:
+        return None
+    fits = [each for each in compiled.record.packages if each.ranges]
+    if not all(any(each.takes(rows) for each in fits) for rows in (1, 2, MOST_ROWS)):
         return None
 
     def run(rows: torch.Tensor, *arguments: Any) -> list[torch.Tensor]:
-        package = _batch_package(compiled, rows.shape[1])
-        assert package is not None, "all numbers of rows were tried"
+        package = next(compiled.packages[each.name] for each in fits if each.takes(rows.shape[1]))
         lists = ([each] if isinstance(each, torch.Tensor) else each for each in arguments)
         return package.run([rows, *chain.from_iterable(lists)])
 
