@@ -96,7 +96,8 @@ def test_the_functional_forward_scores_and_writes_as_the_model_does(family):
     expected_scores = target.forward(layout, expected, hidden=True)
     buffers = given.reserved_buffers(layout.rows)
     ranges = Subject(model).takes_ranges
-    arguments = row_arguments(layout, given.spans.values(), target.dtype, ranges=ranges)
+    places = {window: [(0, span.stored)] for window, span in given.spans.items()}
+    arguments = row_arguments([layout], places, np.arange(layout.rows), target.dtype, ranges=ranges)
     layers = len(buffers) // 2
     with torch.inference_mode(), compiled_attention(functional) if ranges else nullcontext():
         scores, hidden = functional(*arguments, buffers[:layers], buffers[layers:])

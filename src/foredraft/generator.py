@@ -302,7 +302,7 @@ class Generator:
     def conversation(self) -> Batch | None:
         """Return a batch for `stream` in which each turn of a conversation is computed once, up to the model's window.
 
-        None if every text is computed anew: the model is not compiled or has sliding windows, or there is no memory.
+        None if every text is computed anew, as where texts do not share passes, or there is no memory.
         """
         try:
             batch = self.batch(None)

@@ -1,7 +1,7 @@
 """Keys and values of many sequences in one store: each sequence leases its own range of slots.
 
-A finished sequence's slots are kept until their room is needed, so that a new sequence with the same prefix can reuse
-them. Does not depend on the model, nor on scheduling.
+Every layer keeps all positions, those with a sliding window too. A finished sequence's slots are kept until their room
+is needed, so that a new sequence with the same prefix can reuse them. Does not depend on the model, nor on scheduling.
 """
 
 from collections.abc import Sequence
@@ -32,6 +32,13 @@ class Lease:
     def length(self) -> int:
         return len(self.tokens)
 
+    def reusable(self, token_ids: TokenIds) -> int:
+        """Return how many of the first tokens of a sequence, int64[n], it may take over: all that are the same.
+
+        A layer that keeps less than every position would limit this to the lengths that it kept.
+        """
+        return common_length(self.tokens, token_ids)
+
     def reserve(self, token_ids: TokenIds) -> None:
         """Make room for the rows of a pass, int64[R], after the committed ones; may move the lease."""
         self._last = token_ids
@@ -42,24 +49,33 @@ class Lease:
         """Commit these rows of the last pass, ascending, and discard its others."""
         kept = kept_rows(rows, len(self._last))
         if len(kept) and kept[-1] >= len(kept):
-            move_rows(self._arena.store, self.start + self.length, kept)
+            for store in self._arena.stores:
+                move_rows(store, self.start + self.length, kept)
         self.tokens = np.concatenate([self.tokens, self._last[kept]])
         self._last = self._last[:0]
 
 
 class Arena:
-    """Up to `most_slots` slots for many sequences, in layers of `heads` key heads of one `size`."""
+    """Up to `most_slots` slots for many sequences, in buffers of these `shapes`: key heads and their size.
 
-    def __init__(self, layers: int, heads: int, size: int, dtype: torch.dtype, most_slots: int) -> None:
+    Raises OutOfMemoryError if there is no memory for them.
+    """
+
+    def __init__(self, shapes: Sequence[tuple[int, int]], dtype: torch.dtype, most_slots: int) -> None:
         self.most_slots = min(most_slots, MOST_SLOTS)
         self._leases: list[Lease] = []  # of idle ones, the least recently used first
         try:  # the system provides memory for the slots that are written to, but may refuse to promise so much
-            self.store = torch.empty((2 * layers, heads, self.most_slots, size), dtype=dtype)
+            stores = {
+                (heads, size): torch.empty((shapes.count((heads, size)), heads, self.most_slots, size), dtype=dtype)
+                for heads, size in dict.fromkeys(shapes)
+            }
         except RuntimeError as error:
             raise OutOfMemoryError(
                 f"There is no memory for a key-value cache of {self.most_slots} tokens; give it less."
             ) from error
-        self.buffers = self.store.split(1)  # all keys, then all values, float[1, heads, slots, size] a layer
+        self.stores = list(stores.values())
+        taken = {shape: iter(store.split(1)) for shape, store in stores.items()}
+        self.buffers = [next(taken[shape]) for shape in shapes]  # each float[1, heads, slots, size]
 
     @property
     def used(self) -> int:
@@ -80,7 +96,7 @@ class Arena:
         shared = 0
         source: Lease | None = None
         for lease in (each for each in self._leases if each.owner == owner):
-            if (common := common_length(lease.tokens, token_ids[:-1])) >= max(shared + 1, _LEAST_SHARED):
+            if (common := lease.reusable(token_ids[:-1])) >= max(shared + 1, _LEAST_SHARED):
                 shared, source = common, lease
         capacity = min(whole_blocks(max(capacity, len(token_ids))), self.most_slots)
         if source is not None and source.idle and shared == source.length:  # nothing to copy
@@ -166,6 +182,6 @@ class Arena:
         return end if end + capacity <= self.most_slots else None
 
     def _copy(self, source: int, target: int, count: int) -> None:
-        for plane in self.store:  # one by one, because ranges that overlap are copied twice
-            copied = plane[:, source : source + count]
-            plane[:, target : target + count] = copied.clone() if abs(source - target) < count else copied
+        for plane in self.buffers:  # one by one, because ranges that overlap are copied twice
+            copied = plane[:, :, source : source + count]
+            plane[:, :, target : target + count] = copied.clone() if abs(source - target) < count else copied

@@ -1,11 +1,13 @@
 """Forward passes over the rows of several sequences at once, each row attending to its own sequence's slots.
 
-If the compiled kernels give a row the same bits whatever other rows are in the pass, a batch is one pass over slots of
-one arena. Otherwise each sequence gets its own pass: slower, with the same text. Does not depend on what the rows mean,
-nor on how a batch is put together.
+A batch is one pass over slots of one arena: of a compiled forward whose kernels give a row the same bits whatever other
+rows are in the pass, or of the uncompiled model. Where neither is possible, each sequence gets its own pass: slower,
+with the same text. Does not depend on what the rows mean, nor on how a batch is put together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import chain
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -16,10 +18,12 @@ from foredraft.contracts import Scores, TokenIds
 from foredraft.errors import OutOfMemoryError
 from foredraft.graph.layout import Layout
 from foredraft.model.arena import MOST_SLOTS, Arena, Lease
-from foredraft.model.compiled.library import CompiledLibrary
-from foredraft.model.compiled.package import MOST_ROWS, CompiledForward
-from foredraft.model.mask import joined_mask
+from foredraft.model.compiled.export import row_arguments
+from foredraft.model.compiled.package import MOST_ROWS, runs_on_cpu
+from foredraft.model.joint_forward import JointForward
 from foredraft.model.target import PREFILL_ROWS, TorchTarget, device_errors, scores_of_pass
+
+Pass = Callable[..., Sequence[torch.Tensor]]
 
 
 class Result(NamedTuple):
@@ -67,22 +71,24 @@ class SequentialBatch:
 
 
 class JointBatch:
-    """Runs a batch in one pass of a compiled target.
+    """Runs a batch in one pass over buffers of these `shapes`: compiled from when that is possible on, before by `run`.
 
-    With at most `most_bytes` of keys and values; None is room for two texts that fill the model's window.
+    A pass takes the arguments of `FunctionalForward`. There are at most `most_bytes` of keys and values; None is room
+    for two texts that fill the model's window.
     """
 
     keeps_prefixes = True
+    most_rows = MOST_ROWS
 
-    def __init__(self, target: TorchTarget, compiled: CompiledForward, most_bytes: int | None) -> None:
-        heads, size = compiled.record.shapes[0]
-        layers = len(compiled.record.shapes)
-        slot = 2 * layers * heads * size * target.dtype.itemsize
-        self.target, self._compiled, self._dtype = target, compiled, target.dtype
+    def __init__(
+        self, target: TorchTarget, run: Pass, shapes: Sequence[tuple[int, int]], most_bytes: int | None
+    ) -> None:
+        self.target, self._run = target, run
+        self._windows = tuple(dict.fromkeys(target.support.windows))
+        slot = sum(heads * size for heads, size in shapes) * target.dtype.itemsize
         slots = 2 * (target.window or MOST_SLOTS) if most_bytes is None else most_bytes // slot
-        self._arena = Arena(layers, heads, size, target.dtype, slots)
+        self._arena = Arena(shapes, target.dtype, slots)
         self.open, self.close = self._arena.open, self._arena.close
-        self.most_rows = MOST_ROWS
 
     @property
     def memory_use(self) -> float:
@@ -112,41 +118,50 @@ class JointBatch:
     def _pass(
         self, layouts: Sequence[Layout], caches: Sequence[Lease], scored: Sequence[bool], *, hidden: bool
     ) -> list[Scores | None]:
-        rows = [layout.rows for layout in layouts]
-        which = np.flatnonzero(np.repeat(scored, rows)) if any(scored) else np.zeros(1, np.int64)
-        starts, committed = np.array([(cache.start, cache.length) for cache in caches], np.int64).T
-        firsts = zip(starts + committed, rows, strict=True)
-        arguments = [
-            torch.from_numpy(np.concatenate([layout.token_ids for layout in layouts])[None]),
-            torch.from_numpy(np.concatenate([layout.positions for layout in layouts])[None]),
-            torch.from_numpy(which),
-            joined_mask(layouts, committed.tolist(), self._dtype),
-            torch.from_numpy(np.concatenate([np.arange(first, first + count) for first, count in firsts])),
-            torch.from_numpy(np.repeat(np.stack([starts, committed + rows]), rows, axis=1)),
-        ]
-        package = _batch_package(self._compiled, sum(rows))
-        assert package is not None, "`batch_target` has checked it"
-        results = package.run([*arguments, *self._arena.buffers])
+        which = np.flatnonzero(np.repeat(scored, [layout.rows for layout in layouts]))
+        which = which if len(which) else np.zeros(1, np.int64)  # a pass scores one row at least
+        places = {}
+        for window in self._windows:  # layers with a window read nothing before that of the first row
+            counts = [each.length if window is None else min(each.length, window - 1) for each in caches]
+            places[window] = [(c.start + c.length - count, count) for c, count in zip(caches, counts, strict=True)]
+        arguments = row_arguments(layouts, places, which, self.target.dtype)
+        buffers, layers = self._arena.buffers, len(self.target.support.windows)
+        self._run = _compiled_pass(self.target) or self._run  # a model may be compiled meanwhile
+        results = self._run(*arguments, buffers[:layers], buffers[layers:])
         found: list[Scores | None] = []
         start = 0
-        for count, wanted in zip(rows, scored, strict=True):
-            own = [each[start : start + count] for each in results] if wanted else []
+        for count, wanted in zip((layout.rows for layout in layouts), scored, strict=True):
+            own = [each[start : start + count] for each in results]
             found.append(scores_of_pass(*own, hidden=hidden) if wanted else None)
             start += count if wanted else 0
         return found
 
 
-def _batch_package(compiled: CompiledForward, rows: int) -> CompiledLibrary | None:
-    """Return the package for a pass over several sequences, even if the uncompiled model would be faster."""
-    fits = (each for each in compiled.record.packages if each.ranges and each.takes(rows))
-    return next((compiled.packages[each.name] for each in fits), None)
+def _compiled_pass(target: TorchTarget) -> Pass | None:
+    """Return what runs joint passes compiled, if a row then has the same bits whatever other rows are in the pass."""
+    compiled = target.compiled
+    if compiled is None or not compiled.record.same_bits:
+        return None
+    fits = [each for each in compiled.record.packages if each.ranges]
+    if not all(any(each.takes(rows) for each in fits) for rows in (1, 2, MOST_ROWS)):
+        return None
+
+    def run(rows: torch.Tensor, *arguments: Any) -> list[torch.Tensor]:
+        package = next(compiled.packages[each.name] for each in fits if each.takes(rows.shape[1]))
+        lists = ([each] if isinstance(each, torch.Tensor) else each for each in arguments)
+        return package.run([rows, *chain.from_iterable(lists)])
+
+    return run
 
 
 def batch_target(target: TorchTarget, most_bytes: int | None) -> JointBatch | SequentialBatch:
-    """Return what runs a target's batches: a `JointBatch` where it gives the same bits, else a `SequentialBatch`."""
-    compiled = target.compiled
-    if compiled is not None and compiled.record.same_bits and set(target.support.windows) == {None}:
-        one_shape = len(set(compiled.record.shapes)) == 1
-        if one_shape and all(_batch_package(compiled, rows) for rows in (1, 2, MOST_ROWS)):
-            return JointBatch(target, compiled, most_bytes)
-    return SequentialBatch(target)
+    """Return what runs a target's batches: a `JointBatch` where it gives the same texts, else a `SequentialBatch`."""
+    compiled, run = target.compiled, _compiled_pass(target)
+    if compiled is not None and run is not None:
+        return JointBatch(target, run, compiled.record.shapes * 2, most_bytes)
+    own: JointForward | None = None
+    tried = target.support.tested  # another family's code may derive a row's position from the cache's length
+    if compiled is None and target.recordings is None and tried and runs_on_cpu(target.model):
+        with suppress(Exception), torch.inference_mode():  # there is no list of what other attention raises
+            own = JointForward(target.model, target.dtype)
+    return SequentialBatch(target) if own is None else JointBatch(target, own, own.shapes, most_bytes)

@@ -157,8 +157,10 @@ class TorchTarget:
         buffers = cache.reserved_buffers(layout.rows) if package is not None else []
         if package is None or not buffers:
             return None
+        rows, places = np.arange(layout.rows), {window: [(0, span.stored)] for window, span in cache.spans.items()}
+        rows = rows if scored is None else rows[-scored:]
         ids, positions, which, masks, slots, ranges = row_arguments(
-            layout, cache.spans.values(), self.dtype, ranges=package.ranges, scored=scored
+            [layout], places, rows, self.dtype, ranges=package.ranges
         )
         return package.run([ids, positions, which, *masks, *slots, *(ranges or ()), *buffers])
 
@@ -223,11 +225,9 @@ class TorchTarget:
         return float(np.max(errors))  # NaN if one is
 
 
-def scores_of_pass(
-    logits: torch.Tensor, states: torch.Tensor, maxima: torch.Tensor, totals: torch.Tensor, *, hidden: bool
-) -> Scores:
-    """Return the scores of a compiled pass, whose forward summarises its logits."""
-    best, top = top_by_blocks(logits, maxima, totals)
+def scores_of_pass(logits: torch.Tensor, states: torch.Tensor, *summed: torch.Tensor, hidden: bool) -> Scores:
+    """Return the scores of a pass; a compiled forward also summarises its logits, as `top_by_blocks` takes them."""
+    best, top = top_by_blocks(logits, *summed) if summed else (None, None)
     return Scores(logits, states if hidden else None, best, top)
 
 

@@ -4,7 +4,7 @@ The cache's buffers are arguments and are written in place; masks, positions and
 transformers' forward and attention interface, and torch's exporter. Does not depend on how it is compiled.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from inspect import signature
@@ -25,13 +25,12 @@ from foredraft.model.compiled.kernels import LANES, attend
 from foredraft.model.compiled.package import MOST_ROWS
 from foredraft.model.kv_cache import Span, TreeLayer
 from foredraft.model.layers import scored_states
-from foredraft.model.mask import attention_mask
+from foredraft.model.mask import joined_mask
 from foredraft.model.support import cache_argument, inspect
 from foredraft.sampling.logits import block_maxima
 
 CONTEXT = 200  # slots in use when a forward is traced, compared and timed; chosen
 _SHAPED = (1, 2)  # sequences, and tokens of each, that show what the model writes into its cache
-_COMPILED = "foredraft_compiled"
 _LINEAR = torch.ops.aten.linear.default
 _BLOCKS = torch.ops.foredraft.multiply_blocks.default
 _TAKEN_APART = (torch.ops.aten.view.default, torch.ops.aten.reshape.default, torch.ops.aten.unflatten.int)
@@ -129,7 +128,13 @@ class Subject:
     def __init__(self, model: Any) -> None:
         self.model, self.forward = model, FunctionalForward(model, summarises=True).eval()
         self.dtype = model.dtype
-        self.shapes = tuple(_buffer_shapes(model))
+        shapes = buffer_shapes(model)
+        self.shapes = shapes[: len(shapes) // 2]
+        for number, (key, value) in enumerate(zip(self.shapes, shapes[len(self.shapes) :], strict=True)):
+            if key != value or not all(key):
+                raise UsageError(
+                    f"Layer {number} of this model keeps no keys and values of one shape; it is not compiled."
+                )
 
     @cached_property
     def takes_ranges(self) -> bool:
@@ -173,44 +178,67 @@ class Subject:
         self, token_ids: I64, at: int = CONTEXT, *, ranges: bool, scored: int | None = None
     ) -> tuple[Any, ...]:
         """Return the arguments of `FunctionalForward.forward` before the buffers: a chain after `at` slots."""
-        layout, spans = lay_out_text(token_ids, at), [Span(None, stored=at)] * len(self.forward.windows)
-        return row_arguments(layout, spans, self.dtype, ranges=ranges, scored=scored)
+        rows, places = np.arange(len(token_ids)), {window: [(0, at)] for window in self.forward.windows}
+        rows = rows if scored is None else rows[-scored:]
+        return row_arguments([lay_out_text(token_ids, at)], places, rows, self.dtype, ranges=ranges)
 
 
 def row_arguments(
-    layout: Layout, spans: Collection[Span], dtype: torch.dtype, *, ranges: bool, scored: int | None = None
-) -> tuple[Any, ...]:
-    """Return the arguments of `FunctionalForward.forward` before the buffers, for the rows of one sequence.
+    layouts: Sequence[Layout], places: Mapping[int | None, Sequence[tuple[int, int]]], scored: I64,
+    dtype: torch.dtype, *, ranges: bool = True,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Return the arguments of `FunctionalForward.forward` before the buffers, for the rows of one or more sequences.
 
-    Takes the masks' dtype, whether the forward takes each row's own range of slots, and how many of the last rows are
-    scored; None for all.
+    Takes, for each window, each sequence's first slot that is read and how many from there on hold earlier rows; which
+    rows are scored, int64[S]; the masks' dtype; and whether the forward takes each row's own range of slots.
     """
-    rows = np.arange(layout.rows)
-    ends = [span.stored + layout.rows for span in spans]
+    rows, masks, slots, bounds = [layout.rows for layout in layouts], [], [], []
+    for window, place in places.items():
+        committed = [stored - len(layout.held) for layout, (_, stored) in zip(layouts, place, strict=True)]
+        masks.append(joined_mask(layouts, committed, dtype, window))
+        first, count = np.array(place).T
+        ends = np.cumsum(rows)
+        slots.append(torch.from_numpy(np.repeat(first + count - ends + rows, rows) + np.arange(ends[-1])))
+        bounds.append(torch.from_numpy(np.repeat([first, count + rows], rows, axis=1)))
     return (
-        torch.from_numpy(layout.token_ids[None]),
-        torch.from_numpy(layout.positions[None]),
-        torch.from_numpy(rows if scored is None else rows[-scored:]),
-        [attention_mask(layout, span, span.window, dtype) for span in spans],
-        [torch.from_numpy(span.stored + rows) for span in spans],
-        [torch.from_numpy(np.array([[0] * len(rows), [end] * len(rows)])) for end in ends] if ranges else None,
+        torch.from_numpy(np.concatenate([layout.token_ids for layout in layouts])[None]),
+        torch.from_numpy(np.concatenate([layout.positions for layout in layouts])[None]),
+        torch.from_numpy(scored),
+        masks,
+        slots,
+        bounds if ranges else None,
     )
 
 
-def _buffer_shapes(model: Any) -> list[tuple[int, int]]:
-    """Return the number of key heads and their size of each layer, as the model writes them, or raise UsageError."""
+def buffer_shapes(model: Any) -> tuple[tuple[int, int], ...]:
+    """Return the number of key heads and their size of each layer's keys and then each layer's values.
+
+    They are those that the model writes; (0, 0) for a layer that writes none, such as one that reads another's.
+    """
     from transformers import DynamicCache
 
     cache = DynamicCache()
     with torch.inference_mode():
-        model(input_ids=torch.zeros(_SHAPED, dtype=torch.int64), use_cache=True, **{cache_argument(model): cache})
-    shapes = []
-    for number, layer in enumerate(cache.layers):
-        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
-        if keys is None or values is None or keys.shape != values.shape:
-            raise UsageError(f"Layer {number} of this model keeps no keys and values of one shape; it is not compiled.")
-        shapes.append((keys.shape[1], keys.shape[3]))
-    return shapes
+        ids = torch.zeros(_SHAPED, dtype=torch.int64)
+        model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=True, **{cache_argument(model): cache})
+    written = [(getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in cache.layers]
+    written += [(None, None)] * (len(inspect(model.config).windows) - len(written))
+    states = [keys for keys, _ in written] + [values for _, values in written]
+    return tuple((0, 0) if each is None else (each.shape[1], each.shape[3]) for each in states)
+
+
+@contextmanager
+def replaced_attention(model: Any, attention: Callable[..., tuple[torch.Tensor, None]]) -> Iterator[None]:
+    """Make the layers of a model that ask transformers which attention to use get this one, until the block ends."""
+    config, name = model.config, f"foredraft_{id(model)}"  # another thread may run another model meanwhile
+    kernel = config._attn_implementation  # noqa: SLF001  # transformers has no public name for it
+    ALL_ATTENTION_FUNCTIONS[name] = attention
+    config._attn_implementation = name  # noqa: SLF001  # the same
+    try:
+        yield
+    finally:
+        config._attn_implementation = kernel  # noqa: SLF001  # the same
+        del ALL_ATTENTION_FUNCTIONS[name]
 
 
 @contextmanager
@@ -239,14 +267,8 @@ def compiled_attention(forward: FunctionalForward, attend: Callable[..., torch.T
         attended = attend(query[0], key[0], value[0], attention_mask[0, 0], forward.ranges[layer], scale)
         return attended.unflatten(1, (query.shape[1], -1))[None], None
 
-    config = forward.model.config
-    kernel = config._attn_implementation  # noqa: SLF001  # transformers has no public name for it
-    ALL_ATTENTION_FUNCTIONS.register(_COMPILED, attention)
-    config._attn_implementation = _COMPILED  # noqa: SLF001  # the same
-    try:
+    with replaced_attention(forward.model, attention):
         yield attended_by
-    finally:
-        config._attn_implementation = kernel  # noqa: SLF001  # the same
 
 
 @contextmanager
