@@ -160,7 +160,8 @@ def batch_target(target: TorchTarget, most_bytes: int | None) -> JointBatch | Se
     if compiled is not None and run is not None:
         return JointBatch(target, run, compiled.record.shapes * 2, most_bytes)
     own: JointForward | None = None
-    tried = target.support.tested  # another family's code may derive a row's position from the cache's length
+    # another family's code may derive a row's position from the cache's length; states are of one sequence
+    tried = target.support.tested and not any(target.support.recurrent)
     if compiled is None and target.recordings is None and tried and runs_on_cpu(target.model):
         with suppress(Exception), torch.inference_mode():  # there is no list of what other attention raises
             own = JointForward(target.model, target.dtype)
