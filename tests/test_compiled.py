@@ -37,6 +37,7 @@ from foredraft.model.compiled.package import (
     write_record,
 )
 from foredraft.model.kv_cache import Span
+from foredraft.model.layers import LAST
 from foredraft.model.mask import attention_mask
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
@@ -93,7 +94,7 @@ def test_the_functional_forward_scores_and_writes_as_the_model_does(family):
         target.prefill(ids[:-1], each)
     tokens, parents = random_tree(np.random.default_rng(4), 9)
     layout = lay_out(int(ids[-1]), tokens, parents, len(ids) - 1)
-    expected_scores = target.forward(layout, expected, hidden=True)
+    expected_scores = target.forward(layout, expected, hidden=(LAST,))
     buffers = given.reserved_buffers(layout.rows)
     ranges = Subject(model).takes_ranges
     arguments = row_arguments(layout, given.spans.values(), target.dtype, ranges=ranges)
@@ -280,7 +281,7 @@ def test_states_that_a_drafter_asks_for_are_the_compiled_passes(cache, monkeypat
     found = []
     for each, own in zip((plain, target), caches, strict=True):
         each.prefill(prompt_of(11), own)
-        found.append(each.forward(layout, own, hidden=True).hidden)
+        found.append(each.forward(layout, own, hidden=(LAST,)).hidden)
         monkeypatch.setattr(small_model(), "forward", None)  # the passes of `target` are the compiled ones
     torch.testing.assert_close(*found, atol=1e-4, rtol=1e-4)
     assert target.forward(layout, caches[1]).hidden is None

@@ -296,7 +296,7 @@ class Generator:
         """
         if cache_bytes is not None and ((given := whole_number(cache_bytes)) is None or given < 1):
             raise UsageError(f"cache_bytes is {shown(cache_bytes)}; it must be a whole number of bytes, or None.")
-        target = batch_target(self.target, cache_bytes)
+        target = batch_target(self.target, cache_bytes, self.drafter.needs.hidden)
         return Batch(target, BatchControl(lambda: self.cost, target.most_rows, target.most_rows - 1, self._costs))
 
     def conversation(self) -> Batch | None:

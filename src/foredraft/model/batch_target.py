@@ -18,6 +18,7 @@ from foredraft.graph.layout import Layout
 from foredraft.model.arena import MOST_SLOTS, Arena, Lease
 from foredraft.model.compiled.library import CompiledLibrary
 from foredraft.model.compiled.package import MOST_ROWS, CompiledForward
+from foredraft.model.layers import LAST
 from foredraft.model.mask import joined_mask
 from foredraft.model.target import PREFILL_ROWS, TorchTarget, device_errors, scores_of_pass
 
@@ -27,6 +28,7 @@ class Result(NamedTuple):
 
     scores: Scores | OutOfMemoryError | None  # None if they are not scored, an error if the pass found no memory
     nanoseconds: int  # of the pass, which others may share
+    states: torch.Tensor | None = None  # of rows that are not scored, as `TorchTarget.run` returns them
 
 
 class SequentialBatch:
@@ -49,20 +51,22 @@ class SequentialBatch:
         """Do nothing: the pass reserves its own room."""
 
     def forward(
-        self, layouts: Sequence[Layout], caches: Sequence[Any], scored: Sequence[bool], *, hidden: bool = False
-    ) -> list[Result]:
+        self, layouts: Sequence[Layout], caches: Sequence[Any], scored: Sequence[bool],
+        hidden: Sequence[tuple[int, ...]],
+    ) -> list[Result]:  # fmt: skip
+        """Run each sequence's rows, and return their scores where they are `scored`, and the states of `hidden`."""
         found: list[Result] = []
-        for layout, cache, wanted in zip(layouts, caches, scored, strict=True):
-            start = perf_counter_ns()
+        for layout, cache, wanted, layers in zip(layouts, caches, scored, hidden, strict=True):
+            start, states = perf_counter_ns(), None
             scores: Scores | OutOfMemoryError | None = None
             try:
                 if wanted:
-                    scores = self.target.forward(layout, cache, hidden=hidden)
+                    scores = self.target.forward(layout, cache, hidden=layers)
                 else:
-                    self.target.run(layout, cache)
+                    states = self.target.run(layout, cache, layers)
             except OutOfMemoryError as error:
                 scores = error
-            found.append(Result(scores, perf_counter_ns() - start))
+            found.append(Result(scores, perf_counter_ns() - start, states))
         return found
 
 
@@ -94,24 +98,27 @@ class JointBatch:
 
     @torch.inference_mode()
     def forward(
-        self, layouts: Sequence[Layout], caches: Sequence[Lease], scored: Sequence[bool], *, hidden: bool = False
-    ) -> list[Result]:
+        self, layouts: Sequence[Layout], caches: Sequence[Lease], scored: Sequence[bool],
+        hidden: Sequence[tuple[int, ...]],
+    ) -> list[Result]:  # fmt: skip
+        """Do what `SequentialBatch.forward` does; of states there are only those of scored rows, the last ones."""
         start = perf_counter_ns()
         try:
             with device_errors(sum(layout.rows for layout in layouts), max(cache.length for cache in caches)):
-                scores = self._pass(layouts, caches, scored, hidden=hidden)
+                scores = self._pass(layouts, caches, scored, hidden)
                 return [Result(each, perf_counter_ns() - start) for each in scores]
         except OutOfMemoryError as error:
             if len(layouts) == 1:
                 return [Result(error, perf_counter_ns() - start)]
         found: list[Result] = []
-        for layout, cache, wanted in zip(layouts, caches, scored, strict=True):  # smaller passes may find memory
-            found += self.forward([layout], [cache], [wanted], hidden=hidden)
+        for layout, cache, wanted, layers in zip(layouts, caches, scored, hidden, strict=True):
+            found += self.forward([layout], [cache], [wanted], [layers])  # smaller passes may find memory
         return found
 
     def _pass(
-        self, layouts: Sequence[Layout], caches: Sequence[Lease], scored: Sequence[bool], *, hidden: bool
-    ) -> list[Scores | None]:
+        self, layouts: Sequence[Layout], caches: Sequence[Lease], scored: Sequence[bool],
+        hidden: Sequence[tuple[int, ...]],
+    ) -> list[Scores | None]:  # fmt: skip
         rows = [layout.rows for layout in layouts]
         which = np.flatnonzero(np.repeat(scored, rows)) if any(scored) else np.zeros(1, np.int64)
         starts, committed = np.array([(cache.start, cache.length) for cache in caches], np.int64).T
@@ -129,9 +136,9 @@ class JointBatch:
         results = package.run([*arguments, *self._arena.buffers])
         found: list[Scores | None] = []
         start = 0
-        for count, wanted in zip(rows, scored, strict=True):
+        for count, wanted, layers in zip(rows, scored, hidden, strict=True):
             own = [each[start : start + count] for each in results] if wanted else []
-            found.append(scores_of_pass(*own, hidden=hidden) if wanted else None)
+            found.append(scores_of_pass(*own, hidden=layers == (LAST,)) if wanted else None)
             start += count if wanted else 0
         return found
 
@@ -142,9 +149,14 @@ def _batch_package(compiled: CompiledForward, rows: int) -> CompiledLibrary | No
     return next((compiled.packages[each.name] for each in fits), None)
 
 
-def batch_target(target: TorchTarget, most_bytes: int | None) -> JointBatch | SequentialBatch:
-    """Return what runs a target's batches: a `JointBatch` where it gives the same bits, else a `SequentialBatch`."""
-    compiled = target.compiled
+def batch_target(
+    target: TorchTarget, most_bytes: int | None, hidden: tuple[int, ...] = ()
+) -> JointBatch | SequentialBatch:
+    """Return what runs a target's batches: a `JointBatch` where it gives the same bits, else a `SequentialBatch`.
+
+    `hidden` are the layers whose states drafters need.
+    """
+    compiled = None if set(hidden) - {LAST} else target.compiled
     if compiled is not None and compiled.record.same_bits and set(target.support.windows) == {None}:
         one_shape = len(set(compiled.record.shapes)) == 1
         if one_shape and all(_batch_package(compiled, rows) for rows in (1, 2, MOST_ROWS)):

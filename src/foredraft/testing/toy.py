@@ -55,11 +55,11 @@ class ToyTarget:
     def new_cache(self) -> ToyCache:
         return ToyCache()
 
-    def prefill(self, token_ids: TokenIds, cache: ToyCache) -> None:
+    def prefill(self, token_ids: TokenIds, cache: ToyCache, _hidden: tuple[int, ...] = ()) -> None:
         cache.write(token_ids)
         cache.commit(range(len(token_ids)))
 
-    def forward(self, layout: Layout, cache: ToyCache, *, hidden: bool = False) -> Scores:
+    def forward(self, layout: Layout, cache: ToyCache, *, hidden: tuple[int, ...] = ()) -> Scores:
         """Score every row: logits float32[R, V], on request states float32[R, 8]; ValueError for a wrong position."""
         cache.write(layout.token_ids)
         mask = np.tri(layout.rows, dtype=np.bool_) if layout.ancestors is None else layout.ancestors

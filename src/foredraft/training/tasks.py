@@ -16,7 +16,7 @@ from foredraft.errors import StoreError
 from foredraft.model import heads
 from foredraft.model.candidates import NOISY_TOKENS
 from foredraft.model.heads import RankedHead, places_of
-from foredraft.model.layers import model_parts, scored_states, shorter
+from foredraft.model.layers import LAST, model_parts, shorter, tapped_states
 from foredraft.options import check_known
 from foredraft.training.traces import Numbers, Traces, mapped_array
 
@@ -242,7 +242,7 @@ class AgreementTask(Task):
         window is treated as sampled, and whether target and head agree, float[n].
         """
         window = np.array([number])
-        with torch.autocast(self._device.type, enabled=False), scored_states(self._exit.after) as found:
+        with torch.autocast(self._device.type, enabled=False), tapped_states(self._exit.after, (LAST,)) as found:
             scores = self._exit.logits(window)[0].float()
             target = self._model.base_model(**self._traces.inputs(window, self._device)).last_hidden_state[0].float()
         agree, estimate = self._compared(number, scores)
@@ -255,7 +255,7 @@ class AgreementTask(Task):
         at, row = torch.nonzero(inside & reached, as_tuple=True)
         chosen = position[at, row]
         sampled = torch.full_like(estimate[chosen], float(number % 2))
-        return target[at], found[0][0, chosen].float(), row + 1, estimate[chosen], sampled, agree[chosen].float()
+        return target[at], found[LAST][0, chosen].float(), row + 1, estimate[chosen], sampled, agree[chosen].float()
 
     def _compared(self, number: int, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return whether head and target agree at each position, bool[T], and the head's estimate, float[T]."""

@@ -24,7 +24,7 @@ from foredraft.graph.tree import I64
 from foredraft.model.compiled.kernels import LANES, attend
 from foredraft.model.compiled.package import MOST_ROWS
 from foredraft.model.kv_cache import Span, TreeLayer
-from foredraft.model.layers import scored_states
+from foredraft.model.layers import LAST, tapped_states
 from foredraft.model.mask import attention_mask
 from foredraft.model.support import cache_argument, inspect
 from foredraft.sampling.logits import block_maxima
@@ -80,7 +80,7 @@ class FunctionalForward(nn.Module):
             layers.append(_BufferLayer(keys[layer], values[layer], slots[window], visible))
         mask = masks[0] if len(self._types) == 1 else {kind: masks[window] for kind, window in self._types.items()}
         options = {} if scored is None or not self._scores_some else {"logits_to_keep": scored}
-        with scored_states(self.model) as states:
+        with tapped_states(self.model, (LAST,)) as states:
             output = self.model(
                 input_ids=rows,
                 attention_mask=mask,
@@ -90,7 +90,7 @@ class FunctionalForward(nn.Module):
                 **options,
             )
         self.ranges = []  # the exporter objects to attributes that a forward leaves changed
-        logits, hidden = output.logits[0], states[0][0]
+        logits, hidden = output.logits[0], states[LAST][0]
         if scored is not None and not options:
             logits, hidden = logits[scored], hidden[scored]
         if not self._summarises:
