@@ -1,6 +1,5 @@
 """EAGLE-3: the text of plain decoding; heads in the format of `speculators` and raw ones; which are refused."""
 
-import json
 
 import numpy as np
 import pytest
@@ -8,9 +7,8 @@ import torch
 
 from foredraft.contracts import Budget, DraftContext, SequenceView
 from foredraft.drafters import Resources, make_drafter
-from foredraft.errors import StoreError, UsageError
 from support.exits import plain_of, written
-from support.families import LONG, NEW_TOKENS, SETTINGS, VOCABULARY, each_of, prompt_of
+from support.families import LONG, NEW_TOKENS, VOCABULARY, each_of, prompt_of
 from support.speculators import (
     DRAFTED,
     eagle3_config,

@@ -107,3 +107,32 @@ def save_drafter(folder, config, tensors, *, pickled=False):
     else:
         save_file(tensors, folder / "model.safetensors")
     return str(folder)
+
+
+BLOCK, MASK = 5, 96
+"""Rows of DFlash's block, and the token of its placeholders."""
+
+
+def dflash_tensors(layers=2, reads=3, *, reduced=False):
+    tensors = _layers_of("qwen3", layers)
+    tensors |= {"fc.weight": torch.zeros(WIDTH, reads * WIDTH), "hidden_norm.weight": torch.zeros(WIDTH)}
+    if reduced:
+        tensors["lm_head.weight"] = torch.zeros(DRAFTED, WIDTH)
+    return _drawn(tensors) | (_vocabulary() if reduced else {})
+
+
+def dflash_config(layers=2, *, reduced=False, **fields):
+    config = eagle3_config("qwen3", layers, reduced=reduced)
+    config["speculators_config"]["algorithm"] = "dflash"
+    return config | {
+        "architectures": ["DFlashSpeculator"], "speculators_model_type": "dflash", "block_size": BLOCK,
+        "aux_hidden_state_layer_ids": [1, 3, 5], "mask_token_id": MASK, **fields,
+    }  # fmt: skip
+
+
+def raw_dflash_config(layers=2):
+    """As the authors of DFlash write it: their layers are counted by what leaves them."""
+    return {
+        **layer_config("qwen3", layers).to_diff_dict(), "model_type": "qwen3", "architectures": ["DFlashDraftModel"],
+        "block_size": BLOCK, "dflash_config": {"target_layer_ids": [0, 2, 4], "mask_token_id": MASK},
+    }  # fmt: skip

@@ -31,6 +31,7 @@ _OWN = {
     "eesd": "foredraft.drafters.eesd:EesdDrafter",
     "medusa": "foredraft.drafters.medusa:MedusaDrafter",
     "eagle3": "foredraft.drafters.eagle3:Eagle3Drafter",
+    "dflash": "foredraft.drafters.dflash:DFlashDrafter",
 }
 
 

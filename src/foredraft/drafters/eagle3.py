@@ -14,10 +14,11 @@ from foredraft.contracts import DraftContext, Needs
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
 from foredraft.model.candidates import Imitation
-from foredraft.model.eagle3 import METHOD, Eagle3Head, Eagle3Rollout, load_eagle3
+from foredraft.model.eagle3 import METHOD, Eagle3Layers, Eagle3Rollout, load_eagle3
 from foredraft.model.growth import GrowthRules, RolloutDrafting
 from foredraft.model.head_files import trained_head
 from foredraft.model.speculators import FILES
+from foredraft.model.state_heads import StateHead
 from foredraft.model.target import TorchTarget
 
 
@@ -49,7 +50,7 @@ class Eagle3Drafter:
     Options = Eagle3Options
     source_names = (METHOD,)
 
-    def __init__(self, options: Eagle3Options, head: Eagle3Head) -> None:
+    def __init__(self, options: Eagle3Options, head: StateHead[Eagle3Layers]) -> None:
         self._options, self._head = options, head
         self.needs = Needs(hidden=head.reads, every_step=False)
 

@@ -17,13 +17,11 @@ from foredraft.contracts import TokenIds
 from foredraft.graph.layout import Layout, lay_out_text
 from foredraft.graph.tree import IntArray
 from foredraft.model.growth import laid_out
-from foredraft.model.kv_cache import TreeCache
-from foredraft.model.speculators import read_speculator
-from foredraft.model.state_heads import Ends, StateLayers
+from foredraft.model.speculators import Speculator
+from foredraft.model.state_heads import StateCache, StateHead, StateLayers, load_state_head
 
 METHOD = "eagle3"
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")  # of a configuration, false by default
-_ROWS = 512  # of a pass over the text; limits the mask's memory; chosen
 
 
 class Eagle3Layers(StateLayers):
@@ -68,33 +66,13 @@ class Eagle3Layers(StateLayers):
         return scored, scored if self._output else hidden
 
 
-class Eagle3Head(nn.Module):
-    """The layers, embeddings and LM head; `reads` are the target's layers whose states it takes."""
+def load_eagle3(folder: Path, model: Any) -> StateHead[Eagle3Layers]:
+    """Load the head in a folder; raises what `load_state_head` does."""
 
-    def __init__(self, layers: Eagle3Layers, ends: Ends, reads: tuple[int, ...]) -> None:
-        super().__init__()
-        self.layers, self.ends, self.reads = layers, ends, reads
+    def make(found: Speculator, width: int) -> Eagle3Layers:
+        return Eagle3Layers(found.layer_config, found.config, len(found.layers), len(found.layers) * width)
 
-    def forward(self, layout: Layout, states: torch.Tensor, cache: TreeCache) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run a layout's rows with their states, float[R, D], after those in the cache, as `Eagle3Layers` does."""
-        cache.reserve(layout.rows)
-        arguments = self.layers.arguments(layout, cache, states)
-        scored, outputs = self.layers(self.ends.embedded(layout), states[None], arguments)
-        return scored[0], outputs[0]
-
-
-def load_eagle3(folder: Path, model: Any) -> Eagle3Head:
-    """Load the head in a folder, in the model's dtype and on its device.
-
-    Raises what `read_speculator` does.
-    """
-    found = read_speculator(folder, METHOD, model)
-    like = model.get_input_embeddings().weight
-    with torch.device("meta"):
-        layers = Eagle3Layers(found.layer_config, found.config, len(found.layers), len(found.layers) * like.shape[1])
-    ends = found.ends(model)
-    found.fill(layers, like)
-    return Eagle3Head(layers, ends, found.layers)
+    return load_state_head(folder, METHOD, model, make)
 
 
 class Eagle3Rollout:
@@ -103,56 +81,58 @@ class Eagle3Rollout:
     Rows of drafted tokens are computed again for the tokens that are accepted, from the target's states.
     """
 
-    def __init__(self, head: Eagle3Head, most_rows: int) -> None:
+    def __init__(self, head: StateHead[Eagle3Layers], most_rows: int) -> None:
         self._head, self.most_rows = head, max(most_rows, 1)
         self.limits = len(head.ends.embeddings), None
         self.hidden: torch.Tensor | None = None  # the LM head's inputs
-        self._clear()
-
-    def _clear(self) -> None:
-        self._cache, self._begun = self._head.layers.new_cache(), 0
+        self._text = StateCache(head.layers)
+        self._root: torch.Tensor | None = None  # logits after the last token of the text
         self._outputs = torch.empty(0)  # float[1 + H, D], the next states after the root and every row of the tree
         self._parents: IntArray = np.empty(0, np.int32)
-        self._root: torch.Tensor | None = None  # logits after the root, once there are any
 
     @property
     def committed(self) -> int:
-        return self._begun + int(self._cache.length)
+        return self._text.begun + self._text.length
 
     @torch.inference_mode()
     def start(self, ids: TokenIds, states: torch.Tensor | None = None) -> torch.Tensor | None:
         """Read a text as `Growing` says; its first token with a row is the one after the first known state."""
-        begun = len(ids) if states is None else len(ids) - len(states)
-        if states is None or begun != self._begun:
-            self._clear()
-            self._begun = begun
         self.keep([])
-        done = int(self._cache.length)
-        if states is None or (done == len(states) and self._root is None):
+        if states is None:
             return None
-        for start in range(done, len(states), _ROWS):
-            new = slice(start, start + _ROWS)
-            layout = lay_out_text(ids[begun:][new].copy(), start)
-            scored, outputs = self._head(layout, self._head.layers.fused(states[new]), self._cache)
-            self._cache.commit(range(layout.rows))
-            self._outputs, self.hidden = outputs[-1:], scored[-1:]
-            self._root = self._head.ends.lm_head(self.hidden)
+        for new in self._text.missing(len(ids), states):
+            layout = lay_out_text(ids[self._text.begun :][new].copy(), new.start)
+            self._outputs = self._passed(layout, self._head.layers.fused(states[new]))[-1:]
+            self._text.cache.commit(range(layout.rows))
+            self._root = self._logits()[-1:]
         self._outputs = self._outputs[:1]
-        self._cache.reserve(self.most_rows)
+        self._text.cache.reserve(self.most_rows)
         return self._root
 
     @torch.inference_mode()
     def expand(self, tokens: IntArray, parents: IntArray) -> torch.Tensor:
         above = np.concatenate([self._parents, parents])
-        layout = laid_out(tokens, above, self._cache.length)
-        self.hidden, outputs = self._head(layout, self._outputs[torch.from_numpy(parents + 1)], self._cache)
-        self._cache.hold()
+        states = self._outputs[torch.from_numpy(parents + 1)]
+        outputs = self._passed(laid_out(tokens, above, self._text.length), states)
+        self._text.cache.hold()
         self._parents, self._outputs = above, torch.cat([self._outputs, outputs])
-        return self._head.ends.lm_head(self.hidden)  # type: ignore[no-any-return]  # a module's output is Any
+        return self._logits()
 
     def keep(self, _path: Sequence[int]) -> None:
-        self._cache.commit([])
+        self._text.cache.commit([])
         self._parents = self._parents[:0]
 
     def close(self) -> None:
-        self._clear()
+        self._text, self._root = StateCache(self._head.layers), None
+
+    def _passed(self, layout: Layout, states: torch.Tensor) -> torch.Tensor:
+        """Run a layout's rows with their states, float[R, D], and return their next states."""
+        layers, cache = self._head.layers, self._text.cache
+        cache.reserve(layout.rows)
+        embedded = self._head.ends.embedded(layout)
+        scored, outputs = layers(embedded, states[None], layers.arguments(layout, cache, embedded))
+        self.hidden = scored[0]
+        return outputs[0]  # type: ignore[no-any-return]  # a module's output is Any
+
+    def _logits(self) -> torch.Tensor:
+        return self._head.ends.lm_head(self.hidden)  # type: ignore[no-any-return]  # a module's output is Any

@@ -17,18 +17,36 @@ from safetensors.torch import load_file
 from torch import nn
 
 from foredraft.errors import StoreError, UsageError, told
+from foredraft.graph.layout import Layout
+from foredraft.graph.tree import IntArray
 from foredraft.model.heads import RankedHead
 from foredraft.model.layers import eagle_layers
-from foredraft.model.state_heads import Ends
 
 CONFIG = "config.json"
 TYPE = "speculators_model_type"  # the field that names the method
 _SAFE, _PICKLED = "*.safetensors", "pytorch_model.bin"
 FILES = (CONFIG, _SAFE, _PICKLED)  # that a drafter is made of, for the hub
 _LAYERS = {"eagle3": ("llama", "qwen3"), "dflash": ("qwen3",)}  # by method, the types of layers that are run
+_KIND = "qwen3"  # the format's default type of layers
 # fields of a raw configuration that are not of its layers
 _OWN = ("architectures", "auto_map", "draft_vocab_size", "eagle_config", "dflash_config", "block_size")
 _TAPPED = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
+
+
+class Ends(nn.Module):
+    """A drafter's embeddings, float[V, D], and its LM head, which scores the tokens `ids`, int32[N], or all (None)."""
+
+    embeddings: torch.Tensor
+
+    def __init__(self, embeddings: torch.Tensor, lm_head: nn.Module, ids: IntArray | None) -> None:
+        super().__init__()
+        self.register_buffer("embeddings", embeddings)
+        self.lm_head, self.ids = lm_head, ids
+
+    def embedded(self, layout: Layout) -> torch.Tensor:
+        """Return the embeddings of a layout's rows, float[1, R, D]."""
+        ids = torch.from_numpy(layout.token_ids[None]).to(self.embeddings.device)
+        return nn.functional.embedding(ids, self.embeddings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +101,17 @@ def read_speculator(folder: Path, method: str, model: Any) -> Speculator:
         given = json.loads((folder / CONFIG).read_text())
         weights = _read_weights(folder)
         config = given if TYPE in given else _converted(given, weights, model)
-        layer_config = _layer_config(config, method, named)
+        _refuse_kind(named, config, method, given, weights)
+        layer_config = _layer_config(config)
+    except UsageError:
+        raise
     except FileNotFoundError as error:
         raise UsageError(f"{named} holds no drafter: {Path(error.filename).name} is missing.") from error
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
         raise StoreError(f"The drafter in {named} is damaged ({told(error)}). Copy or download it again.") from error
-    if config[TYPE] != method:
-        raise UsageError(f"{named} is a drafter for {config[TYPE]}, not for {method}; give method {config[TYPE]!r}.")
-    _refuse_quantised(named, given, weights)
     ids = _ids(weights, int(config.get("draft_vocab_size") or layer_config.vocab_size), int(layer_config.vocab_size))
     usual = eagle_layers(int(model.config.get_text_config().num_hidden_layers))
-    layers = next((tuple(map(int, config[name])) for name in _TAPPED if config.get(name)), usual)
+    layers: tuple[int, ...] = next((tuple(map(int, config[name])) for name in _TAPPED if config.get(name)), usual)
     _check_target(named, config, layer_config, layers, model)
     return Speculator(named, config, layer_config, layers, ids, weights)
 
@@ -129,25 +147,18 @@ def _converted(raw: Mapping[str, Any], weights: Mapping[str, torch.Tensor], mode
     flags = {
         name: raw.get(name, False) for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
     }
-    tapped = (raw.get("eagle_config") or {}).get(_TAPPED[0]) or raw.get(_TAPPED[0])
+    named = (raw.get("eagle_config") or {}).get(_TAPPED[0]) or raw.get(_TAPPED[0])
     return {
         TYPE: "eagle3", "transformer_layer_config": layer, "draft_vocab_size": len(weights["lm_head.weight"]),
-        _TAPPED[0]: tapped, **flags,
+        _TAPPED[0]: named, **flags,
     }  # fmt: skip
 
 
-def _layer_config(config: Mapping[str, Any], method: str, named: str) -> Any:
+def _layer_config(config: Mapping[str, Any]) -> Any:
     from transformers import AutoConfig
 
-    given = dict(config["transformer_layer_config"])
-    kind = given.pop("model_type", "qwen3")  # the format's default
-    if kind not in _LAYERS.get(method, ()):
-        known = " and ".join(_LAYERS[method])
-        raise UsageError(f"The drafter in {named} has layers of type {kind}; {method} runs layers of {known}.")
-    layer_config = AutoConfig.for_model(kind, **{**given, "_attn_implementation": "sdpa"})
-    if "sliding_attention" in (getattr(layer_config, "layer_types", None) or ()):
-        raise UsageError(f"The drafter in {named} has sliding attention, which {method} does not run here.")
-    return layer_config
+    given = {"model_type": _KIND, **config["transformer_layer_config"]}
+    return AutoConfig.for_model(given.pop("model_type"), **given)
 
 
 def _ids(weights: dict[str, torch.Tensor], drafted: int, vocabulary: int) -> torch.Tensor | None:
@@ -158,17 +169,26 @@ def _ids(weights: dict[str, torch.Tensor], drafted: int, vocabulary: int) -> tor
     return torch.arange(len(offsets)) + offsets.long()
 
 
-def _refuse_quantised(named: str, config: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> None:
+def _refuse_kind(
+    named: str, config: Mapping[str, Any], method: str, given: Mapping[str, Any], weights: Mapping[str, torch.Tensor]
+) -> None:
+    """Raise UsageError for a drafter of another method, or of a kind that is not run."""
+    layer = config["transformer_layer_config"]
     usual = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-    packed = next(
-        (name for name, each in weights.items() if each.dtype not in usual and name not in ("d2t", "t2d")), ""
-    )
-    layer = config.get("transformer_layer_config") or {}
-    if packed or config.get("quantization_config") or layer.get("quantization_config"):
-        how = f"{packed} is of type {str(weights[packed].dtype).removeprefix('torch.')}" if packed else "so it says"
-        raise UsageError(
-            f"The drafter in {named} is quantised ({how}), which is not supported; give one in bfloat16 or float32."
-        )
+    packed = [name for name, each in weights.items() if each.dtype not in usual and name not in ("d2t", "t2d")]
+    wrong = ""
+    if config[TYPE] != method:
+        known = f"give method {config[TYPE]!r}" if config[TYPE] in _LAYERS else f"methods are {' and '.join(_LAYERS)}"
+        wrong = f"is for {config[TYPE]}, not for {method}; {known}"
+    elif (kind := layer.get("model_type", _KIND)) not in _LAYERS[method]:
+        wrong = f"has layers of type {kind}, and {method} runs those of {' and '.join(_LAYERS[method])}; give another"
+    elif "sliding_attention" in (layer.get("layer_types") or ()):
+        wrong = "has sliding attention, which is not supported; give one with full attention"
+    elif packed or given.get("quantization_config") or layer.get("quantization_config"):
+        how = f"{packed[0]} is of type {str(weights[packed[0]].dtype).removeprefix('torch.')}" if packed else CONFIG
+        wrong = f"is quantised ({how}), which is not supported; give one in bfloat16 or float32"
+    if wrong:
+        raise UsageError(f"The drafter in {named} {wrong}.")
 
 
 def _check_target(

@@ -5,16 +5,22 @@ Their layers are fed by the states that enter some layers of the target, side by
 """
 
 import copy
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
 
 from foredraft.graph.layout import Layout
-from foredraft.graph.tree import IntArray
-from foredraft.model.heads import ids_of
 from foredraft.model.kv_cache import TreeCache
 from foredraft.model.mask import attention_mask
+from foredraft.model.speculators import Ends, Speculator, read_speculator
+
+L = TypeVar("L", bound="StateLayers")
+
+_ROWS = 512  # of a pass over the text; limits the mask's memory; chosen
 
 
 class StateLayers(nn.Module):
@@ -55,18 +61,48 @@ class StateLayers(nn.Module):
         }
 
 
-class Ends(nn.Module):
-    """A head's embeddings, float[V, D], and its LM head, which scores some tokens or all."""
+@dataclass(frozen=True, slots=True)
+class StateHead(Generic[L]):
+    """A loaded head: its layers, its embeddings and LM head, the target's layers that it reads, its configuration."""
 
-    embeddings: torch.Tensor
+    layers: L
+    ends: Ends
+    reads: tuple[int, ...]
+    config: Any
 
-    def __init__(self, embeddings: torch.Tensor, lm_head: nn.Module, ids: IntArray | None) -> None:
-        super().__init__()
-        self.register_buffer("embeddings", embeddings)
-        self.lm_head = lm_head
-        self.ids = ids_of(lm_head) if ids is None else ids  # int32[N], the token of each logit; None for all
 
-    def embedded(self, layout: Layout) -> torch.Tensor:
-        """Return the embeddings of a layout's rows, float[1, R, D]."""
-        ids = torch.from_numpy(layout.token_ids[None]).to(self.embeddings.device)
-        return nn.functional.embedding(ids, self.embeddings)
+def load_state_head(folder: Path, method: str, model: Any, make: Callable[[Speculator, int], L]) -> StateHead[L]:
+    """Load the head of a method in a folder, in the model's dtype and on its device.
+
+    `make` makes the layers, given the width of the target's states. Raises what `read_speculator` and `fill` do.
+    """
+    found = read_speculator(folder, method, model)
+    like = model.get_input_embeddings().weight
+    with torch.device("meta"):
+        layers = make(found, like.shape[1])
+    found.fill(layers, like)
+    layers.rotary.to(like.device)
+    return StateHead(layers, found.ends(model), found.layers, found.config)
+
+
+class StateCache:
+    """The KV cache of a head for one text, whose rows are the tokens of which the target's states are known."""
+
+    def __init__(self, layers: StateLayers) -> None:
+        self._new_cache = layers.new_cache
+        self.cache, self.begun = layers.new_cache(), 0  # the text's length less that of its known states
+
+    @property
+    def length(self) -> int:
+        return int(self.cache.length)
+
+    def missing(self, tokens: int, states: torch.Tensor) -> Iterator[slice]:
+        """Yield the pieces of the states, float[m, W], of a text that have no rows yet; the caller commits them.
+
+        The rows of another text, or of states that begin elsewhere, are dropped.
+        """
+        begun = tokens - len(states)
+        if begun != self.begun or self.length > len(states):
+            self.cache, self.begun = self._new_cache(), begun
+        while self.length < len(states):
+            yield slice(self.length, self.length + _ROWS)
