@@ -1,6 +1,5 @@
 """EAGLE-3: the text of plain decoding; heads in the format of `speculators` and raw ones; which are refused."""
 
-
 import numpy as np
 import pytest
 import torch

@@ -11,7 +11,7 @@ from foredraft.model.target import TorchTarget
 from support.families import VOCABULARY, configuration, tiny_model
 
 LAYERS, WIDTH = 6, 32
-READS = (2, 3, 4)
+READS = (2, 3, 3)
 """The layers whose states EAGLE-3 reads of six, unless its configuration names others."""
 DRAFTED = 40
 """Tokens that a drafter with a vocabulary of its own scores."""
@@ -136,3 +136,28 @@ def raw_dflash_config(layers=2):
         **layer_config("qwen3", layers).to_diff_dict(), "model_type": "qwen3", "architectures": ["DFlashDraftModel"],
         "block_size": BLOCK, "dflash_config": {"target_layer_ids": [0, 2, 4], "mask_token_id": MASK},
     }  # fmt: skip
+
+
+LENGTH, ROOTS = 30, (4, 11, 24)
+"""Of a text whose drafts were scored by the library `speculators`, and the positions of its roots."""
+DFLASH = {"block": {"reduced": True}, "block, all tokens": {"reduced": False}}
+CASES = {
+    "llama": {}, "qwen3": {"kind": "qwen3"}, "all tokens": {"reduced": False},
+    "norm before the residual": {"norm_before_residual": True}, "norm before the map": {"norm_before_fc": True},
+    "norm of each state": {"fc_norm": True, "norm_output": True}, **DFLASH,
+}  # fmt: skip
+"""Drafters whose scores are in tests/data/speculators.json."""
+
+
+def drafter_files(case, folder):
+    """Save a drafter; return its configuration and tensors."""
+    config, tensors = dflash_config, dflash_tensors
+    if case not in DFLASH:
+        config, tensors = eagle3_config, eagle3_tensors
+    found = config(**CASES[case]), tensors(**CASES[case])
+    save_drafter(folder, *found)
+    return found
+
+
+def states_of(layers):
+    return torch.randn(LENGTH, layers * WIDTH, generator=torch.Generator().manual_seed(5))
