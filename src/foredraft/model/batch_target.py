@@ -20,7 +20,7 @@ from foredraft.model.compiled.library import CompiledLibrary
 from foredraft.model.compiled.package import MOST_ROWS, CompiledForward
 from foredraft.model.layers import LAST
 from foredraft.model.mask import joined_mask
-from foredraft.model.target import PREFILL_ROWS, TorchTarget, device_errors, scores_of_pass
+from foredraft.model.target import PREFILL_ROWS, TorchTarget, device_errors, scores_of_pass, states_of_pass
 
 
 class Result(NamedTuple):
@@ -101,24 +101,24 @@ class JointBatch:
         self, layouts: Sequence[Layout], caches: Sequence[Lease], scored: Sequence[bool],
         hidden: Sequence[tuple[int, ...]],
     ) -> list[Result]:  # fmt: skip
-        """Do what `SequentialBatch.forward` does; of states there are only those of scored rows, the last ones."""
+        """Do what `SequentialBatch.forward` does."""
         start = perf_counter_ns()
         try:
             with device_errors(sum(layout.rows for layout in layouts), max(cache.length for cache in caches)):
-                scores = self._pass(layouts, caches, scored, hidden)
-                return [Result(each, perf_counter_ns() - start) for each in scores]
+                found = self._pass(layouts, caches, scored, hidden)
+                return [Result(scores, perf_counter_ns() - start, states) for scores, states in found]
         except OutOfMemoryError as error:
             if len(layouts) == 1:
                 return [Result(error, perf_counter_ns() - start)]
-        found: list[Result] = []
+        results: list[Result] = []
         for layout, cache, wanted, layers in zip(layouts, caches, scored, hidden, strict=True):
-            found += self.forward([layout], [cache], [wanted], [layers])  # smaller passes may find memory
-        return found
+            results += self.forward([layout], [cache], [wanted], [layers])  # smaller passes may find memory
+        return results
 
     def _pass(
         self, layouts: Sequence[Layout], caches: Sequence[Lease], scored: Sequence[bool],
         hidden: Sequence[tuple[int, ...]],
-    ) -> list[Scores | None]:  # fmt: skip
+    ) -> list[tuple[Scores | None, torch.Tensor | None]]:  # fmt: skip
         rows = [layout.rows for layout in layouts]
         which = np.flatnonzero(np.repeat(scored, rows)) if any(scored) else np.zeros(1, np.int64)
         starts, committed = np.array([(cache.start, cache.length) for cache in caches], np.int64).T
@@ -134,12 +134,14 @@ class JointBatch:
         package = _batch_package(self._compiled, sum(rows))
         assert package is not None, "`batch_target` has checked it"
         results = package.run([*arguments, *self._arena.buffers])
-        found: list[Scores | None] = []
-        start = 0
+        found: list[tuple[Scores | None, torch.Tensor | None]] = []
+        start = row = 0  # of the scored rows, and of all, which have the states of layers before the last
         for count, wanted, layers in zip(rows, scored, hidden, strict=True):
-            own = [each[start : start + count] for each in results] if wanted else []
-            found.append(scores_of_pass(*own, hidden=layers == (LAST,)) if wanted else None)
-            start += count if wanted else 0
+            tapped = [each[row : row + count] for each in results[4:]]
+            own = [*(each[start : start + count] for each in results[:4]), *tapped]
+            scores = scores_of_pass(own, layers) if wanted else None
+            found.append((scores, None if wanted or LAST in layers else states_of_pass(own, layers)))
+            start, row = start + count * wanted, row + count
         return found
 
 
@@ -156,8 +158,13 @@ def batch_target(
 
     `hidden` are the layers whose states drafters need.
     """
-    compiled = None if set(hidden) - {LAST} else target.compiled
-    if compiled is not None and compiled.record.same_bits and set(target.support.windows) == {None}:
+    compiled = target.compiled
+    if (
+        compiled is not None
+        and compiled.returns(hidden)
+        and compiled.record.same_bits
+        and set(target.support.windows) == {None}
+    ):
         one_shape = len(set(compiled.record.shapes)) == 1
         if one_shape and all(_batch_package(compiled, rows) for rows in (1, 2, MOST_ROWS)):
             return JointBatch(target, compiled, most_bytes)

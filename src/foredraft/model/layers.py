@@ -89,12 +89,19 @@ def shorter(
 
 
 LAST = -1  # the layer, as `Needs.hidden` numbers them, of the last hidden states
-EAGLE_LAYERS = 3  # number of layers whose states EAGLE-3's heads read
 
 
 def eagle_layers(count: int) -> tuple[int, ...]:
     """Return the layers that EAGLE-3's authors read in a model of `count` layers: a low, a middle and a high one."""
     return (2, count // 2, count - 3) if count > 5 else (0, count // 2, count - 1)
+
+
+def usual_taps(model: Any) -> tuple[int, ...]:
+    """Return these layers of a model, whose states a compiled pass returns; none if its layers are no plain list."""
+    try:
+        return eagle_layers(model_parts(model).count)
+    except UnsupportedModelError:
+        return ()
 
 
 @contextmanager

@@ -14,11 +14,14 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from safetensors.torch import save as save_tensors
 from torch import nn
 
+from foredraft.atomic_file import store_file
 from foredraft.errors import StoreError, UsageError, told
 from foredraft.graph.layout import Layout
 from foredraft.graph.tree import IntArray
+from foredraft.model.fingerprint import fingerprint
 from foredraft.model.heads import RankedHead
 from foredraft.model.layers import eagle_layers
 
@@ -114,6 +117,41 @@ def read_speculator(folder: Path, method: str, model: Any) -> Speculator:
     layers: tuple[int, ...] = next((tuple(map(int, config[name])) for name in _TAPPED if config.get(name)), usual)
     _check_target(named, config, layer_config, layers, model)
     return Speculator(named, config, layer_config, layers, ids, weights)
+
+
+def save_eagle3(
+    folder: Path, model: Any, base_model: str, layers: Any, reads: tuple[int, ...],
+    ids: torch.Tensor | None, dtype: torch.dtype, *, lm_head: bool,
+) -> None:  # fmt: skip
+    """Write a head of `model`, which was loaded under the name `base_model`, in the format of `speculators`.
+
+    Without `lm_head`, the file has no LM head, and foredraft takes the target's rows for `ids`, int64[N]; other
+    programs need it. StoreError if the folder cannot be written.
+    """
+    whole = model.get_output_embeddings().weight.detach()
+    tensors = {name: each.detach().to(dtype) for name, each in layers.state_dict().items()}
+    if ids is not None:
+        ids = ids.sort().values.cpu()  # the format's other map, of the tokens that are drafted, has their order
+        drafted = torch.zeros(len(whole), dtype=torch.bool)
+        drafted[ids] = True
+        tensors |= {"d2t": ids - torch.arange(len(ids)), "t2d": drafted}
+    if lm_head:
+        tensors["lm_head.weight"] = (whole if ids is None else whole[ids]).to(dtype)
+    layer = {**layers.config.to_diff_dict(), "vocab_size": len(whole), "model_type": layers.config.model_type}
+    config = {
+        TYPE: "eagle3", "architectures": ["Eagle3Speculator"], "speculators_version": "0.9.0",
+        "draft_vocab_size": len(whole) if ids is None else len(ids), "transformer_layer_config": layer,
+        _TAPPED[0]: reads, "norm_before_residual": False, "tie_word_embeddings": False,
+        "fingerprint": fingerprint(model),
+        "speculators_config": {
+            "algorithm": "eagle3", "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
+            "verifier": {"name_or_path": base_model, "architectures": [type(model).__name__]},
+        },
+    }  # fmt: skip
+    own = {name: each.cpu().contiguous() for name, each in tensors.items()}
+    store_file(folder / "model.safetensors", save_tensors(own, {"format": "pt"}))
+    store_file(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
 
 
 def _read_weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -5,7 +5,7 @@ on how rows were drafted or which of them will be kept.
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from inspect import signature
 from typing import Any
@@ -107,7 +107,7 @@ class TorchTarget:
         with device_errors(layout.rows, cache.length):
             compiled = self._run_compiled(layout, cache, hidden)
             if compiled is not None:
-                return scores_of_pass(*compiled, hidden=bool(hidden))
+                return scores_of_pass(compiled, hidden)
             if self.recordings is not None and not set(hidden) - {LAST}:
                 scores = self.recordings.forward(
                     layout, cache, lambda: self._run(layout, cache).logits[0], hidden=bool(hidden)
@@ -127,7 +127,7 @@ class TorchTarget:
         with device_errors(layout.rows, cache.length):
             compiled = self._run_compiled(layout, cache, hidden, scored=1)
             if compiled is not None:
-                return compiled[1] if hidden else None
+                return states_of_pass(compiled, hidden)
             with tapped_states(self.model, hidden) as states:
                 logits = self._run(layout, cache, scored=1).logits
             float(logits[0, -1, 0])  # waits for the device, as `forward` does
@@ -150,9 +150,8 @@ class TorchTarget:
         self, layout: Layout, cache: TreeCache, hidden: tuple[int, ...], *, scored: int | None = None
     ) -> list[torch.Tensor] | None:
         """Return the results for the last `scored` rows, or all; None if the model must run uncompiled."""
-        package = self.compiled.package_for(layout.rows) if self.compiled is not None else None
-        if set(hidden) - {LAST}:
-            package = None
+        compiled = self.compiled
+        package = compiled.package_for(layout.rows) if compiled is not None and compiled.returns(hidden) else None
         buffers = cache.reserved_buffers(layout.rows) if package is not None else []
         if package is None or not buffers:
             return None
@@ -225,12 +224,16 @@ def _side_by_side(states: dict[int, torch.Tensor], layers: tuple[int, ...]) -> t
     return torch.cat([states[number][0] for number in layers], dim=-1) if layers else None
 
 
-def scores_of_pass(
-    logits: torch.Tensor, states: torch.Tensor, maxima: torch.Tensor, totals: torch.Tensor, *, hidden: bool
-) -> Scores:
-    """Return the scores of a compiled pass, whose forward summarises its logits."""
+def scores_of_pass(results: Sequence[torch.Tensor], hidden: tuple[int, ...]) -> Scores:
+    """Return the scores of a compiled pass from what `FunctionalForward` returns, with the states of `hidden`."""
+    logits, _, maxima, totals, *_ = results
     best, top = top_by_blocks(logits, maxima, totals)
-    return Scores(logits, states if hidden else None, best, top)
+    return Scores(logits, states_of_pass(results, hidden), best, top)
+
+
+def states_of_pass(results: Sequence[torch.Tensor], hidden: tuple[int, ...]) -> torch.Tensor | None:
+    """Return the states of these layers from what `FunctionalForward` returns, as `TorchTarget.prefill` does."""
+    return None if not hidden else results[1] if LAST in hidden else results[4]
 
 
 @contextmanager
