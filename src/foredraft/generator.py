@@ -95,6 +95,15 @@ class Generator:
                 ForedraftWarning,
                 stacklevel=2,
             )
+        if self.target.compiled is not None and not self.target.compiled.returns(drafter.needs.hidden):
+            layers = ", ".join(map(str, drafter.needs.hidden))
+            warnings.warn(
+                f"Method {method!r} reads the states before layers {layers}, which the compiled forward does not "
+                f"return ({', '.join(map(str, self.target.compiled.record.taps)) or 'none'} are compiled in), so the "
+                "model runs uncompiled: a pass takes several times as long. Compare it with method auto.",
+                ForedraftWarning,
+                stacklevel=2,
+            )
         self.attach(method, drafter, nodes, control, control_options, verification)
         self._record_models()
 

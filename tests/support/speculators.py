@@ -27,16 +27,16 @@ def target_of(family):
     return TorchTarget(tiny_model(config))
 
 
-def layer_config(kind, layers=1):
+def layer_config(kind, layers=1, width=WIDTH, vocabulary=VOCABULARY):
     return _CONFIGS[kind][0](
-        vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=48, num_hidden_layers=layers,
+        vocab_size=vocabulary, hidden_size=width, intermediate_size=48, num_hidden_layers=layers,
         num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=256, pad_token_id=None,
     )  # fmt: skip
 
 
-def _layers_of(kind, layers):
+def _layers_of(kind, layers, width, vocabulary):
     """The tensors of plain layers of transformers and their norm, by the names that the formats share."""
-    state = _CONFIGS[kind][1](layer_config(kind, layers)).state_dict()
+    state = _CONFIGS[kind][1](layer_config(kind, layers, width, vocabulary)).state_dict()
     return {name: torch.zeros_like(each) for name, each in state.items() if name.startswith(("layers.", "norm."))}
 
 
@@ -56,28 +56,31 @@ def _vocabulary():
     return {"d2t": ids - torch.arange(DRAFTED), "t2d": drafted}
 
 
-def eagle3_tensors(kind="llama", layers=1, *, reduced=True, embeddings=True, **flags):
-    tensors = _layers_of(kind, layers)
+def eagle3_tensors(
+    kind="llama", layers=1, *, reduced=True, embeddings=True, width=WIDTH, vocabulary=VOCABULARY, **flags
+):
+    tensors = _layers_of(kind, layers, width, vocabulary)
     for name in ("q_proj", "k_proj", "v_proj"):
         own = f"layers.0.self_attn.{name}.weight"
-        tensors[own] = torch.zeros(tensors[own].shape[0], 2 * WIDTH)
-    tensors["layers.0.hidden_norm.weight"] = torch.zeros(WIDTH)
-    tensors["fc.weight"] = torch.zeros(WIDTH, 3 * WIDTH)
-    tensors["lm_head.weight"] = torch.zeros(DRAFTED if reduced else VOCABULARY, WIDTH)
+        tensors[own] = torch.zeros(tensors[own].shape[0], 2 * width)
+    tensors["layers.0.hidden_norm.weight"] = torch.zeros(width)
+    tensors["fc.weight"] = torch.zeros(width, 3 * width)
+    tensors["lm_head.weight"] = torch.zeros(DRAFTED if reduced else vocabulary, width)
     if embeddings:
-        tensors["embed_tokens.weight"] = torch.zeros(VOCABULARY, WIDTH)
+        tensors["embed_tokens.weight"] = torch.zeros(vocabulary, width)
     if flags.get("norm_before_fc"):
-        tensors["input_norm.weight"] = torch.zeros(3 * WIDTH)
+        tensors["input_norm.weight"] = torch.zeros(3 * width)
     if flags.get("fc_norm"):
-        tensors |= {f"fc_norm.{number}.weight": torch.zeros(WIDTH) for number in range(3)}
+        tensors |= {f"fc_norm.{number}.weight": torch.zeros(width) for number in range(3)}
     return _drawn(tensors) | (_vocabulary() if reduced else {})
 
 
-def eagle3_config(kind="llama", layers=1, *, reduced=True, verifier=None, **fields):
+def eagle3_config(kind="llama", layers=1, *, reduced=True, verifier=None, width=WIDTH, vocabulary=VOCABULARY, **fields):
+    layer = layer_config(kind, layers, width, vocabulary).to_diff_dict()
     return {
         "architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3", "speculators_version": "0.9.0",
-        "draft_vocab_size": DRAFTED if reduced else VOCABULARY, "tie_word_embeddings": False,
-        "transformer_layer_config": {**layer_config(kind, layers).to_diff_dict(), "model_type": kind},
+        "draft_vocab_size": DRAFTED if reduced else vocabulary, "tie_word_embeddings": False,
+        "transformer_layer_config": {**layer, "model_type": kind},
         "speculators_config": {
             "algorithm": "eagle3", "default_proposal_method": "greedy",
             "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
@@ -113,16 +116,16 @@ BLOCK, MASK = 5, 96
 """Rows of DFlash's block, and the token of its placeholders."""
 
 
-def dflash_tensors(layers=2, reads=3, *, reduced=False):
-    tensors = _layers_of("qwen3", layers)
-    tensors |= {"fc.weight": torch.zeros(WIDTH, reads * WIDTH), "hidden_norm.weight": torch.zeros(WIDTH)}
+def dflash_tensors(layers=2, *, reduced=False, width=WIDTH, vocabulary=VOCABULARY):
+    tensors = _layers_of("qwen3", layers, width, vocabulary)
+    tensors |= {"fc.weight": torch.zeros(width, 3 * width), "hidden_norm.weight": torch.zeros(width)}
     if reduced:
-        tensors["lm_head.weight"] = torch.zeros(DRAFTED, WIDTH)
+        tensors["lm_head.weight"] = torch.zeros(DRAFTED, width)
     return _drawn(tensors) | (_vocabulary() if reduced else {})
 
 
-def dflash_config(layers=2, *, reduced=False, **fields):
-    config = eagle3_config("qwen3", layers, reduced=reduced)
+def dflash_config(layers=2, *, reduced=False, width=WIDTH, vocabulary=VOCABULARY, **fields):
+    config = eagle3_config("qwen3", layers, reduced=reduced, width=width, vocabulary=vocabulary)
     config["speculators_config"]["algorithm"] = "dflash"
     return config | {
         "architectures": ["DFlashSpeculator"], "speculators_model_type": "dflash", "block_size": BLOCK,
