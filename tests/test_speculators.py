@@ -15,6 +15,7 @@ from support.families import VOCABULARY, prompt_of
 from support.speculators import (
     CASES,
     DFLASH,
+    DRAFTED,
     LENGTH,
     READS,
     ROOTS,
@@ -100,6 +101,13 @@ def test_damaged_drafters_are_refused(tmp_path):
         made(tmp_path / "three", eagle3_config(), without("norm.weight") | {"norm.weight": torch.full((32,), np.nan)})
     with pytest.raises(StoreError, match="neither speculators_model_type nor the tensors of EAGLE-3"):
         made(tmp_path / "four", raw_config(), without("fc.weight"))
+    with pytest.raises(StoreError, match="scores 40 tokens, and its tensor d2t does not name as many"):
+        made(tmp_path / "six", eagle3_config(), without("d2t"))
+    with pytest.raises(StoreError, match="does not name as many different ones below 97"):
+        made(tmp_path / "seven", eagle3_config(), eagle3_tensors() | {"d2t": torch.full((DRAFTED,), 90)})
+    wide = eagle3_config(target_hidden_size=32, width=16), eagle3_tensors(width=16, embeddings=False)
+    with pytest.raises(StoreError, match=r"has no tensor embed_tokens\.weight, and the target's have another width"):
+        made(tmp_path / "eight", *wide)
     (tmp_path / "five").mkdir()
     with pytest.raises(UsageError, match=r"holds no drafter: config.json is missing"):
         make_drafter("eagle3", {"model": str(tmp_path / "five")}, Resources(VOCABULARY, target=target_of("llama")))

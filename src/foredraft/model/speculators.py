@@ -30,21 +30,20 @@ TYPE = "speculators_model_type"  # the field that names the method
 _SAFE, _PICKLED = "*.safetensors", "pytorch_model.bin"
 FILES = (CONFIG, _SAFE, _PICKLED)  # that a drafter is made of, for the hub
 _LAYERS = {"eagle3": ("llama", "qwen3"), "dflash": ("qwen3",)}  # by method, the types of layers that are run
+_EMBEDDINGS = "embed_tokens.weight"
 _KIND = "qwen3"  # the format's default type of layers
 # fields of a raw configuration that are not of its layers
 _OWN = ("architectures", "auto_map", "draft_vocab_size", "eagle_config", "dflash_config", "block_size")
 _TAPPED = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
 
 
-class Ends(nn.Module):
-    """A drafter's embeddings, float[V, D], and its LM head, which scores the tokens `ids`, int32[N], or all (None)."""
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """A drafter's embeddings and its LM head."""
 
-    embeddings: torch.Tensor
-
-    def __init__(self, embeddings: torch.Tensor, lm_head: nn.Module, ids: IntArray | None) -> None:
-        super().__init__()
-        self.register_buffer("embeddings", embeddings)
-        self.lm_head, self.ids = lm_head, ids
+    embeddings: torch.Tensor  # float[V, D]
+    lm_head: nn.Module
+    ids: IntArray | None  # int32[N], the tokens that it scores; None for all
 
     def embedded(self, layout: Layout) -> torch.Tensor:
         """Return the embeddings of a layout's rows, float[1, R, D]."""
@@ -66,7 +65,7 @@ class Speculator:
     def ends(self, model: Any) -> Ends:
         """Return its embeddings and LM head in the model's dtype: its own, or the target's where it has none."""
         own = model.get_input_embeddings().weight
-        embeddings, rows = self.weights.get("embed_tokens.weight", own), self.weights.get("lm_head.weight")
+        embeddings, rows = self.weights.get(_EMBEDDINGS, own), self.weights.get("lm_head.weight")
         lm_head: nn.Module
         if rows is not None:
             lm_head = nn.Linear(rows.shape[1], len(rows), bias=False, device="meta", dtype=own.dtype)
@@ -112,10 +111,13 @@ def read_speculator(folder: Path, method: str, model: Any) -> Speculator:
         raise UsageError(f"{named} holds no drafter: {Path(error.filename).name} is missing.") from error
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
         raise StoreError(f"The drafter in {named} is damaged ({told(error)}). Copy or download it again.") from error
-    ids = _ids(weights, int(config.get("draft_vocab_size") or layer_config.vocab_size), int(layer_config.vocab_size))
+    vocabulary = int(layer_config.vocab_size)
+    ids = _ids(named, weights, int(config.get("draft_vocab_size") or vocabulary), vocabulary)
     usual = eagle_layers(int(model.config.get_text_config().num_hidden_layers))
     layers: tuple[int, ...] = next((tuple(map(int, config[name])) for name in _TAPPED if config.get(name)), usual)
     _check_target(named, config, layer_config, layers, model)
+    if layer_config.hidden_size != model.get_input_embeddings().weight.shape[1] and _EMBEDDINGS not in weights:
+        raise StoreError(f"The drafter in {named} has no tensor {_EMBEDDINGS}, and the target's have another width.")
     return Speculator(named, config, layer_config, layers, ids, weights)
 
 
@@ -199,12 +201,18 @@ def _layer_config(config: Mapping[str, Any]) -> Any:
     return AutoConfig.for_model(given.pop("model_type"), **given)
 
 
-def _ids(weights: dict[str, torch.Tensor], drafted: int, vocabulary: int) -> torch.Tensor | None:
+def _ids(named: str, weights: dict[str, torch.Tensor], drafted: int, vocabulary: int) -> torch.Tensor | None:
     """Take the vocabulary's maps out of the weights; return the token of each logit, int64[N], None if they are all."""
     offsets, _ = weights.pop("d2t", None), weights.pop("t2d", None)
-    if drafted == vocabulary or offsets is None:
+    if drafted == vocabulary:
         return None
-    return torch.arange(len(offsets)) + offsets.long()
+    ids = torch.empty(0) if offsets is None else torch.arange(len(offsets)) + offsets.long()
+    if len(ids) != drafted or len(ids.unique()) != drafted or not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
+        raise StoreError(
+            f"The drafter in {named} scores {drafted:,} tokens, and its tensor d2t does not name as many different "
+            f"ones below {vocabulary:,}; copy or download it again."
+        )
+    return ids
 
 
 def _refuse_kind(
