@@ -70,6 +70,9 @@ class TreeLayer(CacheLayerMixin):
             new[:, :, : stop - start] = kept.clone() if new is old else kept
         self.keys, self.values = keys, values
 
+    def commit(self, kept: npt.NDArray[np.int64]) -> None:
+        """Commit what these rows leave besides keys and values, which the cache gathers: nothing."""
+
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.span.stored + query_length, self.span.base
 
@@ -114,15 +117,20 @@ def _move_words(slots: npt.NDArray[np.int16], start: int, rows: npt.NDArray[np.i
 
 
 class TreeCache(Cache):
-    """The cache of one sequence for transformers' models; `windows` are the layers', None for full attention."""
+    """The cache of one sequence for transformers' models; `windows` are the layers', None for full attention.
 
-    def __init__(self, windows: Sequence[int | None]) -> None:
+    `kinds` are the classes of layers that keep more than keys and values; None if there are none.
+    """
+
+    def __init__(self, windows: Sequence[int | None], kinds: Sequence[type[TreeLayer]] | None = None) -> None:
         self.spans = {window: Span(window) for window in dict.fromkeys(windows)}
-        self._tree_layers = [TreeLayer(self.spans[window]) for window in windows]
+        classes = [TreeLayer] * len(windows) if kinds is None else kinds
+        self._tree_layers = [kind(self.spans[window]) for kind, window in zip(classes, windows, strict=True)]
         super().__init__(layers=list(self._tree_layers))
         self.length = 0  # number of committed tokens
         self.held = 0  # number of rows held: written, visible to later passes, and not committed
         self._rows = 0  # of the last pass
+        self.prompt = 1  # number of tokens of the prompt, whose last one is run with the first draft
         self.store: torch.Tensor | None = None  # that holds every layer's slots, if one does
 
     def take_shapes(self, shapes: Sequence[tuple[int, int]], dtype: torch.dtype) -> None:
@@ -184,6 +192,8 @@ class TreeCache(Cache):
     def commit(self, rows: Sequence[int]) -> None:
         """Commit these rows of the held rows and then the last pass, ascending, and discard the others."""
         kept = kept_rows(rows, self.held + self._rows)
+        for layer in self._tree_layers:
+            layer.commit(kept)
         if len(kept) and kept[-1] >= len(kept):  # not already at the front
             # a layer that never writes, such as one that shares another's keys, has no buffers
             written = [layer for layer in self._tree_layers if layer.is_initialized]

@@ -19,17 +19,21 @@ from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.model.compiled.blocks import round_weights
 from foredraft.model.compiled.export import row_arguments
 from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, kept_forward
+from foredraft.model.families import UNMASKED_LAYERS
 from foredraft.model.gguf.files import quantised_file
 from foredraft.model.heads import ids_of
-from foredraft.model.kv_cache import TreeCache
+from foredraft.model.kv_cache import TreeCache, TreeLayer
 from foredraft.model.layers import LAST, tapped_states
 from foredraft.model.mask import attention_mask
 from foredraft.model.recordings import RecordedForward
+from foredraft.model.recurrent.adoption import adopt
+from foredraft.model.recurrent.state import StateLayer, begin
 from foredraft.model.rounding import error_beyond_rounding
 from foredraft.model.support import Support, cache_argument, inspect, warn_where_rows_depend
 from foredraft.sampling.logits import best_on_device, top_by_blocks
 
 PREFILL_ROWS = 512  # tokens of a pass of an uncompiled model in prefill; limits the mask's memory; chosen
+_STATE_ROWS = 128  # the same of a recurrent model, whose operators' time grows with the square; chosen
 _PROBES = 3  # texts with which a new kind of model is tried; chosen
 
 
@@ -55,15 +59,18 @@ class TorchTarget:
         usual = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
         # of the activations: that of the first floating-point weight of ordinary precision
         self.dtype = next((each.dtype for each in model.parameters() if each.dtype in usual), torch.get_default_dtype())
-        self._can_score_last = "logits_to_keep" in signature(model.forward).parameters
+        arguments = signature(model.forward).parameters
+        self._can_score_last, self._takes_positions = "logits_to_keep" in arguments, "position_ids" in arguments
         self._cache_argument = cache_argument(model)
-        if not self.support.tested:
+        if any(self.support.recurrent):
+            adopt(model, self.support.recurrent)
+        if any(self.support.recurrent) or not self.support.tested:
             self._probe()
 
     def new_cache(self) -> TreeCache:
         # where passes are recorded, every layer keeps all positions, so that slots stay where they are
         windows = self.support.windows if self.recordings is None else (None,) * len(self.support.windows)
-        cache = TreeCache(windows)
+        cache = TreeCache(windows, [StateLayer if each else TreeLayer for each in self.support.recurrent])
         if self.compiled is not None:  # compiled code writes to existing buffers
             cache.take_shapes(self.compiled.record.shapes, self.dtype)
         return cache
@@ -80,6 +87,8 @@ class TorchTarget:
         other = copy.copy(self)
         other.compiled = kept_forward(model) if self.compiled is not None else None
         other.model, other.recordings = model, None
+        if any(self.support.recurrent):
+            adopt(model, inspect(model.config).recurrent)
         other.support, other.ids = inspect(model.config), ids_of(model.get_output_embeddings())
         return other
 
@@ -91,7 +100,7 @@ class TorchTarget:
         hidden states, which only scored rows have.
         """
         compiled = self.compiled is not None and self.compiled.package_for(MOST_ROWS) is not None
-        most = MOST_ROWS if compiled else PREFILL_ROWS
+        most = MOST_ROWS if compiled else _STATE_ROWS if any(self.support.recurrent) else PREFILL_ROWS
         cache.reserve_text(len(token_ids))
         states = []
         for start in range(0, len(token_ids), most):
@@ -123,7 +132,8 @@ class TorchTarget:
 
     @torch.inference_mode()
     def run(self, layout: Layout, cache: TreeCache, hidden: tuple[int, ...] = ()) -> torch.Tensor | None:
-        """Run rows through the model for their keys and values, and return their states as `prefill` does."""
+        """Run rows of a prompt for what the cache keeps of them, and return what `prefill` does."""
+        cache.prompt = cache.length + layout.rows + 1
         with device_errors(layout.rows, cache.length):
             compiled = self._run_compiled(layout, cache, hidden, scored=1)
             if compiled is not None:
@@ -136,13 +146,18 @@ class TorchTarget:
     def _run(self, layout: Layout, cache: TreeCache, *, scored: int | None = None) -> Any:
         """Run the uncompiled model; only the last `scored` rows are scored, if the model supports that."""
         cache.reserve(layout.rows)
+        if any(self.support.recurrent):
+            begin(cache, layout, self.device)
         options = {} if scored is None or not self._can_score_last else {"logits_to_keep": scored}
+        positions = {"position_ids": torch.from_numpy(layout.positions).unsqueeze(0).to(self.device)}
+        if not self._takes_positions:  # a model without attention
+            positions = {}
         return self.model(
             input_ids=torch.from_numpy(layout.token_ids).unsqueeze(0).to(self.device),
             attention_mask=self._masks(layout, cache),
-            position_ids=torch.from_numpy(layout.positions).unsqueeze(0).to(self.device),
             use_cache=True,
             **{self._cache_argument: cache},
+            **positions,
             **options,
         )
 
@@ -160,15 +175,17 @@ class TorchTarget:
         )
         return package.run([ids, positions, which, *masks, *slots, *(ranges or ()), *buffers])
 
-    def _masks(self, layout: Layout, cache: TreeCache) -> torch.Tensor | dict[str, torch.Tensor] | None:
-        kinds = dict(zip(self.support.layer_types, self.support.windows, strict=True))
-        if layout.rows == 1 and not cache.held and all(window is None for window in kinds.values()):
+    def _masks(self, layout: Layout, cache: TreeCache) -> torch.Tensor | dict[str, torch.Tensor | None] | None:
+        kinds = self.support.masks
+        if not kinds or (layout.rows == 1 and not cache.held and all(window is None for window in kinds.values())):
             return None  # one row sees all; unmasked attention need not repeat grouped keys and values
-        masks = {}
+        masks: dict[str, torch.Tensor | None] = {}
         for kind, window in kinds.items():
             span = cache.spans.get(window) or cache.spans[None]  # a layer with a window may keep all slots
             masks[kind] = attention_mask(layout, span, window, self.dtype).to(self.device)
-        return masks if len(masks) > 1 else masks[kind]
+        if len(masks) == 1:
+            return masks[kind]
+        return masks | dict.fromkeys(("linear_attention", *UNMASKED_LAYERS.intersection(self.support.layer_types)))
 
     @torch.inference_mode()
     def _probe(self) -> None:
@@ -208,10 +225,10 @@ class TorchTarget:
         )
         rows = torch.from_numpy(ids).unsqueeze(0).to(self.device)
         positions = torch.arange(len(ids), device=self.device).unsqueeze(0)  # as `generate` gives them
-        expected = self.model(
-            input_ids=rows, attention_mask=torch.ones_like(rows), position_ids=positions, use_cache=False
-        ).logits[0]
+        given = {"position_ids": positions} if self._takes_positions else {}
+        expected = self.model(input_ids=rows, attention_mask=torch.ones_like(rows), use_cache=False, **given).logits[0]
         self.prefill(ids[:3], cache)
+        cache.prompt = len(ids)  # all are, in the pass to compare with
         for layout, kept in passes:
             logits = self.forward(layout, cache).logits
             cache.commit(kept)

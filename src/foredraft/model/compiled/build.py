@@ -157,6 +157,8 @@ def _check(model: Any) -> None:
             f"there are {memory / 2**30:.1f} GiB. Compile on a larger machine of the same processor and copy the cache "
             "folder, or take a smaller model."
         )
+    if any(support.recurrent):
+        raise UsageError(f"The recurrent layers of this {support.family} model cannot be compiled; it runs uncompiled.")
     if support.window is not None and support.window < CONTEXT + MOST_ROWS:
         raise UsageError(
             f"The model's window of {support.window} tokens is too short to compile; it needs {CONTEXT + MOST_ROWS}."
