@@ -37,6 +37,7 @@ from foredraft.model.compiled.package import (
     write_record,
 )
 from foredraft.model.kv_cache import Span
+from foredraft.model.layers import LAST, usual_taps
 from foredraft.model.mask import attention_mask
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
@@ -93,7 +94,7 @@ def test_the_functional_forward_scores_and_writes_as_the_model_does(family):
         target.prefill(ids[:-1], each)
     tokens, parents = random_tree(np.random.default_rng(4), 9)
     layout = lay_out(int(ids[-1]), tokens, parents, len(ids) - 1)
-    expected_scores = target.forward(layout, expected, hidden=True)
+    expected_scores = target.forward(layout, expected, hidden=(LAST,))
     buffers = given.reserved_buffers(layout.rows)
     ranges = Subject(model).takes_ranges
     places = {window: [(0, span.stored)] for window, span in given.spans.items()}
@@ -272,19 +273,28 @@ def test_the_layers_before_an_early_exit_are_compiled_and_write_the_same_text(pa
     assert sum(record.drafted for record in records) > 0
 
 
-def test_states_that_a_drafter_asks_for_are_the_compiled_passes(cache, monkeypatch):
+@pytest.mark.parametrize("hidden", [(LAST,), usual_taps(small_model())], ids=["last", "layers"])
+def test_states_that_a_drafter_asks_for_are_the_compiled_passes(hidden, cache, monkeypatch):
     """The heads that go by them draft for compiled passes too."""
     target, plain = compiled_target(cache), TorchTarget(small_model())
     caches = [each.new_cache() for each in (plain, target)]
     tokens, parents = random_tree(np.random.default_rng(4), 9)
     layout = lay_out(5, tokens, parents, 11)
-    found = []
+    found, read = [], []
     for each, own in zip((plain, target), caches, strict=True):
-        each.prefill(prompt_of(11), own)
-        found.append(each.forward(layout, own, hidden=True).hidden)
+        read.append(each.prefill(prompt_of(11), own, hidden))
+        found.append(each.forward(layout, own, hidden=hidden).hidden)
         monkeypatch.setattr(small_model(), "forward", None)  # the passes of `target` are the compiled ones
     torch.testing.assert_close(*found, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(*read, atol=1e-4, rtol=1e-4)
+    assert len(read[0]) == (1 if hidden == (LAST,) else 11), "only scored rows have last states"
     assert target.forward(layout, caches[1]).hidden is None
+
+
+def test_other_states_are_those_of_the_uncompiled_model(cache):
+    target, plain = compiled_target(cache), TorchTarget(small_model())
+    read = [each.prefill(prompt_of(11), each.new_cache(), (1, 0)) for each in (plain, target)]
+    assert torch.equal(*read)
 
 
 def test_a_second_compilation_keeps_what_is_there(cache):

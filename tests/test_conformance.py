@@ -61,6 +61,8 @@ VARIANTS = {
     "draft_graph": [{"least_probability": 0.0, "least_share": 0.0, "tau": 1}, {"least_probability": 0.0}],
     "eesd": [{}, {"out_degree": 1, "least_probability": 0.0, "levels": 10}, {"head": "none", "layers": 2}],
     "medusa": [{}, {"nodes": 5}],
+    "eagle3": [{"least_probability": 0.0, "least_share": 0.0}, {"out_degree": 1, "levels": 3}],
+    "dflash": [{}, {"out_degree": 1}, {"nodes": 5}],
 }
 """The options with which each registered method is tested; a new method needs an entry."""
 
@@ -109,7 +111,7 @@ def with_models(method, options):
     if method.startswith("draft_"):
         return {"model": "tiny", **options}
     if method in tiny_heads():
-        return {"head": tiny_heads()[method], **options}
+        return {"model" if method in ("eagle3", "dflash") else "head": tiny_heads()[method], **options}
     if "drafter" in options:
         drafter = options["drafter"]
         inner = {"method": drafter} if isinstance(drafter, str) else drafter

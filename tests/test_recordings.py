@@ -19,6 +19,7 @@ from foredraft.graph.layout import lay_out, lay_out_text
 from foredraft.model import kv_cache, recordings
 from foredraft.model.fused import COLUMNS, ScoredPass, compiled_pass
 from foredraft.model.growth import Rollout
+from foredraft.model.layers import LAST
 from foredraft.model.loading import load_model
 from foredraft.model.mask import slot_mask
 from foredraft.model.recordings import ROW_COUNTS, RecordedForward, Rows, recorded_forward, slots_for
@@ -52,7 +53,7 @@ def assert_same_passes(model, sizes=(0, 1, 2, 9, 40)):
     expected, given = (prefilled(each, ids[:-1]) for each in (plain, target))
     for tokens, parents in [*(random_tree(rng, nodes) for nodes in sizes), CHAIN]:
         layout = lay_out(int(ids[-1]), tokens, parents, expected.length)
-        scores, own = target.forward(layout, given, hidden=True), plain.forward(layout, expected, hidden=True)
+        scores, own = target.forward(layout, given, hidden=(LAST,)), plain.forward(layout, expected, hidden=(LAST,))
         assert given.store is not None
         torch.testing.assert_close(scores.logits, own.logits, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(scores.hidden, own.hidden, atol=1e-4, rtol=1e-4)

@@ -95,6 +95,15 @@ class Generator:
                 ForedraftWarning,
                 stacklevel=2,
             )
+        if self.target.compiled is not None and not self.target.compiled.returns(drafter.needs.hidden):
+            layers = ", ".join(map(str, drafter.needs.hidden))
+            warnings.warn(
+                f"Method {method!r} reads the states before layers {layers}, which the compiled forward does not "
+                f"return ({', '.join(map(str, self.target.compiled.record.taps)) or 'none'} are compiled in), so the "
+                "model runs uncompiled: a pass takes several times as long. Compare it with method auto.",
+                ForedraftWarning,
+                stacklevel=2,
+            )
         self.attach(method, drafter, nodes, control, control_options, verification)
         self._record_models()
 
@@ -296,7 +305,7 @@ class Generator:
         """
         if cache_bytes is not None and ((given := whole_number(cache_bytes)) is None or given < 1):
             raise UsageError(f"cache_bytes is {shown(cache_bytes)}; it must be a whole number of bytes, or None.")
-        target = batch_target(self.target, cache_bytes)
+        target = batch_target(self.target, cache_bytes, self.drafter.needs.hidden)
         return Batch(target, BatchControl(lambda: self.cost, target.most_rows, target.most_rows - 1, self._costs))
 
     def conversation(self) -> Batch | None:

@@ -33,5 +33,9 @@ def written(target, family, setting, drafter, control=None):
 
 
 @functools.cache
+def plain_of(target, family, setting):
+    return written(target, family, setting, make_drafter("none", {}, Resources(VOCABULARY)))[0]
+
+
 def plain(family, setting):
-    return written(target_of(family), family, setting, make_drafter("none", {}, Resources(VOCABULARY)))[0]
+    return plain_of(target_of(family), family, setting)

@@ -265,11 +265,52 @@ def medusa(
         _save(head.out, card, {**task.module.state_dict(), **kept}, outcome, states)
 
 
+@app.command()
+def eagle3(
+    *,
+    head: Head,
+    keep_states: KeepStates = False,
+    lm_head: Annotated[
+        bool, typer.Option(help="Store the LM head's rows, which other programs than foredraft need")
+    ] = True,
+    training: Training,
+) -> None:
+    """Train a head for `--method eagle3`, in the `speculators` format."""
+    from foredraft.model.head_files import INT8, card_for
+    from foredraft.model.layers import model_parts
+    from foredraft.model.loading import DTYPES
+    from foredraft.model.speculators import save_eagle3
+    from foredraft.training.eagle3 import Eagle3Task
+
+    if head.save_dtype == INT8:
+        raise UsageError("--save-dtype is int8, which the format of eagle3 does not have; choose bfloat16.")
+
+    def check(model: Any) -> None:
+        model_parts(model)
+        _check_vocabulary(head.vocabulary, model)
+
+    with alone(head.run):
+        transformer, opened = training.prepared(head.model, head.data, head.run, head.out, check)
+        card = card_for(transformer, "eagle3", head.model, dtype=head.save_dtype)
+        ids = _scored(opened, head.vocabulary, transformer)
+        states = training.states(head, keep_states)
+        task = Eagle3Task(transformer, opened, ids, states)
+        outcome = training.train(task, opened, card, head.run, vocabulary=head.vocabulary)
+        dtype = DTYPES[head.save_dtype]
+        save_eagle3(head.out, transformer, head.model, task.module, task.reads, ids, dtype, lm_head=lm_head)
+        _tell(head.out, outcome, states)
+
+
 def _save(out: Path, card: "HeadCard", weights: Mapping[str, Any], outcome: "Run", states: Path | None = None) -> None:
-    """Write a head, remove the states that it learned from, and print what came of the training."""
+    """Write a head in foredraft's own format, and do what `_tell` does."""
     from foredraft.model.head_files import save_head
 
     save_head(out, card, weights)
+    _tell(out, outcome, states)
+
+
+def _tell(out: Path, outcome: "Run", states: Path | None) -> None:
+    """Remove the states that a head learned from, and print what came of the training."""
     if states is not None:
         states.unlink(missing_ok=True)
     last = outcome.history[-1]

@@ -280,7 +280,7 @@ class _Drafting:
             self._top = TopTokens(verdict.draft.tokens, verdict.draft.parents, top, chances)
         if (neural := self._neural) is not None:
             unnamed = replace(verdict.draft, source=None)  # the source numbers are those of auto
-            shown = Verdict(verdict.tokens, verdict.path, unnamed, verdict.at, hidden=verdict.hidden)
+            shown = Verdict(verdict.tokens, verdict.path, unnamed, verdict.at)
             self._guarded(lambda: neural.observe(shown))
             self._worth.ends(len(verdict.tokens), len(verdict.draft))
 

@@ -152,17 +152,17 @@ class Batch:
         parts = [part for part in verifications + pieces if self._has_room(part)]
         passed = perf_counter_ns()
         layouts, caches = [part.layout for part in parts], [part.run.seq.cache for part in parts]
-        scored, hidden = [part.budget is not None for part in parts], any(p.run.drafter.needs.hidden for p in parts)
-        results = self._target.forward(layouts, caches, scored, hidden=hidden) if parts else []
+        scored, hidden = [p.budget is not None for p in parts], [p.run.drafter.needs.hidden for p in parts]
+        results = self._target.forward(layouts, caches, scored, hidden) if parts else []
         forward = perf_counter_ns() - passed
         advanced, shared, drafting = [], [], 0  # verdicts and nanoseconds of drafting under the batch's control
-        for part, (own, nanoseconds) in zip(parts, results, strict=True):
+        for part, (own, nanoseconds, states) in zip(parts, results, strict=True):
             run = part.run
             if isinstance(own, OutOfMemoryError):
                 _end(run, own)
                 continue
             if part.budget is None or own is None:
-                run.seq.cache.commit(range(part.layout.rows))
+                run.seq.fill(part.layout.rows, states)
                 self._changed = True
                 continue
             if not run.records:

@@ -21,7 +21,8 @@ from foredraft.model.arena import MOST_SLOTS, Arena, Lease
 from foredraft.model.compiled.export import row_arguments
 from foredraft.model.compiled.package import MOST_ROWS, runs_on_cpu
 from foredraft.model.joint_forward import JointForward
-from foredraft.model.target import PREFILL_ROWS, TorchTarget, device_errors, scores_of_pass
+from foredraft.model.layers import LAST
+from foredraft.model.target import PREFILL_ROWS, TorchTarget, device_errors, scores_of_pass, states_of_pass
 
 Pass = Callable[..., Sequence[torch.Tensor]]
 
@@ -31,6 +32,7 @@ class Result(NamedTuple):
 
     scores: Scores | OutOfMemoryError | None  # None if they are not scored, an error if the pass found no memory
     nanoseconds: int  # of the pass, which others may share
+    states: torch.Tensor | None = None  # of rows that are not scored, as `TorchTarget.run` returns them
 
 
 class SequentialBatch:
@@ -53,20 +55,22 @@ class SequentialBatch:
         """Do nothing: the pass reserves its own room."""
 
     def forward(
-        self, layouts: Sequence[Layout], caches: Sequence[Any], scored: Sequence[bool], *, hidden: bool = False
-    ) -> list[Result]:
+        self, layouts: Sequence[Layout], caches: Sequence[Any], scored: Sequence[bool],
+        hidden: Sequence[tuple[int, ...]],
+    ) -> list[Result]:  # fmt: skip
+        """Run each sequence's rows, and return their scores where they are `scored`, and the states of `hidden`."""
         found: list[Result] = []
-        for layout, cache, wanted in zip(layouts, caches, scored, strict=True):
-            start = perf_counter_ns()
+        for layout, cache, wanted, layers in zip(layouts, caches, scored, hidden, strict=True):
+            start, states = perf_counter_ns(), None
             scores: Scores | OutOfMemoryError | None = None
             try:
                 if wanted:
-                    scores = self.target.forward(layout, cache, hidden=hidden)
+                    scores = self.target.forward(layout, cache, hidden=layers)
                 else:
-                    self.target.run(layout, cache)
+                    states = self.target.run(layout, cache, layers)
             except OutOfMemoryError as error:
                 scores = error
-            found.append(Result(scores, perf_counter_ns() - start))
+            found.append(Result(scores, perf_counter_ns() - start, states))
         return found
 
 
@@ -81,9 +85,10 @@ class JointBatch:
     most_rows = MOST_ROWS
 
     def __init__(
-        self, target: TorchTarget, run: Pass, shapes: Sequence[tuple[int, int]], most_bytes: int | None
-    ) -> None:
-        self.target, self._run = target, run
+        self, target: TorchTarget, run: Pass, shapes: Sequence[tuple[int, int]], most_bytes: int | None,
+        hidden: tuple[int, ...],
+    ) -> None:  # fmt: skip
+        self.target, self._run, self._hidden = target, run, hidden
         self._windows = tuple(dict.fromkeys(target.support.windows))
         slot = sum(heads * size for heads, size in shapes) * target.dtype.itemsize
         slots = 2 * (target.window or MOST_SLOTS) if most_bytes is None else most_bytes // slot
@@ -100,47 +105,53 @@ class JointBatch:
 
     @torch.inference_mode()
     def forward(
-        self, layouts: Sequence[Layout], caches: Sequence[Lease], scored: Sequence[bool], *, hidden: bool = False
-    ) -> list[Result]:
+        self, layouts: Sequence[Layout], caches: Sequence[Lease], scored: Sequence[bool],
+        hidden: Sequence[tuple[int, ...]],
+    ) -> list[Result]:  # fmt: skip
+        """Do what `SequentialBatch.forward` does."""
         start = perf_counter_ns()
         try:
             with device_errors(sum(layout.rows for layout in layouts), max(cache.length for cache in caches)):
-                scores = self._pass(layouts, caches, scored, hidden=hidden)
-                return [Result(each, perf_counter_ns() - start) for each in scores]
+                found = self._pass(layouts, caches, scored, hidden)
+                return [Result(scores, perf_counter_ns() - start, states) for scores, states in found]
         except OutOfMemoryError as error:
             if len(layouts) == 1:
                 return [Result(error, perf_counter_ns() - start)]
-        found: list[Result] = []
-        for layout, cache, wanted in zip(layouts, caches, scored, strict=True):  # smaller passes may find memory
-            found += self.forward([layout], [cache], [wanted], hidden=hidden)
-        return found
+        results: list[Result] = []
+        for layout, cache, wanted, layers in zip(layouts, caches, scored, hidden, strict=True):
+            results += self.forward([layout], [cache], [wanted], [layers])  # smaller passes may find memory
+        return results
 
     def _pass(
-        self, layouts: Sequence[Layout], caches: Sequence[Lease], scored: Sequence[bool], *, hidden: bool
-    ) -> list[Scores | None]:
-        which = np.flatnonzero(np.repeat(scored, [layout.rows for layout in layouts]))
+        self, layouts: Sequence[Layout], caches: Sequence[Lease], scored: Sequence[bool],
+        hidden: Sequence[tuple[int, ...]],
+    ) -> list[tuple[Scores | None, torch.Tensor | None]]:  # fmt: skip
+        rows = [layout.rows for layout in layouts]
+        which = np.flatnonzero(np.repeat(scored, rows))
         which = which if len(which) else np.zeros(1, np.int64)  # a pass scores one row at least
         places = {}
         for window in self._windows:  # layers with a window read nothing before that of the first row
             counts = [each.length if window is None else min(each.length, window - 1) for each in caches]
             places[window] = [(c.start + c.length - count, count) for c, count in zip(caches, counts, strict=True)]
         arguments = row_arguments(layouts, places, which, self.target.dtype)
-        buffers, layers = self._arena.buffers, len(self.target.support.windows)
-        self._run = _compiled_pass(self.target) or self._run  # a model may be compiled meanwhile
-        results = self._run(*arguments, buffers[:layers], buffers[layers:])
-        found: list[Scores | None] = []
-        start = 0
-        for count, wanted in zip((layout.rows for layout in layouts), scored, strict=True):
-            own = [each[start : start + count] for each in results]
-            found.append(scores_of_pass(*own, hidden=hidden) if wanted else None)
-            start += count if wanted else 0
+        buffers, half = self._arena.buffers, len(self.target.support.windows)
+        self._run = _compiled_pass(self.target, self._hidden) or self._run  # a model may be compiled meanwhile
+        results = self._run(*arguments, buffers[:half], buffers[half:])
+        found: list[tuple[Scores | None, torch.Tensor | None]] = []
+        start = row = 0  # of the scored rows, and of all, which have the states of layers before the last
+        for count, wanted, layers in zip(rows, scored, hidden, strict=True):
+            tapped = [each[row : row + count] for each in results[4:]]
+            own = [*(each[start : start + count] for each in results[:4]), *tapped]
+            scores = scores_of_pass(own, layers) if wanted else None
+            found.append((scores, None if wanted or LAST in layers else states_of_pass(own, layers)))
+            start, row = start + count * wanted, row + count
         return found
 
 
-def _compiled_pass(target: TorchTarget) -> Pass | None:
+def _compiled_pass(target: TorchTarget, hidden: tuple[int, ...]) -> Pass | None:
     """Return what runs joint passes compiled, if a row then has the same bits whatever other rows are in the pass."""
     compiled = target.compiled
-    if compiled is None or not compiled.record.same_bits:
+    if compiled is None or not compiled.record.same_bits or not compiled.returns(hidden):
         return None
     fits = [each for each in compiled.record.packages if each.ranges]
     if not all(any(each.takes(rows) for each in fits) for rows in (1, 2, MOST_ROWS)):
@@ -154,15 +165,21 @@ def _compiled_pass(target: TorchTarget) -> Pass | None:
     return run
 
 
-def batch_target(target: TorchTarget, most_bytes: int | None) -> JointBatch | SequentialBatch:
-    """Return what runs a target's batches: a `JointBatch` where it gives the same texts, else a `SequentialBatch`."""
-    compiled, run = target.compiled, _compiled_pass(target)
+def batch_target(
+    target: TorchTarget, most_bytes: int | None, hidden: tuple[int, ...] = ()
+) -> JointBatch | SequentialBatch:
+    """Return what runs a target's batches: a `JointBatch` where it gives the same texts, else a `SequentialBatch`.
+
+    `hidden` are the layers whose states drafters need.
+    """
+    compiled, run = target.compiled, _compiled_pass(target, hidden)
     if compiled is not None and run is not None:
-        return JointBatch(target, run, compiled.record.shapes * 2, most_bytes)
+        return JointBatch(target, run, compiled.record.shapes * 2, most_bytes, hidden)
     own: JointForward | None = None
     # another family's code may derive a row's position from the cache's length; states are of one sequence
     tried = target.support.tested and not any(target.support.recurrent)
-    if compiled is None and target.recordings is None and tried and runs_on_cpu(target.model):
+    alone = target.recordings is not None or not runs_on_cpu(target.model) or set(hidden) - {LAST}
+    if compiled is None and tried and not alone:
         with suppress(Exception), torch.inference_mode():  # there is no list of what other attention raises
             own = JointForward(target.model, target.dtype)
-    return SequentialBatch(target) if own is None else JointBatch(target, own, own.shapes, most_bytes)
+    return SequentialBatch(target) if own is None else JointBatch(target, own, own.shapes, most_bytes, hidden)

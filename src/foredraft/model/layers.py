@@ -5,9 +5,10 @@ Does not depend on what the layers are replaced for.
 """
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -87,12 +88,39 @@ def shorter(
     return result
 
 
+LAST = -1  # the layer, as `Needs.hidden` numbers them, of the last hidden states
+
+
+def eagle_layers(count: int) -> tuple[int, ...]:
+    """Return the layers that EAGLE-3's authors read in a model of `count` layers: a low, a middle and a high one."""
+    return (2, count // 2, count - 3) if count > 5 else (0, count // 2, count - 1)
+
+
+def usual_taps(model: Any) -> tuple[int, ...]:
+    """Return these layers of a model, whose states a compiled pass returns; none if its layers are no plain list."""
+    try:
+        return eagle_layers(model_parts(model).count)
+    except UnsupportedModelError:
+        return ()
+
+
 @contextmanager
-def scored_states(model: Any) -> Iterator[list[torch.Tensor]]:
-    """Collect the inputs of the model's LM head in the block: its last hidden states, float[B, R, D]."""
-    found: list[torch.Tensor] = []
-    with model.get_output_embeddings().register_forward_pre_hook(lambda _module, inputs: found.append(inputs[0])):
+def tapped_states(model: Any, layers: Iterable[int]) -> Iterator[dict[int, torch.Tensor]]:
+    """Collect what enters these layers in the block, float[B, R, D]; for `LAST`, what enters the LM head.
+
+    The LM head may be given fewer rows than a layer: those that are scored.
+    """
+    found: dict[int, torch.Tensor] = {}
+    own = model.get_submodule(model_parts(model).layers) if set(layers) - {LAST} else ()
+    with ExitStack() as stack:
+        for number in layers:
+            module = model.get_output_embeddings() if number == LAST else own[number]
+            stack.enter_context(module.register_forward_pre_hook(partial(_keep, found, number)))
         yield found
+
+
+def _keep(found: dict[int, torch.Tensor], number: int, _module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+    found[number] = inputs[0]
 
 
 def _norms(model: Any, layers: str) -> list[str]:

@@ -5,7 +5,7 @@ on how rows were drafted or which of them will be kept.
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from inspect import signature
 from typing import Any
@@ -23,7 +23,7 @@ from foredraft.model.families import UNMASKED_LAYERS
 from foredraft.model.gguf.files import quantised_file
 from foredraft.model.heads import ids_of
 from foredraft.model.kv_cache import TreeCache, TreeLayer
-from foredraft.model.layers import scored_states
+from foredraft.model.layers import LAST, tapped_states
 from foredraft.model.mask import attention_mask
 from foredraft.model.recordings import RecordedForward
 from foredraft.model.recurrent.adoption import adopt
@@ -93,43 +93,55 @@ class TorchTarget:
         return other
 
     @torch.inference_mode()
-    def prefill(self, token_ids: TokenIds, cache: TreeCache) -> None:
-        """Run tokens, int64[n], after those in the cache, and commit them; every pass may raise OutOfMemoryError."""
+    def prefill(self, token_ids: TokenIds, cache: TreeCache, hidden: tuple[int, ...] = ()) -> torch.Tensor | None:
+        """Run tokens, int64[n], after those in the cache, and commit them; every pass may raise OutOfMemoryError.
+
+        Returns the states of the layers `hidden`, float[m, K * D], of the last m tokens: all, except for the last
+        hidden states, which only scored rows have.
+        """
         compiled = self.compiled is not None and self.compiled.package_for(MOST_ROWS) is not None
         most = MOST_ROWS if compiled else _STATE_ROWS if any(self.support.recurrent) else PREFILL_ROWS
         cache.reserve_text(len(token_ids))
+        states = []
         for start in range(0, len(token_ids), most):
             chunk = token_ids[start : start + most]
-            self.run(lay_out_text(chunk, cache.length), cache)
+            states.append(self.run(lay_out_text(chunk, cache.length), cache, hidden))
             cache.commit(range(len(chunk)))
+        found = [each for each in states if each is not None]
+        return None if not found else found[-1] if LAST in hidden else torch.cat(found)
 
     @torch.inference_mode()
-    def forward(self, layout: Layout, cache: TreeCache, *, hidden: bool = False) -> Scores:
+    def forward(self, layout: Layout, cache: TreeCache, *, hidden: tuple[int, ...] = ()) -> Scores:
         """Score every row of `layout`; the rows stay after the committed ones until `cache.commit`."""
         with device_errors(layout.rows, cache.length):
-            compiled = self._run_compiled(layout, cache)
+            compiled = self._run_compiled(layout, cache, hidden)
             if compiled is not None:
-                return scores_of_pass(*compiled, hidden=hidden)
-            if self.recordings is not None:
+                return scores_of_pass(compiled, hidden)
+            if self.recordings is not None and not set(hidden) - {LAST}:
                 scores = self.recordings.forward(
-                    layout, cache, lambda: self._run(layout, cache).logits[0], hidden=hidden
+                    layout, cache, lambda: self._run(layout, cache).logits[0], hidden=bool(hidden)
                 )
                 if scores is not None:
                     return scores
-            with scored_states(self.model) as states:
+            with tapped_states(self.model, hidden) as states:
                 logits = self._run(layout, cache).logits[0]
             on_host = logits.device.type == "cpu"
             # waits for the device, whose errors and time are then those of this pass
             best = None if on_host else best_on_device(logits).cpu().numpy()
-        return Scores(logits, states[0][0] if hidden else None, best)
+        return Scores(logits, _side_by_side(states, hidden), best)
 
     @torch.inference_mode()
-    def run(self, layout: Layout, cache: TreeCache) -> None:
-        """Run rows of a prompt for their keys, values and states; only the last row is scored."""
+    def run(self, layout: Layout, cache: TreeCache, hidden: tuple[int, ...] = ()) -> torch.Tensor | None:
+        """Run rows of a prompt for what the cache keeps of them, and return what `prefill` does."""
         cache.prompt = cache.length + layout.rows + 1
         with device_errors(layout.rows, cache.length):
-            if self._run_compiled(layout, cache, scored=1) is None:
-                float(self._run(layout, cache, scored=1).logits[0, -1, 0])  # waits for the device, as `forward` does
+            compiled = self._run_compiled(layout, cache, hidden, scored=1)
+            if compiled is not None:
+                return states_of_pass(compiled, hidden)
+            with tapped_states(self.model, hidden) as states:
+                logits = self._run(layout, cache, scored=1).logits
+            float(logits[0, -1, 0])  # waits for the device, as `forward` does
+        return _side_by_side(states, hidden)
 
     def _run(self, layout: Layout, cache: TreeCache, *, scored: int | None = None) -> Any:
         """Run the uncompiled model; only the last `scored` rows are scored, if the model supports that."""
@@ -150,10 +162,11 @@ class TorchTarget:
         )
 
     def _run_compiled(
-        self, layout: Layout, cache: TreeCache, *, scored: int | None = None
+        self, layout: Layout, cache: TreeCache, hidden: tuple[int, ...], *, scored: int | None = None
     ) -> list[torch.Tensor] | None:
         """Return the results for the last `scored` rows, or all; None if the model must run uncompiled."""
-        package = self.compiled.package_for(layout.rows) if self.compiled is not None else None
+        compiled = self.compiled
+        package = compiled.package_for(layout.rows) if compiled is not None and compiled.returns(hidden) else None
         buffers = cache.reserved_buffers(layout.rows) if package is not None else []
         if package is None or not buffers:
             return None
@@ -225,10 +238,21 @@ class TorchTarget:
         return float(np.max(errors))  # NaN if one is
 
 
-def scores_of_pass(logits: torch.Tensor, states: torch.Tensor, *summed: torch.Tensor, hidden: bool) -> Scores:
-    """Return the scores of a pass; a compiled forward also summarises its logits, as `top_by_blocks` takes them."""
-    best, top = top_by_blocks(logits, *summed) if summed else (None, None)
-    return Scores(logits, states if hidden else None, best, top)
+def _side_by_side(states: dict[int, torch.Tensor], layers: tuple[int, ...]) -> torch.Tensor | None:
+    """Return the states of one sequence's rows, float[R, K * D], in the order of `layers`; None for no layers."""
+    return torch.cat([states[number][0] for number in layers], dim=-1) if layers else None
+
+
+def scores_of_pass(results: Sequence[torch.Tensor], hidden: tuple[int, ...]) -> Scores:
+    """Return the scores of a pass from what `FunctionalForward` returns, with the states of `hidden`."""
+    logits, _, *summed = results
+    best, top = top_by_blocks(logits, *summed[:2]) if summed else (None, None)
+    return Scores(logits, states_of_pass(results, hidden), best, top)
+
+
+def states_of_pass(results: Sequence[torch.Tensor], hidden: tuple[int, ...]) -> torch.Tensor | None:
+    """Return the states of these layers from what `FunctionalForward` returns, as `TorchTarget.prefill` does."""
+    return None if not hidden else results[1] if LAST in hidden else results[4]
 
 
 @contextmanager

@@ -136,7 +136,7 @@ def _time(subject: Subject, folder: Path, packages: tuple[PackageRecord, ...], w
     least = 1 if alike and ONE.name not in loaded else ANY.least_rows
     takes = tuple(replace(package, least_rows=least) if package.name == ANY.name else package for package in packages)
     costs = _timed(subject, takes, loaded)
-    record = CompiledRecord(takes, costs, alike, subject.shapes, torch.__version__, warning)
+    record = CompiledRecord(takes, costs, alike, subject.shapes, torch.__version__, warning, subject.forward.taps)
     write_record(folder, record)
     return record
 

@@ -24,7 +24,7 @@ from foredraft.graph.tree import I64
 from foredraft.model.compiled.kernels import LANES, attend
 from foredraft.model.compiled.package import MOST_ROWS
 from foredraft.model.kv_cache import Span, TreeLayer
-from foredraft.model.layers import scored_states
+from foredraft.model.layers import LAST, tapped_states, usual_taps
 from foredraft.model.mask import joined_mask
 from foredraft.model.support import cache_argument, inspect
 from foredraft.sampling.logits import block_maxima
@@ -40,12 +40,14 @@ class FunctionalForward(nn.Module):
     """The logits and last hidden states of a pass, from its rows and the buffers of a cache.
 
     The model is in evaluation mode; its layers of one sliding window share slots and mask. If it `summarises`, the
-    results of `block_maxima` and `logsumexp` of the logits come with them, as `top_by_blocks` takes them.
+    results of `block_maxima` and `logsumexp` of the logits come with them, as `top_by_blocks` takes them, and the
+    states that enter the layers that EAGLE-3 reads, if there are such layers.
     """
 
     def __init__(self, model: Any, *, summarises: bool = False) -> None:
         super().__init__()
         self.model, self._summarises = model, summarises
+        self.taps = usual_taps(model) if summarises else ()
         self._scores_some = "logits_to_keep" in signature(model.forward).parameters
         self._cache_argument = cache_argument(model)
         support = inspect(model.config)
@@ -69,7 +71,7 @@ class FunctionalForward(nn.Module):
 
         A row's range is the slot that the first column of its mask stands for, and how many of the columns it has;
         without ranges, all rows have the first W slots. Returns logits float[S, V], last hidden states float[S, D], and
-        if it summarises float[S, V / 64] and float[S].
+        if it summarises float[S, V / 64], float[S] and the states of the K `taps`, float[R, K * D].
         """
         layers: list[Any] = []  # transformers' list type takes no subclass
         self.ranges = [] if ranges is None else [ranges[window] for window in self.window_of]
@@ -79,7 +81,7 @@ class FunctionalForward(nn.Module):
             layers.append(_BufferLayer(keys[layer], values[layer], slots[window], visible))
         mask = masks[0] if len(self._types) == 1 else {kind: masks[window] for kind, window in self._types.items()}
         options = {} if scored is None or not self._scores_some else {"logits_to_keep": scored}
-        with scored_states(self.model) as states:
+        with tapped_states(self.model, {LAST, *self.taps}) as states:
             output = self.model(
                 input_ids=rows,
                 attention_mask=mask,
@@ -89,13 +91,14 @@ class FunctionalForward(nn.Module):
                 **options,
             )
         self.ranges = []  # the exporter objects to attributes that a forward leaves changed
-        logits, hidden = output.logits[0], states[0][0]
+        logits, hidden = output.logits[0], states[LAST][0]
         if scored is not None and not options:
             logits, hidden = logits[scored], hidden[scored]
         if not self._summarises:
             return logits, hidden
         logits = logits.float()
-        return logits, hidden, block_maxima(logits), logits.logsumexp(-1)
+        tapped = [torch.cat([states[number][0] for number in self.taps], dim=-1)] if self.taps else []
+        return logits, hidden, block_maxima(logits), logits.logsumexp(-1), *tapped
 
 
 class _BufferLayer(TreeLayer):

@@ -27,10 +27,11 @@ from foredraft.contracts import CostCurve
 from foredraft.errors import ForedraftWarning, StoreError, told
 from foredraft.model.compiled.library import CompiledLibrary, weights_beside
 from foredraft.model.fingerprint import architecture
+from foredraft.model.layers import LAST
 
 MOST_ROWS = 256  # of a compiled pass; longer prompts take several passes; chosen
 EAGER = "eager"
-_FORMAT = 18  # of a package; increased when the code that it is compiled from changes
+_FORMAT = 19  # of a package; increased when the code that it is compiled from changes
 RECORD = "compiled.json"  # the file beside the packages of a folder
 _CLEARLY = 1.1
 """A package is used if it takes at most this many times as long as the uncompiled model, because the same passes, timed
@@ -78,6 +79,7 @@ class CompiledRecord:
     shapes: tuple[tuple[int, int], ...]  # of each layer: its key heads and their size
     torch: str  # the version that compiled
     warning: str  # what an earlier torch compiled better; "" for nothing
+    taps: tuple[int, ...] = ()  # the layers whose states a pass returns besides the last ones
 
     def told(self) -> list[str]:
         """Describe how each package was compiled, with the warning."""
@@ -109,6 +111,10 @@ class CompiledForward:
     def package_for(self, rows: int) -> CompiledLibrary | None:
         """Return the loaded package that runs `rows` rows, or None if the uncompiled model is faster."""
         return self.packages.get(self._quickest[rows]) if rows <= MOST_ROWS else None
+
+    def returns(self, hidden: tuple[int, ...]) -> bool:
+        """Return whether passes return the states of these layers, as `Needs.hidden` names them."""
+        return not set(hidden) - {LAST} or hidden == self.record.taps
 
     def rounds_alike(self, rows: int) -> bool:
         """Return whether all passes of up to `rows` rows are compiled, and give a row the same bits."""
@@ -179,7 +185,8 @@ def read_record(folder: Path) -> CompiledRecord | None:
         if data["format"] != _FORMAT or {EAGER, *(package.name for package in packages)} != set(costs):
             raise ValueError(f"format {data['format']}, with costs of {', '.join(costs)}")
         shapes = tuple((int(heads), int(size)) for heads, size in data["shapes"])
-        return CompiledRecord(packages, costs, bool(data["same_bits"]), shapes, data["torch"], data["warning"])
+        same_bits, taps = bool(data["same_bits"]), tuple(map(int, data["taps"]))
+        return CompiledRecord(packages, costs, same_bits, shapes, data["torch"], data["warning"], taps)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
