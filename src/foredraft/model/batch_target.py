@@ -75,7 +75,7 @@ class JointBatch:
     keeps_prefixes = True
 
     def __init__(self, target: TorchTarget, compiled: CompiledForward, most_bytes: int | None) -> None:
-        heads, size = compiled.record.shapes[0]
+        heads, size, *_ = compiled.record.shapes[0]
         layers = len(compiled.record.shapes)
         slot = 2 * layers * heads * size * target.dtype.itemsize
         self.target, self._compiled, self._dtype = target, compiled, target.dtype
@@ -146,7 +146,7 @@ def batch_target(target: TorchTarget, most_bytes: int | None) -> JointBatch | Se
     """Return what runs a target's batches: a `JointBatch` where it gives the same bits, else a `SequentialBatch`."""
     compiled = target.compiled
     if compiled is not None and compiled.record.same_bits and set(target.support.windows) == {None}:
-        one_shape = len(set(compiled.record.shapes)) == 1
-        if one_shape and all(_batch_package(compiled, rows) for rows in (1, 2, MOST_ROWS)):
+        shapes = set(compiled.record.shapes)  # layers that keep a state take a pass of their own
+        if len(shapes) == 1 and not shapes.pop().taps and all(_batch_package(compiled, rows) for rows in (1, 2, MOST_ROWS)):
             return JointBatch(target, compiled, most_bytes)
     return SequentialBatch(target)

@@ -14,11 +14,12 @@ import numpy as np
 import torch
 
 from foredraft.contracts import Scores, TokenIds
-from foredraft.errors import ForedraftError, OutOfMemoryError, UnsupportedModelError, told
+from foredraft.errors import ForedraftError, OutOfMemoryError, UnsupportedModelError, UsageError, told
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.model.compiled.blocks import round_weights
-from foredraft.model.compiled.export import row_arguments
+from foredraft.model.compiled.export import run_pass
 from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, kept_forward
+from foredraft.model.families import MASK_NAMES, UNATTENDING_LAYERS
 from foredraft.model.gguf.files import quantised_file
 from foredraft.model.heads import ids_of
 from foredraft.model.kv_cache import TreeCache, TreeLayer
@@ -26,7 +27,6 @@ from foredraft.model.layers import scored_states
 from foredraft.model.mask import attention_mask
 from foredraft.model.recordings import RecordedForward
 from foredraft.model.rounding import error_beyond_rounding
-from foredraft.model.families import MASK_NAMES, UNATTENDING_LAYERS
 from foredraft.model.support import Support, cache_argument, inspect, warn_where_rows_depend
 from foredraft.sampling.logits import best_on_device, top_by_blocks
 
@@ -74,15 +74,14 @@ class TorchTarget:
     def new_cache(self) -> TreeCache:
         # where passes are recorded, every layer keeps all positions, so that slots stay where they are
         windows = self.support.windows if self.recordings is None else (None,) * len(self.support.windows)
+        if self.compiled is not None:  # compiled code writes to existing buffers
+            return TreeCache.of_shapes(windows, self.compiled.record.shapes, self.dtype)
         kinds: list[type[TreeLayer]] = [TreeLayer] * len(windows)
         if self._recurrent:
             from foredraft.model.recurrent.state import StateLayer
 
             kinds = [StateLayer if each else TreeLayer for each in self.support.recurrent]
-        cache = TreeCache(windows, kinds)
-        if self.compiled is not None:  # compiled code writes to existing buffers
-            cache.take_shapes(self.compiled.record.shapes, self.dtype)
-        return cache
+        return TreeCache(windows, kinds)
 
     def with_model(self, model: Any, *, rounded: bool = False) -> "TorchTarget":
         """Return a target for `model`, a copy or part of this one's; compiled if this one is and its package exists.
@@ -163,13 +162,16 @@ class TorchTarget:
     ) -> list[torch.Tensor] | None:
         """Return the results for the last `scored` rows, or all; None if the model must run uncompiled."""
         package = self.compiled.package_for(layout.rows) if self.compiled is not None else None
-        buffers = cache.reserved_buffers(layout.rows) if package is not None else []
-        if package is None or not buffers:
+        if self._recurrent and (package is None) != (cache.records is None):
+            if package is not None:  # this cache was begun before the model was compiled
+                return None
+            raise UsageError(
+                f"This model's layers keep a state, and it runs compiled, so a pass takes up to {MOST_ROWS} rows, not "
+                f"{layout.rows}; draft fewer tokens at once."
+            )
+        if package is None:
             return None
-        ids, positions, which, masks, slots, ranges = row_arguments(
-            layout, cache.spans.values(), self.dtype, ranges=package.ranges, scored=scored
-        )
-        return package.run([ids, positions, which, *masks, *slots, *(ranges or ()), *buffers])
+        return run_pass(package, layout, cache, cache.spans.values(), self.dtype, scored)
 
     def _masks(self, layout: Layout, cache: TreeCache) -> torch.Tensor | dict[str, torch.Tensor] | None:
         kinds = self._attention
@@ -181,7 +183,7 @@ class TorchTarget:
         for kind, window in kinds.items():
             span = cache.spans.get(window) or cache.spans[None]  # a layer with a window may keep all slots
             masks[kind] = attention_mask(layout, span, window, self.dtype).to(self.device)
-        return masks | {kind: None for kind in self._unattending} if len(masks) > 1 else masks[kind]
+        return masks | dict.fromkeys(self._unattending) if len(masks) > 1 else masks[kind]
 
     @torch.inference_mode()
     def _probe(self) -> None:

@@ -18,22 +18,24 @@ from torch.fx import Graph, Node
 from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from foredraft.errors import UsageError
 from foredraft.graph.layout import Layout, lay_out_text
 from foredraft.graph.tree import I64
 from foredraft.model.compiled.kernels import LANES, attend
+from foredraft.model.compiled.library import CompiledLibrary
 from foredraft.model.compiled.package import MOST_ROWS
-from foredraft.model.kv_cache import Span, TreeLayer
+from foredraft.model.compiled.recurrence import Lineage, TracedLayer, layer_shapes, lineage
+from foredraft.model.kv_cache import Span, TreeCache, TreeLayer, allocated
 from foredraft.model.layers import scored_states
 from foredraft.model.mask import attention_mask
+from foredraft.model.recurrent.adoption import adopt
 from foredraft.model.support import cache_argument, inspect
 from foredraft.sampling.logits import block_maxima
 
 CONTEXT = 200  # slots in use when a forward is traced, compared and timed; chosen
-_SHAPED = (1, 2)  # sequences, and tokens of each, that show what the model writes into its cache
 _COMPILED = "foredraft_compiled"
 _LINEAR = torch.ops.aten.linear.default
 _BLOCKS = torch.ops.foredraft.multiply_blocks.default
+_TURNED = (torch.ops.aten.transpose.int, torch.ops.aten.permute.default)
 _TAKEN_APART = (torch.ops.aten.view.default, torch.ops.aten.reshape.default, torch.ops.aten.unflatten.int)
 
 
@@ -50,10 +52,16 @@ class FunctionalForward(nn.Module):
         self._scores_some = "logits_to_keep" in signature(model.forward).parameters
         self._cache_argument = cache_argument(model)
         support = inspect(model.config)
-        self.windows = tuple(dict.fromkeys(support.windows))  # the different ones
-        self.window_of = [self.windows.index(window) for window in support.windows]  # the number of each layer's
+        attending = zip(support.windows, support.recurrent, strict=True)
+        self.windows = tuple(dict.fromkeys(window for window, recurrent in attending if not recurrent))
+        # the number of each layer's window; after these, that of records
+        self.window_of = [
+            len(self.windows) if recurrent else self.windows.index(window)
+            for window, recurrent in zip(support.windows, support.recurrent, strict=True)
+        ]
+        self._recurrent = support.recurrent
         self._types = dict(zip(support.layer_types, self.window_of, strict=True))
-        self.ranges: list[torch.Tensor] = []  # of the current pass, by layer; empty if all rows have the first slots
+        self.ranges: dict[int, torch.Tensor] = {}  # of the current pass, by layer; empty if all rows have the first slots
 
     def forward(
         self,
@@ -63,8 +71,10 @@ class FunctionalForward(nn.Module):
         masks: list[torch.Tensor],  # for each window, float[1, 1, R, W], added to attention scores
         slots: list[torch.Tensor],  # for each window, int64[R], the slots that the rows' states go to
         ranges: list[torch.Tensor] | None,  # for each window, int64[2, R], as `attend` takes them
+        steps: list[torch.Tensor] | None,  # a `Lineage`, where layers keep a state
         keys: list[torch.Tensor],  # for each layer, float[1, heads, C, head_dim], written in place
-        values: list[torch.Tensor],  # the same
+        values: list[torch.Tensor],  # the same; of a layer that keeps a state, both as `RecordLayer` has them
+        matrices: list[torch.Tensor],  # for each layer that has some, and then those that are written
     ) -> tuple[torch.Tensor, ...]:
         """Score rows, and write their states into the cache's buffers.
 
@@ -73,12 +83,20 @@ class FunctionalForward(nn.Module):
         if it summarises float[S, V / 64] and float[S].
         """
         layers: list[Any] = []  # transformers' list type takes no subclass
-        self.ranges = [] if ranges is None else [ranges[window] for window in self.window_of]
+        attending = {layer: window for layer, window in enumerate(self.window_of) if not self._recurrent[layer]}
+        self.ranges = {} if ranges is None else {layer: ranges[window] for layer, window in attending.items()}
+        found = iter(zip(matrices[: len(matrices) // 2], matrices[len(matrices) // 2 :], strict=True))
         for layer, window in enumerate(self.window_of):
+            if self._recurrent[layer]:
+                own = next(found) if values[layer].shape[-1] else ()
+                layers.append(TracedLayer(Lineage(*steps), keys[layer], values[layer], own))
+                continue
             visible = masks[window].shape[-1] if ranges is None else keys[layer].shape[2]
             torch._check(visible <= keys[layer].shape[2])  # noqa: SLF001  # the documented way to tell the exporter
             layers.append(_BufferLayer(keys[layer], values[layer], slots[window], visible))
-        mask = masks[0] if len(self._types) == 1 else {kind: masks[window] for kind, window in self._types.items()}
+        mask: Any = masks[0]
+        if len(self._types) > 1:  # those that attend to nothing have none
+            mask = {kind: masks[of] if of < len(masks) else None for kind, of in self._types.items()}
         options = {} if scored is None or not self._scores_some else {"logits_to_keep": scored}
         with scored_states(self.model) as states:
             output = self.model(
@@ -89,7 +107,7 @@ class FunctionalForward(nn.Module):
                 **{self._cache_argument: Cache(layers=layers)},
                 **options,
             )
-        self.ranges = []  # the exporter objects to attributes that a forward leaves changed
+        self.ranges = {}  # the exporter objects to attributes that a forward leaves changed
         logits, hidden = output.logits[0], states[0][0]
         if scored is not None and not options:
             logits, hidden = logits[scored], hidden[scored]
@@ -123,19 +141,23 @@ class _BufferLayer(TreeLayer):
 class Subject:
     """A model's functional forward, with arguments to trace and time it.
 
-    Raises UsageError for a layer without its own keys and values.
+    Raises UsageError for a layer that keeps something else than keys and values, or records and matrices.
     """
 
     def __init__(self, model: Any) -> None:
         self.model, self.forward = model, FunctionalForward(model, summarises=True).eval()
         self.dtype = model.dtype
-        self.shapes = tuple(_buffer_shapes(model))
+        recurrent = inspect(model.config).recurrent
+        if any(recurrent):
+            adopt(model, recurrent)
+        self.shapes = layer_shapes(model, recurrent)
 
     @cached_property
     def takes_ranges(self) -> bool:
         """Whether `attend` can take the place of the model's attention, for rows of several sequences at once."""
         kernel = self.model.config._attn_implementation  # noqa: SLF001  # transformers has no public name for it
-        if kernel != "sdpa" or any(size % LANES for _, size in self.shapes):
+        attending = [shape for shape in self.shapes if not shape.taps]
+        if kernel != "sdpa" or any(shape.size % LANES for shape in attending):
             return False
         arguments = (*self.arguments(np.zeros(2, np.int64), ranges=True), *self.buffers())
         try:  # whether its layers ask transformers which attention to use shows only when they run
@@ -143,7 +165,7 @@ class Subject:
                 self.forward(*arguments)
         except Exception:  # noqa: BLE001  # there is no list of what other attention raises
             return False
-        return len(attended) == len(self.shapes)
+        return len(attended) == len(attending)
 
     def dynamic(self, least_rows: int, most_rows: int, *, ranges: bool) -> tuple[Any, ...]:
         """Return the dimensions that vary: of each window, the slots in use and allocated; and the rows."""
@@ -154,36 +176,78 @@ class Subject:
         # the exporter wants room after the slots in use; without any the code runs too
         windows = range(len(self.forward.windows))
         visible = [torch.export.Dim(f"visible{window}", min=2, max=2**20 - 1) for window in windows]
-        capacity = [torch.export.Dim(f"capacity{window}", min=3, max=2**20) for window in windows]
+        capacity = [torch.export.Dim(f"capacity{window}", min=3, max=2**20) for window in (*windows, len(windows))]
         buffers = [{2: capacity[window]} for window in self.forward.window_of]
         masks, slots = [{2: rows, 3: dim} for dim in visible], [{0: rows} for _ in visible]
         of_rows = [{1: rows} for _ in visible] if ranges else None
-        return ({1: rows}, {1: rows}, {0: scored}, masks, slots, of_rows, buffers, list(buffers))
+        nodes = torch.export.Dim("nodes", min=2, max=2 * most_rows)  # with those that are held
+        steps = [{0: rows}, {0: rows}, {0: nodes}, None] if self.recurrent else None
+        matrices = [None] * (2 * sum(bool(shape.matrices) for shape in self.shapes))
+        return ({1: rows}, {1: rows}, {0: scored}, masks, slots, of_rows, steps, buffers, list(buffers), matrices)
 
-    def buffers(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Return the keys and the values of every layer, with room for the most rows after some context."""
+    @property
+    def recurrent(self) -> bool:
+        """Whether some layers keep a state."""
+        return any(shape.taps for shape in self.shapes)
+
+    def buffers(self) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
+        """Return what every layer keeps, with room for the most rows after some context."""
         # windows differ in what is allocated, so that the exporter tells them apart
-        keys = [
-            torch.zeros(1, heads, CONTEXT + MOST_ROWS + 56 + 8 * window, size, dtype=self.dtype)
-            for (heads, size), window in zip(self.shapes, self.forward.window_of, strict=True)
-        ]
-        return keys, [torch.zeros_like(each) for each in keys]
+        room = [CONTEXT + MOST_ROWS + 56 + 8 * window for window in self.forward.window_of]
+        cache = self.new_cache()
+        keys, values = cache.reserved_buffers(0)[: len(room)], cache.reserved_buffers(0)[len(room) :]
+        return (
+            [allocated(each, slots) for each, slots in zip(keys, room, strict=True)],
+            [allocated(each, slots) for each, slots in zip(values, room, strict=True)],
+            cache.matrices(),
+        )
+
+    def new_cache(self) -> TreeCache:
+        """Return an empty cache, in which all attention layers keep all positions."""
+        return TreeCache.of_shapes([None] * len(self.shapes), self.shapes, self.dtype)
 
     def arguments(
         self, token_ids: I64, at: int = CONTEXT, *, ranges: bool, scored: int | None = None
     ) -> tuple[Any, ...]:
         """Return the arguments of `FunctionalForward.forward` before the buffers: a chain after `at` slots."""
         layout, spans = lay_out_text(token_ids, at), [Span(None, stored=at)] * len(self.forward.windows)
-        return row_arguments(layout, spans, self.dtype, ranges=ranges, scored=scored)
+        taps = max(shape.taps for shape in self.shapes)
+        records = Span(taps, stored=at, pending=1) if self.recurrent else None
+        return row_arguments(layout, spans, records, self.dtype, ranges=ranges, scored=scored)
+
+
+def run_pass(
+    package: CompiledLibrary, layout: Layout, cache: TreeCache, spans: Collection[Span], dtype: torch.dtype,
+    scored: int | None = None,
+) -> list[torch.Tensor] | None:  # fmt: skip
+    """Run a compiled forward for the rows of one sequence; its windows' slots are those of `spans`.
+
+    Returns what `FunctionalForward.forward` does, for the last `scored` rows or all; None before all of the cache's
+    layers are initialised.
+    """
+    buffers = cache.reserved_buffers(layout.rows)
+    if not buffers:
+        return None
+    arguments = row_arguments(layout, spans, cache.records, dtype, ranges=package.ranges, scored=scored)
+    result = package.run([*flat(arguments), *buffers, *cache.matrices()])
+    cache.advance()
+    return result
+
+
+def flat(arguments: tuple[Any, ...]) -> list[torch.Tensor]:
+    """Return arguments of `FunctionalForward.forward` in the order in which the exporter flattens them."""
+    leaves = torch.utils._pytree.tree_leaves(arguments)  # noqa: SLF001  # torch has no public name
+    return [leaf for leaf in leaves if leaf is not None]
 
 
 def row_arguments(
-    layout: Layout, spans: Collection[Span], dtype: torch.dtype, *, ranges: bool, scored: int | None = None
-) -> tuple[Any, ...]:
+    layout: Layout, spans: Collection[Span], records: Span | None, dtype: torch.dtype, *, ranges: bool,
+    scored: int | None = None,
+) -> tuple[Any, ...]:  # fmt: skip
     """Return the arguments of `FunctionalForward.forward` before the buffers, for the rows of one sequence.
 
-    Takes the masks' dtype, whether the forward takes each row's own range of slots, and how many of the last rows are
-    scored; None for all.
+    Takes the slots of each window, and of records where layers keep a state; the masks' dtype; whether the forward
+    takes each row's own range of slots; and how many of the last rows are scored, None for all.
     """
     rows = np.arange(layout.rows)
     ends = [span.stored + layout.rows for span in spans]
@@ -194,23 +258,8 @@ def row_arguments(
         [attention_mask(layout, span, span.window, dtype) for span in spans],
         [torch.from_numpy(span.stored + rows) for span in spans],
         [torch.from_numpy(np.array([[0] * len(rows), [end] * len(rows)])) for end in ends] if ranges else None,
+        list(lineage(layout, records)) if records is not None else None,
     )
-
-
-def _buffer_shapes(model: Any) -> list[tuple[int, int]]:
-    """Return the number of key heads and their size of each layer, as the model writes them, or raise UsageError."""
-    from transformers import DynamicCache
-
-    cache = DynamicCache()
-    with torch.inference_mode():
-        model(input_ids=torch.zeros(_SHAPED, dtype=torch.int64), use_cache=True, **{cache_argument(model): cache})
-    shapes = []
-    for number, layer in enumerate(cache.layers):
-        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
-        if keys is None or values is None or keys.shape != values.shape:
-            raise UsageError(f"Layer {number} of this model keeps no keys and values of one shape; it is not compiled.")
-        shapes.append((keys.shape[1], keys.shape[3]))
-    return shapes
 
 
 @contextmanager
@@ -257,6 +306,20 @@ def precise_logits(model: Any) -> Iterator[None]:
     """
     with model.get_output_embeddings().register_forward_hook(lambda _module, _inputs, logits: logits.float()):
         yield
+
+
+def turn_rows(program: torch.export.ExportedProgram) -> None:
+    """Have rows of linear maps that were transposed written row by row, as the kernels read them.
+
+    Convolutions' results are: in torch they lie so already, but the compiler lays results out anew. The program is
+    changed in place, without a change of a number.
+    """
+    graph = program.graph_module.graph
+    for node in graph.nodes:
+        if node.target in (_LINEAR, _BLOCKS) and node.args[0].target in _TURNED:
+            with graph.inserting_before(node):
+                node.replace_input_with(node.args[0], _call(graph, torch.ops.foredraft.written.default, node.args[0]))
+    program.graph_module.recompile()
 
 
 def merge_products(program: torch.export.ExportedProgram, *, apart: bool = False) -> None:

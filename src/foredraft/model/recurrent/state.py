@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from foredraft.graph.layout import Layout
+from foredraft.graph.tree import I64, BoolArray
 from foredraft.model.kv_cache import Span, TreeCache, TreeLayer
 from foredraft.model.mask import seen_rows
 from foredraft.model.recurrent.layer import OperatorLayer
@@ -47,19 +48,23 @@ class Rows:
         return {parent: at for at, (parent, _) in enumerate(self.lineage, start=self.held)}
 
     def windows(self, taps: int) -> torch.Tensor:
-        """Return the last `taps` inputs that each row's convolution sees, its own last, int64[R, taps].
-
-        They are indices into the `taps - 1` committed inputs, then those of the held rows, then of the pass's.
-        """
+        """Return what `convolution_windows` does for these rows."""
         if taps not in self._windows:
-            if self._chain:
-                index = np.add.outer(np.arange(len(self._sees)), np.arange(taps))
-            else:
-                committed = np.arange(taps - 1)
-                own = (np.flatnonzero(row) + taps - 1 for row in self._sees)
-                index = np.stack([np.append(committed, each)[-taps:] for each in own])
+            index = convolution_windows(self._sees, taps, chain=self._chain)
             self._windows[taps] = torch.from_numpy(index).to(self._device)
         return self._windows[taps]
+
+
+def convolution_windows(seen: BoolArray, taps: int, *, chain: bool) -> I64:
+    """Return the last `taps` inputs that each row's convolution takes, its own last, int64[R, taps].
+
+    They are indices into the `taps - 1` committed inputs, then those of the held rows, then of the R rows, which see
+    those of `seen`, bool[R, H + R]: in a `chain` without held rows, all before them.
+    """
+    if chain:
+        return np.add.outer(np.arange(len(seen)), np.arange(taps))
+    committed = np.arange(taps - 1)
+    return np.stack([np.append(committed, np.flatnonzero(row) + taps - 1)[-taps:] for row in seen])
 
 
 @dataclass(slots=True, eq=False)
