@@ -27,6 +27,7 @@ def table() -> str:
         LAYER_FAMILIES,
         LAYER_REASONS,
         REFUSED_FAMILIES,
+        STATES,
         TESTED_FAMILIES,
     )
 
@@ -35,8 +36,10 @@ def table() -> str:
         refused[LAYER_REASONS[kind]] = (*refused.get(LAYER_REASONS[kind], ()), *names)
     decoders = f"where the configuration sets `is_decoder`, {listed(DECODERS)}"
     count = sum(len(names) for names in refused.values())
+    states = "; ".join(f"{kept}: {listed(names)}" for kept, names in STATES.items())
     paragraphs = [
         f"**Exact: {len(TESTED_FAMILIES)} families.** {listed(TESTED_FAMILIES - DECODERS)}; and {decoders}.",
+        f"**With recurrent layers,** of those, which keep {states}.",
         f"**Refused: {count} families,** because such a model",
         *(f"- {reason}: {listed(names)}" for reason, names in refused.items()),
     ]
@@ -47,7 +50,7 @@ def table() -> str:
         )
         for each in paragraphs
     ]  # fmt: skip
-    return "\n".join([wrapped[0], "", wrapped[1], "", *wrapped[2:], ""])
+    return "\n".join([wrapped[0], "", wrapped[1], "", wrapped[2], "", *wrapped[3:], ""])
 
 
 def main() -> None:

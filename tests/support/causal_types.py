@@ -53,6 +53,7 @@ _OWN = _by_name({
     "kimi_linear": {"layer_types": _LINEAR, "num_experts_per_tok": 2},
     "lfm2 lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"num_heads": 4, "head_dim": 16, "n_groups": 2, "chunk_size": 16},
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"], "lru_width": 32, "attention_window_size": WINDOW},
     "zamba2": _SSD,
     "bart bert bert-generation big_bird bigbird_pegasus blenderbot blenderbot-small camembert data2vec-text electra "
     "ernie marian mbart megatron-bert mvp pegasus plbart prophetnet rembert roberta roberta-prelayernorm roc_bert "

@@ -146,7 +146,8 @@ def batch_target(target: TorchTarget, most_bytes: int | None) -> JointBatch | Se
     """Return what runs a target's batches: a `JointBatch` where it gives the same bits, else a `SequentialBatch`."""
     compiled = target.compiled
     if compiled is not None and compiled.record.same_bits and set(target.support.windows) == {None}:
-        shapes = set(compiled.record.shapes)  # layers that keep a state take a pass of their own
-        if len(shapes) == 1 and not shapes.pop().taps and all(_batch_package(compiled, rows) for rows in (1, 2, MOST_ROWS)):
+        shape, *others = set(compiled.record.shapes)  # texts whose layers keep a state have passes of their own
+        one_shape = not others and not shape.taps
+        if one_shape and all(_batch_package(compiled, rows) for rows in (1, 2, MOST_ROWS)):
             return JointBatch(target, compiled, most_bytes)
     return SequentialBatch(target)

@@ -91,7 +91,7 @@ class TreeLayer(CacheLayerMixin):
         nothing = torch.empty(1, shape.heads, 0, shape.size, dtype=dtype)
         self.lazy_initialization(nothing, nothing)
 
-    def commit(self, kept: Sequence[int]) -> None:
+    def commit(self, kept: npt.NDArray[np.int64]) -> None:
         """Commit what these rows leave besides keys and values, which the cache gathers: nothing."""
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:

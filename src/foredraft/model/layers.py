@@ -96,7 +96,8 @@ def scored_states(model: Any) -> Iterator[list[torch.Tensor]]:
 
 
 def _norms(model: Any, layers: str) -> list[str]:
-    """Return the paths of possible final norms: siblings of the list named as norms, except the embedding's."""
+    """Return the paths of possible final norms: siblings of the list named as norms; the embedding's if it is alone."""
     owner, dot, _ = layers.rpartition(".")
     names = [name for name, _ in model.get_submodule(owner).named_children()]
-    return [f"{owner}{dot}{name}" for name in names if ("norm" in name or name.startswith("ln_")) and "emb" not in name]
+    norms = [f"{owner}{dot}{name}" for name in names if "norm" in name or name.startswith("ln_")]
+    return [name for name in norms if "emb" not in name] or norms  # LFM2's last one is its `embedding_norm`

@@ -13,11 +13,12 @@ from foredraft.model.families import (
     ALIBI,
     DECODERS,
     LAYER_REASONS,
+    MASK_NAMES,
     RECURRENT,
     RECURRENT_LAYERS,
     REFUSED_FAMILIES,
     TESTED_FAMILIES,
-    UNATTENDING_LAYERS,
+    UNMASKED_LAYERS,
 )
 
 _LAYERS = frozenset(("full_attention", "sliding_attention", "chunked_attention"))  # the types that a mask describes
@@ -48,6 +49,12 @@ class Support:
         """Return for each layer whether it keeps a recurrent state."""
         return tuple(kind in RECURRENT_LAYERS for kind in self.layer_types)
 
+    @property
+    def masks(self) -> dict[str, int | None]:
+        """Return the window of each mask that the model needs, by the name that its layers know it by."""
+        kinds = zip(self.layer_types, self.windows, strict=True)
+        return {MASK_NAMES.get(kind, kind): window for kind, window in kinds if kind not in UNMASKED_LAYERS}
+
 
 def cache_argument(model: Any) -> str:
     """Return the name of the argument of a model's forward that takes the cache; transformers 5.24 renamed it."""
@@ -66,7 +73,7 @@ def inspect(config: Any) -> Support:
         _refuse_family(text)
     family, layers = str(text.model_type), _layer_types(text)
     for number, kind in enumerate(layers):
-        if kind not in _LAYERS | RECURRENT_LAYERS | UNATTENDING_LAYERS:
+        if kind not in _LAYERS | RECURRENT_LAYERS | UNMASKED_LAYERS:
             reason = LAYER_REASONS.get(kind, "foredraft does not know")
             raise UnsupportedModelError(
                 f"Layer {number} of this {family} model is of type {kind!r}, which {reason}; "

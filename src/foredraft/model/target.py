@@ -19,18 +19,21 @@ from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.model.compiled.blocks import round_weights
 from foredraft.model.compiled.export import run_pass
 from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, kept_forward
-from foredraft.model.families import MASK_NAMES, UNATTENDING_LAYERS
+from foredraft.model.families import UNMASKED_LAYERS
 from foredraft.model.gguf.files import quantised_file
 from foredraft.model.heads import ids_of
 from foredraft.model.kv_cache import TreeCache, TreeLayer
 from foredraft.model.layers import scored_states
 from foredraft.model.mask import attention_mask
 from foredraft.model.recordings import RecordedForward
+from foredraft.model.recurrent.adoption import adopt
+from foredraft.model.recurrent.state import StateLayer, begin
 from foredraft.model.rounding import error_beyond_rounding
 from foredraft.model.support import Support, cache_argument, inspect, warn_where_rows_depend
 from foredraft.sampling.logits import best_on_device, top_by_blocks
 
 PREFILL_ROWS = 512  # tokens of a pass of an uncompiled model in prefill; limits the mask's memory; chosen
+_STATE_ROWS = 128  # the same of a recurrent model, whose operators' time grows with the square; chosen
 _PROBES = 3  # texts with which a new kind of model is tried; chosen
 
 
@@ -59,16 +62,9 @@ class TorchTarget:
         arguments = signature(model.forward).parameters
         self._can_score_last, self._takes_positions = "logits_to_keep" in arguments, "position_ids" in arguments
         self._cache_argument = cache_argument(model)
-        self._recurrent = any(self.support.recurrent)
-        kinds = zip(self.support.layer_types, self.support.windows, strict=True)
-        # by the names that the model has for masks
-        self._attention = {MASK_NAMES.get(kind, kind): window for kind, window in kinds if kind not in UNATTENDING_LAYERS}
-        self._unattending = frozenset(self.support.layer_types) & UNATTENDING_LAYERS | {"linear_attention"}
-        if self._recurrent:
-            from foredraft.model.recurrent.adoption import adopt
-
+        if any(self.support.recurrent):
             adopt(model, self.support.recurrent)
-        if self._recurrent or not self.support.tested:
+        if any(self.support.recurrent) or not self.support.tested:
             self._probe()
 
     def new_cache(self) -> TreeCache:
@@ -76,12 +72,7 @@ class TorchTarget:
         windows = self.support.windows if self.recordings is None else (None,) * len(self.support.windows)
         if self.compiled is not None:  # compiled code writes to existing buffers
             return TreeCache.of_shapes(windows, self.compiled.record.shapes, self.dtype)
-        kinds: list[type[TreeLayer]] = [TreeLayer] * len(windows)
-        if self._recurrent:
-            from foredraft.model.recurrent.state import StateLayer
-
-            kinds = [StateLayer if each else TreeLayer for each in self.support.recurrent]
-        return TreeCache(windows, kinds)
+        return TreeCache(windows, [StateLayer if each else TreeLayer for each in self.support.recurrent])
 
     def with_model(self, model: Any, *, rounded: bool = False) -> "TorchTarget":
         """Return a target for `model`, a copy or part of this one's; compiled if this one is and its package exists.
@@ -95,6 +86,8 @@ class TorchTarget:
         other = copy.copy(self)
         other.compiled = kept_forward(model) if self.compiled is not None else None
         other.model, other.recordings = model, None
+        if any(self.support.recurrent):
+            adopt(model, inspect(model.config).recurrent)
         other.support, other.ids = inspect(model.config), ids_of(model.get_output_embeddings())
         return other
 
@@ -102,7 +95,7 @@ class TorchTarget:
     def prefill(self, token_ids: TokenIds, cache: TreeCache) -> None:
         """Run tokens, int64[n], after those in the cache, and commit them; every pass may raise OutOfMemoryError."""
         compiled = self.compiled is not None and self.compiled.package_for(MOST_ROWS) is not None
-        most = MOST_ROWS if compiled else PREFILL_ROWS
+        most = MOST_ROWS if compiled else _STATE_ROWS if any(self.support.recurrent) else PREFILL_ROWS
         cache.reserve_text(len(token_ids))
         for start in range(0, len(token_ids), most):
             chunk = token_ids[start : start + most]
@@ -140,9 +133,7 @@ class TorchTarget:
     def _run(self, layout: Layout, cache: TreeCache, *, scored: int | None = None) -> Any:
         """Run the uncompiled model; only the last `scored` rows are scored, if the model supports that."""
         cache.reserve(layout.rows)
-        if self._recurrent:
-            from foredraft.model.recurrent.state import begin
-
+        if any(self.support.recurrent):
             begin(cache, layout, self.device)
         options = {} if scored is None or not self._can_score_last else {"logits_to_keep": scored}
         positions = {"position_ids": torch.from_numpy(layout.positions).unsqueeze(0).to(self.device)}
@@ -162,7 +153,7 @@ class TorchTarget:
     ) -> list[torch.Tensor] | None:
         """Return the results for the last `scored` rows, or all; None if the model must run uncompiled."""
         package = self.compiled.package_for(layout.rows) if self.compiled is not None else None
-        if self._recurrent and (package is None) != (cache.records is None):
+        if any(self.support.recurrent) and (package is None) != (cache.records is None):
             if package is not None:  # this cache was begun before the model was compiled
                 return None
             raise UsageError(
@@ -173,17 +164,17 @@ class TorchTarget:
             return None
         return run_pass(package, layout, cache, cache.spans.values(), self.dtype, scored)
 
-    def _masks(self, layout: Layout, cache: TreeCache) -> torch.Tensor | dict[str, torch.Tensor] | None:
-        kinds = self._attention
-        if not kinds:
-            return None
-        if layout.rows == 1 and not cache.held and all(window is None for window in kinds.values()):
+    def _masks(self, layout: Layout, cache: TreeCache) -> torch.Tensor | dict[str, torch.Tensor | None] | None:
+        kinds = self.support.masks
+        if not kinds or (layout.rows == 1 and not cache.held and all(window is None for window in kinds.values())):
             return None  # one row sees all; unmasked attention need not repeat grouped keys and values
         masks: dict[str, torch.Tensor | None] = {}
         for kind, window in kinds.items():
             span = cache.spans.get(window) or cache.spans[None]  # a layer with a window may keep all slots
             masks[kind] = attention_mask(layout, span, window, self.dtype).to(self.device)
-        return masks | dict.fromkeys(self._unattending) if len(masks) > 1 else masks[kind]
+        if len(masks) == 1:
+            return masks[kind]
+        return masks | dict.fromkeys(("linear_attention", *UNMASKED_LAYERS.intersection(self.support.layer_types)))
 
     @torch.inference_mode()
     def _probe(self) -> None:
@@ -224,9 +215,7 @@ class TorchTarget:
         rows = torch.from_numpy(ids).unsqueeze(0).to(self.device)
         positions = torch.arange(len(ids), device=self.device).unsqueeze(0)  # as `generate` gives them
         given = {"position_ids": positions} if self._takes_positions else {}
-        expected = self.model(
-            input_ids=rows, attention_mask=torch.ones_like(rows), use_cache=False, **given
-        ).logits[0]
+        expected = self.model(input_ids=rows, attention_mask=torch.ones_like(rows), use_cache=False, **given).logits[0]
         self.prefill(ids[:3], cache)
         cache.prompt = len(ids)  # all are, in the pass to compare with
         for layout, kept in passes:

@@ -57,6 +57,7 @@ from foredraft.model.compiled.package import (
     runs_on_cpu,
     write_record,
 )
+from foredraft.model.families import COMPILED_RECURRENT
 from foredraft.model.gguf.files import quantised_file
 from foredraft.model.machine import last_cache, usable_memory
 from foredraft.model.rounding import dtype_name
@@ -163,6 +164,8 @@ def _check(model: Any) -> None:
             f"there are {memory / 2**30:.1f} GiB. Compile on a larger machine of the same processor and copy the cache "
             "folder, or take a smaller model."
         )
+    if any(support.recurrent) and support.family not in COMPILED_RECURRENT:
+        raise UsageError(f"The recurrent layers of this {support.family} model cannot be compiled; it runs uncompiled.")
     if support.window is not None and support.window < CONTEXT + MOST_ROWS:
         raise UsageError(
             f"The model's window of {support.window} tokens is too short to compile; it needs {CONTEXT + MOST_ROWS}."

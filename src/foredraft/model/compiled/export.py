@@ -61,7 +61,8 @@ class FunctionalForward(nn.Module):
         ]
         self._recurrent = support.recurrent
         self._types = dict(zip(support.layer_types, self.window_of, strict=True))
-        self.ranges: dict[int, torch.Tensor] = {}  # of the current pass, by layer; empty if all rows have the first slots
+        # of the current pass, by layer; empty if all rows have the first slots
+        self.ranges: dict[int, torch.Tensor] = {}
 
     def forward(
         self,

@@ -156,8 +156,8 @@ def _kept(lowering: Callable[[Any], Any]) -> Callable[[Any], Any]:
 def _kernel_call(name: str, template: str, inputs: Mapping[str, Any], layout: Any, **values: Any) -> Any:
     """Return the call of a kernel as torch's compiler represents it; `layout` is that of the result.
 
-    The `template` finds `inputs`, the compiler's realised tensors, together and each, and `values` by their names; `kernel` and
-    `template` as torch's own templates do; `output`; and `num_threads`.
+    The `template` finds `inputs`, the compiler's realised tensors, each of them, and `values` by their names; `kernel`
+    and `template` as torch's own templates do; `output`; and `num_threads`.
     """
     from torch._inductor.codegen.cpp_template import CppTemplate
 

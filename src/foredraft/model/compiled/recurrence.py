@@ -23,6 +23,7 @@ from foredraft.model.recurrent.layer import OperatorLayer
 from foredraft.model.recurrent.state import convolution_windows
 from foredraft.model.support import cache_argument
 
+_PROMPTS_DIFFER = "This model limits the steps of a prompt's tokens alone; it is not compiled."
 _COLUMNS = 64  # of a matrix that are walked together; with keys of 128 they fill a first cache of 32 KiB
 
 
@@ -67,7 +68,7 @@ class TracedLayer(OperatorLayer):
         self._steps, self._inputs, self._records, self._matrices = steps, inputs, records, matrices
 
     def in_prompt(self) -> torch.Tensor:
-        raise UsageError("This model computes a prompt's tokens otherwise than those that it writes; it is not compiled.")
+        raise UsageError(_PROMPTS_DIFFER)
 
     def convolution(self, taps: int, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         del taps
@@ -153,7 +154,7 @@ class _ShapeLayer(OperatorLayer):
         self.shapes: list[LayerShape] = []
 
     def in_prompt(self) -> torch.Tensor:
-        raise UsageError("This model computes a prompt's tokens otherwise than those that it writes; it is not compiled.")
+        raise UsageError(_PROMPTS_DIFFER)
 
     def convolution(self, taps: int, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         self.shapes.append(LayerShape(1, inputs.shape[1], taps))
@@ -190,8 +191,8 @@ def layer_shapes(model: Any, recurrent: Sequence[bool]) -> tuple[LayerShape, ...
         if isinstance(layer, _ShapeLayer):
             if len(layer.shapes) != 1:
                 raise UsageError(
-                    f"Layer {number} of this model keeps a recurrent state other than one convolution and matrices with "
-                    "one decay a head and values of a multiple of 16 numbers; it is not compiled."
+                    f"Layer {number} of this model keeps a recurrent state other than one convolution and matrices "
+                    "with one decay a head and values of a multiple of 16 numbers; it is not compiled."
                 )
             shapes += layer.shapes
         elif keys is None or values is None or keys.shape != values.shape:

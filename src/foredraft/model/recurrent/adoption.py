@@ -24,26 +24,34 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "mamba2_chunk_scan": operators.mamba2_scan,
     "mamba_selective_scan": operators.mamba_scan,
 }
-"""What stands for each function of transformers' modules of recurrent models, from 5.21 on."""
+"""What stands for each function of transformers' modules of recurrent models, from 5.16 on."""
+
+
+_BLOCKS: dict[str, Callable[..., Any]] = {"RecurrentGemmaRecurrentBlock": operators.griffin_block}
+"""What stands for the forward of a mixer's class that calls no such function."""
 
 
 class _TreeForward:
-    """The forward of one mixer, which is copied and pickled as one of the copied mixer."""
+    """The forward of the mixer of one layer, which is copied and pickled as one of the copied mixer."""
 
-    def __init__(self, mixer: Any) -> None:
-        self._mixer, self._layer = mixer, None
+    def __init__(self, mixer: Any, number: int) -> None:
+        self._mixer, self._number = mixer, number
+        self._layer: Any = None  # of the cache of the running pass
         self._theirs = type(mixer).forward
         code = inspect.unwrap(self._theirs)
-        replaced = {name: partial(self._call, _OPERATORS[name]) for name in _called(mixer)}
-        scope = code.__globals__ | replaced
-        self._ours = FunctionType(code.__code__, scope, code.__name__, code.__defaults__, code.__closure__)
+        scope = code.__globals__ | {name: partial(self._call, _OPERATORS[name]) for name in _called(mixer)}
+        self._ours: Callable[..., Any] = FunctionType(
+            code.__code__, scope, code.__name__, code.__defaults__, code.__closure__
+        )
+        if block := _BLOCKS.get(type(mixer).__name__):
+            self._ours = partial(self._call, block)
 
-    def __reduce__(self) -> tuple[type["_TreeForward"], tuple[Any]]:
-        return _TreeForward, (self._mixer,)
+    def __reduce__(self) -> tuple[type["_TreeForward"], tuple[Any, int]]:
+        return _TreeForward, (self._mixer, self._number)
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         caches = (each for each in (*args, *options.values()) if isinstance(each, Cache))
-        layers = next((each.layers[self._mixer.layer_idx :] for each in caches), [])
+        layers = next((each.layers[self._number :] for each in caches), [])
         if not layers or not isinstance(layers[0], OperatorLayer):
             return self._theirs(self._mixer, *args, **options)
         self._layer = layers[0]
@@ -55,23 +63,26 @@ class _TreeForward:
 
 def adopt(model: Any, recurrent: Sequence[bool]) -> None:
     """Do so for the layers of a model that are recurrent; UnsupportedModelError where a layer's mixer is not known."""
-    mixers = [each for each in model.modules() if _called(each)]
-    missing = {number for number, each in enumerate(recurrent) if each} ^ {each.layer_idx for each in mixers}
+    mixers = [
+        (int(next(part for part in path.split(".") if part.isdigit())), module)
+        for path, module in model.named_modules()
+        if _called(module) or type(module).__name__ in _BLOCKS
+    ]
+    missing = {number for number, each in enumerate(recurrent) if each} ^ {number for number, _ in mixers}
     if missing:
         raise UnsupportedModelError(
             f"Layer {min(missing)} of this {model.config.model_type} model keeps a recurrent state, and its code calls "
             f"none of the functions that foredraft replaces ({', '.join(_OPERATORS)}), so drafts cannot be verified; "
-            "load the model with transformers' own classes, of version 5.21 or newer."
+            "load the model with transformers' own classes, of version 5.16 or newer."
         )
-    for mixer in mixers:
+    for number, mixer in mixers:
         own = vars(mixer).get("forward")
-        if own is None:
-            mixer.forward = _TreeForward(mixer)
-        elif not isinstance(own, _TreeForward):
+        if own is not None and not isinstance(own, _TreeForward):
             raise UnsupportedModelError(
                 f"The recurrent layers of this {model.config.model_type} model are wrapped, as where layers are spread "
                 "over devices (device='auto'), so drafts cannot be verified; load it onto one device."
             )
+        mixer.forward = _TreeForward(mixer, number)  # also of a copied mixer, which has the other one's
 
 
 def _called(module: Any) -> set[str]:

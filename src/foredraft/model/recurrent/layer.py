@@ -9,7 +9,11 @@ from collections import defaultdict
 from typing import Any
 
 import torch
-from transformers.cache_utils import LinearAttentionCacheLayerMixin
+
+try:
+    from transformers.cache_utils import LinearAttentionCacheLayerMixin
+except ImportError:  # transformers before 5.8, whose recurrent models are refused
+    LinearAttentionCacheLayerMixin = object  # type: ignore[misc,assignment]  # a class instead of another
 
 
 class OperatorLayer(LinearAttentionCacheLayerMixin):
@@ -25,7 +29,7 @@ class OperatorLayer(LinearAttentionCacheLayerMixin):
     def update_conv_state(self, conv_states: torch.Tensor, *_args: object, **_options: object) -> torch.Tensor:
         return conv_states
 
-    def update_recurrent_state(self, recurrent_states: torch.Tensor, *_args: object, **_options: object) -> torch.Tensor:
+    def update_recurrent_state(self, recurrent_states: torch.Tensor, *_: object, **_options: object) -> torch.Tensor:
         return recurrent_states
 
     @abstractmethod

@@ -2,9 +2,10 @@
 
 One for each function that transformers' mixers call: the short convolution, the gated delta rule (Yang et al., "Gated
 Delta Networks", ICLR 2025; Kimi Linear's has a decay for each channel), Mamba-2's scan (Dao and Gu, "Transformers are
-SSMs", ICML 2024) and Mamba's (Gu and Dao, "Mamba", 2023). The recurrences differ in what their keys, updates and decays
-are made of; the layer of the cache computes the rest. They take the arguments of transformers' functions, for a batch of
-one, after that layer. Do not know what a layer keeps, nor what a model does with the results.
+SSMs", ICML 2024), Mamba's (Gu and Dao, "Mamba", 2023) and Griffin's (De et al., "Griffin", 2024). The recurrences
+differ in what their keys, updates and decays are made of; the layer of the cache computes the rest. They take that
+layer, and then the arguments of transformers' functions, for a batch of one. Do not know what a layer keeps, nor what a
+model does with the results.
 """
 
 from typing import Any
@@ -50,8 +51,8 @@ def gated_delta_rule(
 
 
 def mamba2_scan(
-    layer: OperatorLayer, x: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor,  # noqa: N803  # transformers calls by these names
-    chunk_size: int, D: torch.Tensor | None = None, dt_bias: torch.Tensor | None = None, dt_softplus: bool = False,  # noqa: N803
+    layer: OperatorLayer, x: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor,
+    chunk_size: int, D: torch.Tensor | None = None, dt_bias: torch.Tensor | None = None, dt_softplus: bool = False,
     dt_limit: tuple[float, float] = (0.0, float("inf")), **_: Any,
 ) -> Result:  # fmt: skip
     """Read [1, R, H, P] by S = exp(A dt) S_p + B (dt x)^T, y = C S + D x.
@@ -72,8 +73,8 @@ def mamba2_scan(
 
 
 def mamba_scan(
-    layer: OperatorLayer, x: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor,  # noqa: N803  # transformers calls by these names
-    D: torch.Tensor | None = None, z: torch.Tensor | None = None, delta_bias: torch.Tensor | None = None,  # noqa: N803
+    layer: OperatorLayer, x: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor,
+    D: torch.Tensor | None = None, z: torch.Tensor | None = None, delta_bias: torch.Tensor | None = None,
     delta_softplus: bool = False, **_: Any,
 ) -> Result:  # fmt: skip
     """Read [1, D, R] by s = exp(A dt) s_p + B (dt x), y = C s + D x, gated by z: D heads with values of size 1.
@@ -89,6 +90,38 @@ def mamba_scan(
     out = out if D is None else out + values * _wide(D)
     out = out if z is None else out * torch.nn.functional.silu(_wide(z[0]).T)
     return out.T[None].to(x.dtype), state
+
+
+class _Unit:
+    """RecurrentGemma's real-gated linear recurrent unit, whose own code computes the gates, with another scan."""
+
+    def __init__(self, layer: OperatorLayer, unit: Any) -> None:
+        self._layer, self._unit = layer, unit
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._unit, name)
+
+    def _rnn_scan(
+        self, hidden_states: torch.Tensor, recurrent_gate: torch.Tensor, reset: torch.Tensor, **_: Any
+    ) -> Result:
+        """Read [1, R, D] by s = a s_p + x: D heads with keys and values of size 1."""
+        del reset  # at the first token, before which the state is 0
+        values, decays = _wide(hidden_states[0])[..., None], _wide(recurrent_gate[0])[..., None]
+        ones = torch.ones_like(values)
+        gates = decays.clamp_min(torch.finfo(decays.dtype).tiny).log()
+        out, state = self._layer.read(ones, ones, values, gates)
+        return out[..., 0].to(hidden_states.dtype)[None], state
+
+
+def griffin_block(
+    layer: OperatorLayer, block: Any, input_states: torch.Tensor, position_ids: torch.Tensor, *_: Any, **__: Any
+) -> tuple[torch.Tensor, None]:
+    """Return the output of RecurrentGemma's recurrent block, [1, R, D]; its own code keeps states in its modules."""
+    convolved = convolution(
+        layer, block.linear_x(input_states).transpose(1, 2), block.conv_1d.weight[:, 0], block.conv_1d.bias
+    )
+    read = type(block.rg_lru).forward(_Unit(layer, block.rg_lru), convolved.transpose(1, 2), position_ids)
+    return block.linear_out(read * block.act_fn(block.linear_y(input_states))), None
 
 
 def _wide(each: torch.Tensor) -> torch.Tensor:

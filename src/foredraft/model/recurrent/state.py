@@ -6,7 +6,6 @@ the accepted rows are applied. So a pass that fails, a rejected draft and rows t
 Does not know which layer's code calls the operators, nor what they compute `g`, `k` and `u` from.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -34,12 +33,12 @@ class Rows:
         self._windows: dict[int, torch.Tensor] = {}
 
     @cached_property
-    def lineage(self) -> list[tuple[int, list[int]]]:
+    def lineage(self) -> list[tuple[int, I64]]:
         """Each row's parent, by its index among held rows and rows, or -1, and the held rows among its ancestors."""
         found = []
         for row, sees in enumerate(self._sees):
-            before = np.flatnonzero(sees[: self.held + row]).tolist()
-            found.append((before[-1] if before else -1, [each for each in before if each < self.held]))
+            before = np.flatnonzero(sees[: self.held + row])
+            found.append((int(before[-1]) if len(before) else -1, before[before < self.held]))
         return found
 
     @cached_property
@@ -74,7 +73,7 @@ class Convolution:
     history: torch.Tensor  # [L - 1, D], of the last committed tokens
     inputs: torch.Tensor  # [H + R, D], of the rows held and of the last pass
 
-    def commit(self, kept: Sequence[int]) -> None:
+    def commit(self, kept: I64) -> None:
         self.history = torch.cat([self.history, self.inputs[kept]])[-len(self.history) :]
 
 
@@ -101,7 +100,7 @@ class Recurrence:
         own = torch.einsum("rt,thk->rhk", rows.sees.to(gates), self.gates)
         self.decays = torch.cat([self.decays[: rows.held], own])
 
-    def after(self, path: Sequence[int]) -> torch.Tensor:
+    def after(self, path: I64) -> torch.Tensor:
         """Return the matrices after these recorded rows, [H, K, V]: a path from the last committed token on."""
         if not len(path):
             return self.state
@@ -109,7 +108,7 @@ class Recurrence:
         left = (decays[-1:] - decays).exp() * self.keys[path]
         return self.state * decays[-1].exp()[..., None] + torch.einsum("nhk,nhv->hkv", left, self.updates[path])
 
-    def commit(self, kept: Sequence[int]) -> None:
+    def commit(self, kept: I64) -> None:
         self.state = self.after(kept)
 
     def read(self, rows: Rows, q: torch.Tensor, v: torch.Tensor, beta: torch.Tensor | None) -> torch.Tensor:
@@ -117,8 +116,8 @@ class Recurrence:
 
         Those are `v`, [R, H, V], or with `beta`, [R, H], those of the delta rule.
         """
-        each_channel = self.gates.shape[-1] > 1
-        return (self._read_in_order if each_channel else self._read_at_once)(rows, q, v, beta)
+        one_decay = self.gates.shape[-1] == 1 and v.shape[-1] > 1
+        return (self._read_at_once if one_decay else self._read_in_order)(rows, q, v, beta)
 
     def _read_at_once(self, rows: Rows, q: torch.Tensor, v: torch.Tensor, beta: torch.Tensor | None) -> torch.Tensor:
         """Do so by masked products of all rows, where each head has one decay.
@@ -145,9 +144,10 @@ class Recurrence:
         return committed + torch.einsum("hrt,thv->rhv", weights, self.updates)
 
     def _read_in_order(self, rows: Rows, q: torch.Tensor, v: torch.Tensor, beta: torch.Tensor | None) -> torch.Tensor:
-        """Do so row by row, each from its parent's matrices; those of all pairs of rows would need too much memory.
+        """Do so row by row, each from its parent's matrices.
 
-        That is where each channel has a decay of its own.
+        That is where each channel has a decay of its own, or values are single numbers: products of all pairs of rows
+        would need more memory than the matrices.
         """
         held, states, updates, outputs = rows.held, dict[int, torch.Tensor](), [self.updates[: rows.held]], []
         for at, (parent, path) in enumerate(rows.lineage, start=held):
@@ -177,16 +177,17 @@ def begin(cache: TreeCache, layout: Layout, device: torch.device) -> None:
 class StateLayer(TreeLayer, OperatorLayer):
     """A layer with states, and with keys and values too if it writes any."""
 
+    rows: Rows  # of the running pass
+
     def __init__(self, span: Span) -> None:
         OperatorLayer.__init__(self)
         TreeLayer.__init__(self, span)
         self.is_initialized = False
-        self.rows: Rows | None = None
         self._convolutions: list[Convolution] = []
         self._recurrences: list[Recurrence] = []
         self._called = [0, 0]  # the convolutions and recurrences that the running pass has called
 
-    def lazy_initialization(self, *states: torch.Tensor, **_options: Any) -> None:
+    def lazy_initialization(self, *states: Any, **_options: Any) -> None:
         if len(states) == 2:  # keys and values
             TreeLayer.lazy_initialization(self, *states)
 
@@ -221,8 +222,9 @@ class StateLayer(TreeLayer, OperatorLayer):
         found.record(self.rows, keys, gates)
         return found.read(self.rows, queries, values, strengths), found.state
 
-    def commit(self, kept: Sequence[int]) -> None:
+    def commit(self, kept: I64) -> None:
         """Commit these of the rows held and of the last pass, a path from the last committed token on."""
-        if len(kept):
-            for each in (*self._convolutions, *self._recurrences):
-                each.commit(kept)
+        for convolution in self._convolutions:
+            convolution.commit(kept)
+        for recurrence in self._recurrences:
+            recurrence.commit(kept)
