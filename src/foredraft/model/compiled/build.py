@@ -314,8 +314,8 @@ def _same_bits(subject: Subject, packages: Mapping[str, CompiledLibrary]) -> boo
         cache, noise = subject.new_cache(), torch.Generator().manual_seed(1)
         cache.reserve_text(CONTEXT + MOST_ROWS)
         span = cache.spans[None]
-        layers = [layer for layer in cache.layers if layer.span is span]
-        kept = [each for layer in layers for each in (layer.keys, layer.values)]
+        shapes = (*subject.shapes, *subject.shapes)  # of keys, then of values
+        kept = [each for each, shape in zip(cache.reserved_buffers(0), shapes, strict=True) if not shape.taps]
         for each in kept:
             each[:, :, :CONTEXT] = torch.randn((*each.shape[:2], CONTEXT, each.shape[3]), generator=noise)
         span.stored = cache.length = CONTEXT
@@ -324,7 +324,9 @@ def _same_bits(subject: Subject, packages: Mapping[str, CompiledLibrary]) -> boo
             ids = token_ids[first : min(first + together, rows)]
             package = packages[ONE.name if len(ids) == 1 and ONE.name in packages else ANY.name]
             layout = lay_out_text(ids, CONTEXT + first)
-            scores.append(run_pass(package, layout, cache, [span] * windows, subject.dtype)[0].clone())
+            result = run_pass(package, layout, cache, [span] * windows, subject.dtype)
+            assert result is not None, "all layers are initialised"
+            scores.append(result[0].clone())
             cache.commit(range(len(ids)))
         return [torch.cat(scores), *(each[:, :, : CONTEXT + rows].clone() for each in kept)]
 

@@ -89,6 +89,7 @@ class FunctionalForward(nn.Module):
         found = iter(zip(matrices[: len(matrices) // 2], matrices[len(matrices) // 2 :], strict=True))
         for layer, window in enumerate(self.window_of):
             if self._recurrent[layer]:
+                assert steps is not None, "with layers that keep a state, it is given"
                 own = next(found) if values[layer].shape[-1] else ()
                 layers.append(TracedLayer(Lineage(*steps), keys[layer], values[layer], own))
                 continue

@@ -180,7 +180,7 @@ def read_record(folder: Path) -> CompiledRecord | None:
         costs = {name: _curve(data["rows"], seconds) for name, seconds in data["seconds"].items()}
         if data["format"] != _FORMAT or {EAGER, *(package.name for package in packages)} != set(costs):
             raise ValueError(f"format {data['format']}, with costs of {', '.join(costs)}")
-        shapes = tuple(LayerShape(*sizes, tuple(matrices)) for *sizes, matrices in data["shapes"])
+        shapes = tuple(LayerShape._make((*sizes, tuple(matrices))) for *sizes, matrices in data["shapes"])
         return CompiledRecord(packages, costs, bool(data["same_bits"]), shapes, data["torch"], data["warning"])
     except FileNotFoundError:
         return None

@@ -23,7 +23,7 @@ class OperatorLayer(LinearAttentionCacheLayerMixin):
         super().__init__()  # type: ignore[no-untyped-call]  # transformers leaves it so
         self.has_previous_state = defaultdict(bool)
 
-    def lazy_initialization(self, *_states: torch.Tensor | None, **_options: Any) -> None:
+    def lazy_initialization(self, *_states: Any, **_options: Any) -> None:
         """Do nothing: transformers initialises states that it keeps."""
 
     def update_conv_state(self, conv_states: torch.Tensor, *_args: object, **_options: object) -> torch.Tensor:

@@ -8,6 +8,7 @@ layer, and then the arguments of transformers' functions, for a batch of one. Do
 model does with the results.
 """
 
+from functools import reduce
 from typing import Any
 
 import torch
@@ -25,9 +26,9 @@ def convolution(
 ) -> torch.Tensor:  # fmt: skip
     """Return the causal depthwise convolution of [1, D, R] with `weight`, [D, L]: y = sum_l weight_l x_(L-1-l back)."""
     inputs, windows = layer.convolution(weight.shape[-1], x[0].T)
-    weights, out = _wide(weight), 0.0
-    for tap in range(weight.shape[-1]):  # in float32, as torch's convolution adds up products in 16 bits
-        out = out + _wide(inputs[windows[:, tap]]) * weights[:, tap]
+    # in float32, as torch's convolution adds up products in 16 bits; one by one, so that all rows are added up alike
+    taps = zip(windows.T, _wide(weight).T, strict=True)
+    out: torch.Tensor = reduce(torch.add, (_wide(inputs[window]) * each for window, each in taps))
     out = out if bias is None else out + _wide(bias)
     out = out if activation is None else ACT2FN[activation](out)
     return out.to(x.dtype).T[None]
