@@ -172,9 +172,10 @@ class TreeCache(Cache):
         attending = [window for window, each in zip(windows, recorded, strict=True) if not each]
         self.spans = {window: Span(window) for window in dict.fromkeys(attending)}
         # before a text, a convolution sees zeros
-        self.records = Span(taps, stored=taps - 1) if any(recorded) else None
-        self._spans = [*self.spans.values(), *([self.records] if self.records else [])]
-        given = [self.records if each else self.spans[window] for window, each in zip(windows, recorded, strict=True)]
+        records = Span(taps, stored=taps - 1)
+        self.records = records if any(recorded) else None
+        self._spans = [*self.spans.values(), *([records] if any(recorded) else [])]
+        given = [records if each else self.spans[window] for window, each in zip(windows, recorded, strict=True)]
         self._tree_layers = [kind(span) for kind, span in zip(classes, given, strict=True)]
         super().__init__(layers=list(self._tree_layers))
         self.length = 0  # number of committed tokens

@@ -20,7 +20,7 @@ class OperatorLayer(LinearAttentionCacheLayerMixin):
     """A layer of a cache that gives operators what its rows' ancestors left."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # transformers leaves it so
+        super().__init__()
         self.has_previous_state = defaultdict(bool)
 
     def lazy_initialization(self, *_states: Any, **_options: Any) -> None:
