@@ -7,7 +7,6 @@ with the same text. Does not depend on what the rows mean, nor on how a batch is
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import chain
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from foredraft.contracts import Scores, TokenIds
 from foredraft.errors import OutOfMemoryError
 from foredraft.graph.layout import Layout
 from foredraft.model.arena import MOST_SLOTS, Arena, Lease
-from foredraft.model.compiled.export import row_arguments
+from foredraft.model.compiled.export import flat, row_arguments
 from foredraft.model.compiled.package import MOST_ROWS, runs_on_cpu
 from foredraft.model.joint_forward import JointForward
 from foredraft.model.layers import LAST
@@ -151,7 +150,8 @@ class JointBatch:
 def _compiled_pass(target: TorchTarget, hidden: tuple[int, ...]) -> Pass | None:
     """Return what runs joint passes compiled, if a row then has the same bits whatever other rows are in the pass."""
     compiled = target.compiled
-    if compiled is None or not compiled.record.same_bits or not compiled.returns(hidden):
+    alone = any(target.support.recurrent)  # states are of one sequence
+    if compiled is None or alone or not compiled.record.same_bits or not compiled.returns(hidden):
         return None
     fits = [each for each in compiled.record.packages if each.ranges]
     if not all(any(each.takes(rows) for each in fits) for rows in (1, 2, MOST_ROWS)):
@@ -159,8 +159,7 @@ def _compiled_pass(target: TorchTarget, hidden: tuple[int, ...]) -> Pass | None:
 
     def run(rows: torch.Tensor, *arguments: Any) -> list[torch.Tensor]:
         package = next(compiled.packages[each.name] for each in fits if each.takes(rows.shape[1]))
-        lists = ([each] if isinstance(each, torch.Tensor) else each for each in arguments)
-        return package.run([rows, *chain.from_iterable(lists)])
+        return package.run(flat((rows, *arguments)))
 
     return run
 
@@ -174,7 +173,8 @@ def batch_target(
     """
     compiled, run = target.compiled, _compiled_pass(target, hidden)
     if compiled is not None and run is not None:
-        return JointBatch(target, run, compiled.record.shapes * 2, most_bytes, hidden)
+        shapes = [(each.heads, each.size) for each in compiled.record.shapes]
+        return JointBatch(target, run, shapes * 2, most_bytes, hidden)
     own: JointForward | None = None
     # another family's code may derive a row's position from the cache's length; states are of one sequence
     tried = target.support.tested and not any(target.support.recurrent)

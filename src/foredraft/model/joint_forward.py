@@ -39,7 +39,7 @@ class JointForward:
 
     def __call__(self, *arguments: Any) -> tuple[torch.Tensor, ...]:
         with replaced_attention(self._model, self._attend):
-            results: tuple[torch.Tensor, ...] = self._forward(*arguments)
+            results: tuple[torch.Tensor, ...] = self._forward(*arguments, [])  # no layer keeps matrices
         return results
 
     def _attend(

@@ -8,6 +8,7 @@ sliding-window layer stores its window and some slack. Does not depend on the ro
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,21 @@ class Span:
     base: int = 0  # absolute position of the token in slot 0
     stored: int = 0  # number of slots in use
     capacity: int = 0  # number of slots allocated
+    pending: int = 0  # number of committed records that the layers' matrices do not contain yet
+
+
+class LayerShape(NamedTuple):
+    """The shape of what a layer keeps where passes are compiled.
+
+    Of attention these are its key heads and the numbers of each. Of a recurrent layer, in slots, the inputs of a
+    convolution of `size` channels and `taps` taps, and records of `record` float32 numbers; and its matrices.
+    """
+
+    heads: int
+    size: int
+    taps: int = 0
+    record: int = 0  # 0 for a layer that has a convolution alone
+    matrices: tuple[int, ...] = ()  # as the kernel of recurrences takes them
 
 
 class TreeLayer(CacheLayerMixin):
@@ -70,6 +86,11 @@ class TreeLayer(CacheLayerMixin):
             new[:, :, : stop - start] = kept.clone() if new is old else kept
         self.keys, self.values = keys, values
 
+    def take_shape(self, shape: LayerShape, dtype: torch.dtype) -> None:
+        """Initialise the layer on the CPU, before anything is written."""
+        nothing = torch.empty(1, shape.heads, 0, shape.size, dtype=dtype)
+        self.lazy_initialization(nothing, nothing)
+
     def commit(self, kept: npt.NDArray[np.int64]) -> None:
         """Commit what these rows leave besides keys and values, which the cache gathers: nothing."""
 
@@ -83,6 +104,26 @@ class TreeLayer(CacheLayerMixin):
         return -1  # the buffer grows
 
     get_max_cache_shape = get_max_length  # the name of the same method in transformers before 5.20
+
+
+class RecordLayer(TreeLayer):
+    """A recurrent layer of compiled passes: in place of keys, inputs of a convolution, and of values, records of rows.
+
+    The records of committed rows are pending until a pass applies them to the `matrices`; it writes the result to
+    `advanced`, so that a pass that fails changes nothing.
+    """
+
+    matrices: torch.Tensor
+    advanced: torch.Tensor
+
+    def take_shape(self, shape: LayerShape, dtype: torch.dtype) -> None:
+        inputs, records = torch.empty(1, 1, 0, shape.size, dtype=dtype), torch.empty(1, 1, 0, shape.record)
+        self.lazy_initialization(inputs, records)
+        self.matrices, self.advanced = (torch.zeros(shape.matrices or 0) for _ in range(2))
+
+    def advance(self) -> None:
+        """Take the matrices that a pass has advanced."""
+        self.matrices, self.advanced = self.advanced, self.matrices
 
 
 def allocated(like: torch.Tensor, capacity: int) -> torch.Tensor:
@@ -119,13 +160,23 @@ def _move_words(slots: npt.NDArray[np.int16], start: int, rows: npt.NDArray[np.i
 class TreeCache(Cache):
     """The cache of one sequence for transformers' models; `windows` are the layers', None for full attention.
 
-    `kinds` are the classes of layers that keep more than keys and values; None if there are none.
+    `kinds` are the classes of layers that keep more than keys and values; None if there are none. Those that keep
+    records of rows have convolutions of so many `taps`.
     """
 
-    def __init__(self, windows: Sequence[int | None], kinds: Sequence[type[TreeLayer]] | None = None) -> None:
-        self.spans = {window: Span(window) for window in dict.fromkeys(windows)}
+    def __init__(
+        self, windows: Sequence[int | None], kinds: Sequence[type[TreeLayer]] | None = None, taps: int = 1
+    ) -> None:
         classes = [TreeLayer] * len(windows) if kinds is None else kinds
-        self._tree_layers = [kind(self.spans[window]) for kind, window in zip(classes, windows, strict=True)]
+        recorded = [kind is RecordLayer for kind in classes]
+        attending = [window for window, each in zip(windows, recorded, strict=True) if not each]
+        self.spans = {window: Span(window) for window in dict.fromkeys(attending)}
+        # before a text, a convolution sees zeros
+        records = Span(taps, stored=taps - 1)
+        self.records = records if any(recorded) else None
+        self._spans = [*self.spans.values(), *([records] if any(recorded) else [])]
+        given = [records if each else self.spans[window] for window, each in zip(windows, recorded, strict=True)]
+        self._tree_layers = [kind(span) for kind, span in zip(classes, given, strict=True)]
         super().__init__(layers=list(self._tree_layers))
         self.length = 0  # number of committed tokens
         self.held = 0  # number of rows held: written, visible to later passes, and not committed
@@ -133,21 +184,24 @@ class TreeCache(Cache):
         self.prompt = 1  # number of tokens of the prompt, whose last one is run with the first draft
         self.store: torch.Tensor | None = None  # that holds every layer's slots, if one does
 
-    def take_shapes(self, shapes: Sequence[tuple[int, int]], dtype: torch.dtype) -> None:
-        """Initialise every layer on the CPU, for its number of key heads and their size, before anything is written."""
-        for layer, (heads, size) in zip(self._tree_layers, shapes, strict=True):
-            nothing = torch.empty(1, heads, 0, size, dtype=dtype)
-            layer.lazy_initialization(nothing, nothing)
+    @classmethod
+    def of_shapes(cls, windows: Sequence[int | None], shapes: Sequence[LayerShape], dtype: torch.dtype) -> "TreeCache":
+        """Return the cache of a compiled model, whose layers are initialised on the CPU."""
+        kinds = [RecordLayer if shape.taps else TreeLayer for shape in shapes]
+        cache = cls(windows, kinds, max(shape.taps for shape in shapes))
+        for layer, shape in zip(cache._tree_layers, shapes, strict=True):
+            layer.take_shape(shape, dtype)
+        return cache
 
     def reserve(self, rows: int) -> None:
         """Make room for `rows` more rows, growing full-attention layers and shifting sliding ones when they are full.
 
         Room for all rows that will be held must be reserved before the first of them: held rows cannot be shifted.
         """
-        for span in self.spans.values():
+        for span in self._spans:
             drop = 0
             if span.window is not None and not self.held and span.stored + rows > span.capacity:
-                drop = max(0, span.stored - (span.window - 1))
+                drop = max(0, span.stored - max(span.window - 1, span.pending))
             self._grow(span, rows, drop)
         self._rows = rows
 
@@ -173,6 +227,19 @@ class TreeCache(Cache):
         if not all(layer.is_initialized for layer in layers):
             return []
         return [layer.keys for layer in layers] + [layer.values for layer in layers]
+
+    def matrices(self) -> list[torch.Tensor]:
+        """Return the matrices of all recurrent layers that have some, then those that a pass may write."""
+        layers = [each for each in self._tree_layers if isinstance(each, RecordLayer) and each.matrices.numel()]
+        return [each.matrices for each in layers] + [each.advanced for each in layers]
+
+    def advance(self) -> None:
+        """Note that a pass has succeeded, which applies all pending records to the matrices."""
+        if self.records is not None and self.records.pending:
+            for layer in self._tree_layers:
+                if isinstance(layer, RecordLayer):
+                    layer.advance()
+            self.records.pending = 0
 
     def move_into(self, store: torch.Tensor) -> None:
         """Move all slots into `store`, float[2 L, heads, C, head_dim]: the keys of L layers, then the values.
@@ -200,14 +267,16 @@ class TreeCache(Cache):
             buffers = [(each, layer.span) for layer in written for each in (layer.keys, layer.values)]
             for buffer, span in buffers if self.store is None else [(self.store, self.spans[None])]:
                 move_rows(buffer, span.stored - self.held, kept)
-        for span in self.spans.values():
+        for span in self._spans:
             span.stored += len(kept) - self.held
+        if self.records is not None:
+            self.records.pending += len(kept)
         self.length += len(kept)
         self._rows = self.held = 0
 
     def hold(self) -> None:
         """Keep the rows of the last pass visible to the next passes until `commit` selects from them."""
-        for span in self.spans.values():
+        for span in self._spans:
             span.stored += self._rows
         self.held += self._rows
         self._rows = 0

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from foredraft.contracts import Scores, TokenIds
-from foredraft.errors import ForedraftError, OutOfMemoryError, UnsupportedModelError, told
+from foredraft.errors import ForedraftError, OutOfMemoryError, UnsupportedModelError, UsageError, told
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.model.compiled.blocks import round_weights
-from foredraft.model.compiled.export import row_arguments
+from foredraft.model.compiled.export import run_pass
 from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, kept_forward
 from foredraft.model.families import UNMASKED_LAYERS
 from foredraft.model.gguf.files import quantised_file
@@ -70,10 +70,9 @@ class TorchTarget:
     def new_cache(self) -> TreeCache:
         # where passes are recorded, every layer keeps all positions, so that slots stay where they are
         windows = self.support.windows if self.recordings is None else (None,) * len(self.support.windows)
-        cache = TreeCache(windows, [StateLayer if each else TreeLayer for each in self.support.recurrent])
         if self.compiled is not None:  # compiled code writes to existing buffers
-            cache.take_shapes(self.compiled.record.shapes, self.dtype)
-        return cache
+            return TreeCache.of_shapes(windows, self.compiled.record.shapes, self.dtype)
+        return TreeCache(windows, [StateLayer if each else TreeLayer for each in self.support.recurrent])
 
     def with_model(self, model: Any, *, rounded: bool = False) -> "TorchTarget":
         """Return a target for `model`, a copy or part of this one's; compiled if this one is and its package exists.
@@ -167,15 +166,16 @@ class TorchTarget:
         """Return the results for the last `scored` rows, or all; None if the model must run uncompiled."""
         compiled = self.compiled
         package = compiled.package_for(layout.rows) if compiled is not None and compiled.returns(hidden) else None
-        buffers = cache.reserved_buffers(layout.rows) if package is not None else []
-        if package is None or not buffers:
+        if any(self.support.recurrent) and (package is None) != (cache.records is None):
+            if package is not None:  # this cache was begun before the model was compiled
+                return None
+            raise UsageError(
+                f"This model's layers keep a state, and it runs compiled, so a pass takes up to {MOST_ROWS} rows, not "
+                f"{layout.rows}, and the states of no other layers than the last; draft otherwise."
+            )
+        if package is None:
             return None
-        rows, places = np.arange(layout.rows), {window: [(0, span.stored)] for window, span in cache.spans.items()}
-        rows = rows if scored is None else rows[-scored:]
-        ids, positions, which, masks, slots, ranges = row_arguments(
-            [layout], places, rows, self.dtype, ranges=package.ranges
-        )
-        return package.run([ids, positions, which, *masks, *slots, *(ranges or ()), *buffers])
+        return run_pass(package, layout, cache, cache.spans, self.dtype, scored)
 
     def _masks(self, layout: Layout, cache: TreeCache) -> torch.Tensor | dict[str, torch.Tensor | None] | None:
         kinds = self.support.masks

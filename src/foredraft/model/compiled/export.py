@@ -18,14 +18,16 @@ from torch.fx import Graph, Node
 from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from foredraft.errors import UsageError
 from foredraft.graph.layout import Layout, lay_out_text
 from foredraft.graph.tree import I64
 from foredraft.model.compiled.kernels import LANES, attend
+from foredraft.model.compiled.library import CompiledLibrary
 from foredraft.model.compiled.package import MOST_ROWS
-from foredraft.model.kv_cache import Span, TreeLayer
+from foredraft.model.compiled.recurrence import Lineage, TracedLayer, layer_shapes, lineage
+from foredraft.model.kv_cache import Span, TreeCache, TreeLayer, allocated
 from foredraft.model.layers import LAST, tapped_states, usual_taps
 from foredraft.model.mask import joined_mask
+from foredraft.model.recurrent.adoption import adopt
 from foredraft.model.support import cache_argument, inspect
 from foredraft.sampling.logits import block_maxima
 
@@ -33,6 +35,7 @@ CONTEXT = 200  # slots in use when a forward is traced, compared and timed; chos
 _SHAPED = (1, 2)  # sequences, and tokens of each, that show what the model writes into its cache
 _LINEAR = torch.ops.aten.linear.default
 _BLOCKS = torch.ops.foredraft.multiply_blocks.default
+_TURNED = (torch.ops.aten.transpose.int, torch.ops.aten.permute.default)
 _TAKEN_APART = (torch.ops.aten.view.default, torch.ops.aten.reshape.default, torch.ops.aten.unflatten.int)
 
 
@@ -51,10 +54,17 @@ class FunctionalForward(nn.Module):
         self._scores_some = "logits_to_keep" in signature(model.forward).parameters
         self._cache_argument = cache_argument(model)
         support = inspect(model.config)
-        self.windows = tuple(dict.fromkeys(support.windows))  # the different ones
-        self.window_of = [self.windows.index(window) for window in support.windows]  # the number of each layer's
+        attending = zip(support.windows, support.recurrent, strict=True)
+        self.windows = tuple(dict.fromkeys(window for window, recurrent in attending if not recurrent))
+        # the number of each layer's window; after these, that of records
+        self.window_of = [
+            len(self.windows) if recurrent else self.windows.index(window)
+            for window, recurrent in zip(support.windows, support.recurrent, strict=True)
+        ]
+        self._recurrent = support.recurrent
         self._types = dict(zip(support.layer_types, self.window_of, strict=True))
-        self.ranges: list[torch.Tensor] = []  # of the current pass, by layer; empty if all rows have the first slots
+        # of the current pass, by layer; empty if all rows have the first slots
+        self.ranges: dict[int, torch.Tensor] = {}
 
     def forward(
         self,
@@ -64,8 +74,10 @@ class FunctionalForward(nn.Module):
         masks: list[torch.Tensor],  # for each window, float[1, 1, R, W], added to attention scores
         slots: list[torch.Tensor],  # for each window, int64[R], the slots that the rows' states go to
         ranges: list[torch.Tensor] | None,  # for each window, int64[2, R], as `attend` takes them
+        steps: list[torch.Tensor] | None,  # a `Lineage`, where layers keep a state
         keys: list[torch.Tensor],  # for each layer, float[1, heads, C, head_dim], written in place
-        values: list[torch.Tensor],  # the same
+        values: list[torch.Tensor],  # the same; of a layer that keeps a state, both as `RecordLayer` has them
+        matrices: list[torch.Tensor],  # for each layer that has some, and then those that are written
     ) -> tuple[torch.Tensor, ...]:
         """Score rows, and write their states into the cache's buffers.
 
@@ -74,12 +86,21 @@ class FunctionalForward(nn.Module):
         if it summarises float[S, V / 64], float[S] and the states of the K `taps`, float[R, K * D].
         """
         layers: list[Any] = []  # transformers' list type takes no subclass
-        self.ranges = [] if ranges is None else [ranges[window] for window in self.window_of]
+        attending = {layer: window for layer, window in enumerate(self.window_of) if not self._recurrent[layer]}
+        self.ranges = {} if ranges is None else {layer: ranges[window] for layer, window in attending.items()}
+        found = iter(zip(matrices[: len(matrices) // 2], matrices[len(matrices) // 2 :], strict=True))
         for layer, window in enumerate(self.window_of):
+            if self._recurrent[layer]:
+                assert steps is not None, "with layers that keep a state, it is given"
+                own = next(found) if values[layer].shape[-1] else ()
+                layers.append(TracedLayer(Lineage(*steps), keys[layer], values[layer], own))
+                continue
             visible = masks[window].shape[-1] if ranges is None else keys[layer].shape[2]
             torch._check(visible <= keys[layer].shape[2])  # noqa: SLF001  # the documented way to tell the exporter
             layers.append(_BufferLayer(keys[layer], values[layer], slots[window], visible))
-        mask = masks[0] if len(self._types) == 1 else {kind: masks[window] for kind, window in self._types.items()}
+        mask: Any = masks[0]
+        if len(self._types) > 1:  # those that attend to nothing have none
+            mask = {kind: masks[of] if of < len(masks) else None for kind, of in self._types.items()}
         options = {} if scored is None or not self._scores_some else {"logits_to_keep": scored}
         with tapped_states(self.model, {LAST, *self.taps}) as states:
             output = self.model(
@@ -90,7 +111,7 @@ class FunctionalForward(nn.Module):
                 **{self._cache_argument: Cache(layers=layers)},
                 **options,
             )
-        self.ranges = []  # the exporter objects to attributes that a forward leaves changed
+        self.ranges = {}  # the exporter objects to attributes that a forward leaves changed
         logits, hidden = output.logits[0], states[LAST][0]
         if scored is not None and not options:
             logits, hidden = logits[scored], hidden[scored]
@@ -125,25 +146,23 @@ class _BufferLayer(TreeLayer):
 class Subject:
     """A model's functional forward, with arguments to trace and time it.
 
-    Raises UsageError for a layer without its own keys and values.
+    Raises UsageError for a layer that keeps something else than keys and values, or records and matrices.
     """
 
     def __init__(self, model: Any) -> None:
         self.model, self.forward = model, FunctionalForward(model, summarises=True).eval()
         self.dtype = model.dtype
-        shapes = buffer_shapes(model)
-        self.shapes = shapes[: len(shapes) // 2]
-        for number, (key, value) in enumerate(zip(self.shapes, shapes[len(self.shapes) :], strict=True)):
-            if key != value or not all(key):
-                raise UsageError(
-                    f"Layer {number} of this model keeps no keys and values of one shape; it is not compiled."
-                )
+        recurrent = inspect(model.config).recurrent
+        if any(recurrent):
+            adopt(model, recurrent)
+        self.shapes = layer_shapes(model, recurrent)
 
     @cached_property
     def takes_ranges(self) -> bool:
         """Whether `attend` can take the place of the model's attention, for rows of several sequences at once."""
         kernel = self.model.config._attn_implementation  # noqa: SLF001  # transformers has no public name for it
-        if kernel != "sdpa" or any(size % LANES for _, size in self.shapes):
+        attending = [shape for shape in self.shapes if not shape.taps]
+        if kernel != "sdpa" or any(shape.size % LANES for shape in attending):
             return False
         arguments = (*self.arguments(np.zeros(2, np.int64), ranges=True), *self.buffers())
         try:  # whether its layers ask transformers which attention to use shows only when they run
@@ -151,7 +170,7 @@ class Subject:
                 self.forward(*arguments)
         except Exception:  # noqa: BLE001  # there is no list of what other attention raises
             return False
-        return len(attended) == len(self.shapes)
+        return len(attended) == len(attending)
 
     def dynamic(self, least_rows: int, most_rows: int, *, ranges: bool) -> tuple[Any, ...]:
         """Return the dimensions that vary: of each window, the slots in use and allocated; and the rows."""
@@ -162,20 +181,35 @@ class Subject:
         # the exporter wants room after the slots in use; without any the code runs too
         windows = range(len(self.forward.windows))
         visible = [torch.export.Dim(f"visible{window}", min=2, max=2**20 - 1) for window in windows]
-        capacity = [torch.export.Dim(f"capacity{window}", min=3, max=2**20) for window in windows]
+        capacity = [torch.export.Dim(f"capacity{window}", min=3, max=2**20) for window in (*windows, len(windows))]
         buffers = [{2: capacity[window]} for window in self.forward.window_of]
         masks, slots = [{2: rows, 3: dim} for dim in visible], [{0: rows} for _ in visible]
         of_rows = [{1: rows} for _ in visible] if ranges else None
-        return ({1: rows}, {1: rows}, {0: scored}, masks, slots, of_rows, buffers, list(buffers))
+        nodes = torch.export.Dim("nodes", min=2, max=2 * most_rows)  # with those that are held
+        steps = [{0: rows}, {0: rows}, {0: nodes}, None] if self.recurrent else None
+        matrices = [None] * (2 * sum(bool(shape.matrices) for shape in self.shapes))
+        return ({1: rows}, {1: rows}, {0: scored}, masks, slots, of_rows, steps, buffers, list(buffers), matrices)
 
-    def buffers(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Return the keys and the values of every layer, with room for the most rows after some context."""
+    @property
+    def recurrent(self) -> bool:
+        """Whether some layers keep a state."""
+        return any(shape.taps for shape in self.shapes)
+
+    def buffers(self) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
+        """Return what every layer keeps, with room for the most rows after some context."""
         # windows differ in what is allocated, so that the exporter tells them apart
-        keys = [
-            torch.zeros(1, heads, CONTEXT + MOST_ROWS + 56 + 8 * window, size, dtype=self.dtype)
-            for (heads, size), window in zip(self.shapes, self.forward.window_of, strict=True)
-        ]
-        return keys, [torch.zeros_like(each) for each in keys]
+        room = [CONTEXT + MOST_ROWS + 56 + 8 * window for window in self.forward.window_of]
+        cache = self.new_cache()
+        keys, values = cache.reserved_buffers(0)[: len(room)], cache.reserved_buffers(0)[len(room) :]
+        return (
+            [allocated(each, slots) for each, slots in zip(keys, room, strict=True)],
+            [allocated(each, slots) for each, slots in zip(values, room, strict=True)],
+            cache.matrices(),
+        )
+
+    def new_cache(self) -> TreeCache:
+        """Return an empty cache, in which all attention layers keep all positions."""
+        return TreeCache.of_shapes([None] * len(self.shapes), self.shapes, self.dtype)
 
     def arguments(
         self, token_ids: I64, at: int = CONTEXT, *, ranges: bool, scored: int | None = None
@@ -183,17 +217,46 @@ class Subject:
         """Return the arguments of `FunctionalForward.forward` before the buffers: a chain after `at` slots."""
         rows, places = np.arange(len(token_ids)), {window: [(0, at)] for window in self.forward.windows}
         rows = rows if scored is None else rows[-scored:]
-        return row_arguments([lay_out_text(token_ids, at)], places, rows, self.dtype, ranges=ranges)
+        taps = max(shape.taps for shape in self.shapes)
+        records = Span(taps, stored=at, pending=1) if self.recurrent else None
+        return row_arguments([lay_out_text(token_ids, at)], places, rows, self.dtype, ranges=ranges, records=records)
+
+
+def run_pass(
+    package: CompiledLibrary, layout: Layout, cache: TreeCache, spans: Mapping[int | None, Span], dtype: torch.dtype,
+    scored: int | None = None,
+) -> list[torch.Tensor] | None:  # fmt: skip
+    """Run a compiled forward for the rows of one sequence, whose layers with a window have the slots of its span.
+
+    Returns what `FunctionalForward.forward` does, for the last `scored` rows or all; None before all of the cache's
+    layers are initialised.
+    """
+    buffers = cache.reserved_buffers(layout.rows)
+    if not buffers:
+        return None
+    rows, places = np.arange(layout.rows), {window: [(0, span.stored)] for window, span in spans.items()}
+    rows = rows if scored is None else rows[-scored:]
+    arguments = row_arguments([layout], places, rows, dtype, ranges=package.ranges, records=cache.records)
+    result = package.run([*flat(arguments), *buffers, *cache.matrices()])
+    cache.advance()
+    return result
+
+
+def flat(arguments: tuple[Any, ...]) -> list[torch.Tensor]:
+    """Return arguments of `FunctionalForward.forward` in the order in which the exporter flattens them."""
+    leaves = torch.utils._pytree.tree_leaves(arguments)  # noqa: SLF001  # torch has no public name
+    return [leaf for leaf in leaves if leaf is not None]
 
 
 def row_arguments(
     layouts: Sequence[Layout], places: Mapping[int | None, Sequence[tuple[int, int]]], scored: I64,
-    dtype: torch.dtype, *, ranges: bool = True,
+    dtype: torch.dtype, *, ranges: bool = True, records: Span | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Return the arguments of `FunctionalForward.forward` before the buffers, for the rows of one or more sequences.
 
     Takes, for each window, each sequence's first slot that is read and how many from there on hold earlier rows; which
-    rows are scored, int64[S]; the masks' dtype; and whether the forward takes each row's own range of slots.
+    rows are scored, int64[S]; the masks' dtype; whether the forward takes each row's own range of slots; and the slots
+    of records, if there is one sequence whose layers keep a state.
     """
     rows, masks, slots, bounds = [layout.rows for layout in layouts], [], [], []
     for window, place in places.items():
@@ -210,6 +273,7 @@ def row_arguments(
         masks,
         slots,
         bounds if ranges else None,
+        list(lineage(layouts[0], records)) if records is not None else None,
     )
 
 
@@ -282,6 +346,20 @@ def precise_logits(model: Any) -> Iterator[None]:
     """
     with model.get_output_embeddings().register_forward_hook(lambda _module, _inputs, logits: logits.float()):
         yield
+
+
+def turn_rows(program: torch.export.ExportedProgram) -> None:
+    """Have rows of linear maps that were transposed written row by row, as the kernels read them.
+
+    Convolutions' results are: in torch they lie so already, but the compiler lays results out anew. The program is
+    changed in place, without a change of a number.
+    """
+    graph = program.graph_module.graph
+    for node in graph.nodes:
+        if node.target in (_LINEAR, _BLOCKS) and node.args[0].target in _TURNED:
+            with graph.inserting_before(node):
+                node.replace_input_with(node.args[0], _call(graph, torch.ops.foredraft.written.default, node.args[0]))
+    program.graph_module.recompile()
 
 
 def merge_products(program: torch.export.ExportedProgram, *, apart: bool = False) -> None:

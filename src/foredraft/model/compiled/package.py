@@ -27,6 +27,7 @@ from foredraft.contracts import CostCurve
 from foredraft.errors import ForedraftWarning, StoreError, told
 from foredraft.model.compiled.library import CompiledLibrary, weights_beside
 from foredraft.model.fingerprint import architecture
+from foredraft.model.kv_cache import LayerShape
 from foredraft.model.layers import LAST
 
 MOST_ROWS = 256  # of a compiled pass; longer prompts take several passes; chosen
@@ -76,7 +77,7 @@ class CompiledRecord:
     packages: tuple[PackageRecord, ...]  # in the order in which they were compiled
     costs: Mapping[str, CostCurve]  # times of passes, by package name and `eager`, the uncompiled model
     same_bits: bool  # whether a row's bits do not depend on the other rows of its pass, as far as compared
-    shapes: tuple[tuple[int, int], ...]  # of each layer: its key heads and their size
+    shapes: tuple[LayerShape, ...]  # of each layer
     torch: str  # the version that compiled
     warning: str  # what an earlier torch compiled better; "" for nothing
     taps: tuple[int, ...] = ()  # the layers whose states a pass returns besides the last ones
@@ -89,11 +90,12 @@ class CompiledRecord:
     def quickest(self) -> list[str]:
         """Return the fastest package or `eager` for 0 .. MOST_ROWS rows; entry 0 is `eager`.
 
-        The uncompiled model is chosen only if it is clearly faster, because its rows round differently.
+        The uncompiled model is chosen only if it is clearly faster, because its rows round differently; and never
+        where layers keep a state, as it keeps another.
         """
         names = list(self.costs)
         times = np.stack([self.costs[name].table(MOST_ROWS) for name in names])
-        times[names.index(EAGER)] *= _CLEARLY
+        times[names.index(EAGER)] *= np.inf if any(shape.taps for shape in self.shapes) else _CLEARLY
         rows = np.arange(MOST_ROWS + 1)
         for package in self.packages:
             times[names.index(package.name), (rows < package.least_rows) | (rows > package.most_rows)] = np.inf
@@ -184,7 +186,7 @@ def read_record(folder: Path) -> CompiledRecord | None:
         costs = {name: _curve(data["rows"], seconds) for name, seconds in data["seconds"].items()}
         if data["format"] != _FORMAT or {EAGER, *(package.name for package in packages)} != set(costs):
             raise ValueError(f"format {data['format']}, with costs of {', '.join(costs)}")
-        shapes = tuple((int(heads), int(size)) for heads, size in data["shapes"])
+        shapes = tuple(LayerShape._make((*sizes, tuple(matrices))) for *sizes, matrices in data["shapes"])
         same_bits, taps = bool(data["same_bits"]), tuple(map(int, data["taps"]))
         return CompiledRecord(packages, costs, same_bits, shapes, data["torch"], data["warning"], taps)
     except FileNotFoundError:

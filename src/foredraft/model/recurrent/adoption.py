@@ -11,9 +11,11 @@ from functools import partial
 from types import FunctionType
 from typing import Any
 
+from transformers.cache_utils import Cache
+
 from foredraft.errors import UnsupportedModelError
-from foredraft.model.kv_cache import TreeCache
 from foredraft.model.recurrent import operators
+from foredraft.model.recurrent.layer import OperatorLayer
 
 _OPERATORS: dict[str, Callable[..., Any]] = {
     "causal_conv1d_fn": operators.convolution,
@@ -48,10 +50,11 @@ class _TreeForward:
         return _TreeForward, (self._mixer, self._number)
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        cache = next((each for each in (*args, *options.values()) if isinstance(each, TreeCache)), None)
-        if cache is None:
+        caches = (each for each in (*args, *options.values()) if isinstance(each, Cache))
+        layers = next((each.layers[self._number :] for each in caches), [])
+        if not layers or not isinstance(layers[0], OperatorLayer):
             return self._theirs(self._mixer, *args, **options)
-        self._layer = cache.layers[self._number]
+        self._layer = layers[0]
         return self._ours(self._mixer, *args, **options)
 
     def _call(self, operator: Callable[..., Any], *args: Any, **options: Any) -> Any:

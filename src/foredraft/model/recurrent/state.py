@@ -6,7 +6,6 @@ the accepted rows are applied. So a pass that fails, a rejected draft and rows t
 Does not know which layer's code calls the operators, nor what they compute `g`, `k` and `u` from.
 """
 
-from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,14 +14,10 @@ import numpy as np
 import torch
 
 from foredraft.graph.layout import Layout
-from foredraft.graph.tree import I64
+from foredraft.graph.tree import I64, BoolArray
 from foredraft.model.kv_cache import Span, TreeCache, TreeLayer
 from foredraft.model.mask import seen_rows
-
-try:
-    from transformers.cache_utils import LinearAttentionCacheLayerMixin
-except ImportError:  # transformers before 5.8, whose recurrent models are refused
-    LinearAttentionCacheLayerMixin = object  # type: ignore[misc,assignment]  # a class instead of another
+from foredraft.model.recurrent.layer import OperatorLayer
 
 
 class Rows:
@@ -52,19 +47,23 @@ class Rows:
         return {parent: at for at, (parent, _) in enumerate(self.lineage, start=self.held)}
 
     def windows(self, taps: int) -> torch.Tensor:
-        """Return the last `taps` inputs that each row's convolution sees, its own last, int64[R, taps].
-
-        They are indices into the `taps - 1` committed inputs, then those of the held rows, then of the pass's.
-        """
+        """Return what `convolution_windows` does for these rows."""
         if taps not in self._windows:
-            if self._chain:
-                index = np.add.outer(np.arange(len(self._sees)), np.arange(taps))
-            else:
-                committed = np.arange(taps - 1)
-                own = (np.flatnonzero(row) + taps - 1 for row in self._sees)
-                index = np.stack([np.append(committed, each)[-taps:] for each in own])
+            index = convolution_windows(self._sees, taps, chain=self._chain)
             self._windows[taps] = torch.from_numpy(index).to(self._device)
         return self._windows[taps]
+
+
+def convolution_windows(seen: BoolArray, taps: int, *, chain: bool) -> I64:
+    """Return the last `taps` inputs that each row's convolution takes, its own last, int64[R, taps].
+
+    They are indices into the `taps - 1` committed inputs, then those of the held rows, then of the R rows, which see
+    those of `seen`, bool[R, H + R]: in a `chain` without held rows, all before them.
+    """
+    if chain:
+        return np.add.outer(np.arange(len(seen)), np.arange(taps))
+    committed = np.arange(taps - 1)
+    return np.stack([np.append(committed, np.flatnonzero(row) + taps - 1)[-taps:] for row in seen])
 
 
 @dataclass(slots=True, eq=False)
@@ -112,6 +111,60 @@ class Recurrence:
     def commit(self, kept: I64) -> None:
         self.state = self.after(kept)
 
+    def read(self, rows: Rows, q: torch.Tensor, v: torch.Tensor, beta: torch.Tensor | None) -> torch.Tensor:
+        """Return what these recorded rows read with queries [R, H, K], [R, H, V], and record their updates.
+
+        Those are `v`, [R, H, V], or with `beta`, [R, H], those of the delta rule.
+        """
+        one_decay = self.gates.shape[-1] == 1 and v.shape[-1] > 1
+        return (self._read_at_once if one_decay else self._read_in_order)(rows, q, v, beta)
+
+    def _read_at_once(self, rows: Rows, q: torch.Tensor, v: torch.Tensor, beta: torch.Tensor | None) -> torch.Tensor:
+        """Do so by masked products of all rows, where each head has one decay.
+
+        With G_i the sum of the gates on row i's path, S_i = exp(G_i) S + sum_j exp(G_i - G_j) k_j u_j^T over its
+        ancestors j and itself, so the updates of the delta rule solve a triangular system of equations.
+        """
+        held, own = rows.held, self.decays[rows.held :]
+        since = own.exp()  # the decay of the committed state
+        between = own[..., 0].T[:, :, None] - self.decays[..., 0].T[:, None]
+        between = between.masked_fill(~rows.sees, -torch.inf).exp()
+        updates = v
+        if beta is not None:
+            keys = self.keys[held:]
+            system = torch.einsum("rhk,thk->hrt", keys, self.keys) * between * beta.T[..., None]
+            updates = beta[..., None] * (v - torch.einsum("rhk,hkv->rhv", keys * since, self.state))
+            updates = updates - torch.einsum("hrt,thv->rhv", system[..., :held], self.updates[:held])
+            lower = system[..., held:].tril(-1)  # a parent comes before its children
+            solved = torch.linalg.solve_triangular(lower, updates.transpose(0, 1), upper=False, unitriangular=True)
+            updates = solved.transpose(0, 1)
+        self.updates = torch.cat([self.updates[:held], updates])
+        weights = torch.einsum("rhk,thk->hrt", q, self.keys) * between
+        committed = torch.einsum("rhk,hkv->rhv", q * since, self.state)
+        return committed + torch.einsum("hrt,thv->rhv", weights, self.updates)
+
+    def _read_in_order(self, rows: Rows, q: torch.Tensor, v: torch.Tensor, beta: torch.Tensor | None) -> torch.Tensor:
+        """Do so row by row, each from its parent's matrices.
+
+        That is where each channel has a decay of its own, or values are single numbers: products of all pairs of rows
+        would need more memory than the matrices.
+        """
+        held, states, updates, outputs = rows.held, dict[int, torch.Tensor](), [self.updates[: rows.held]], []
+        for at, (parent, path) in enumerate(rows.lineage, start=held):
+            before = states[parent] if parent in states else self.after(path)
+            state, key, update = before * self.gates[at].exp()[..., None], self.keys[at], v[at - held]
+            if beta is not None:
+                update = beta[at - held][:, None] * (update - (state * key[..., None]).sum(-2))
+            state = state + key[..., None] * update[:, None]
+            updates.append(update[None])
+            outputs.append((state * q[at - held][..., None]).sum(-2))
+            if at in rows.last_child:
+                states[at] = state
+            if rows.last_child[parent] == at:
+                states.pop(parent, None)
+        self.updates = torch.cat(updates)
+        return torch.stack(outputs)
+
 
 def begin(cache: TreeCache, layout: Layout, device: torch.device) -> None:
     """Give the recurrent layers of a cache the rows of the next pass."""
@@ -121,20 +174,15 @@ def begin(cache: TreeCache, layout: Layout, device: torch.device) -> None:
             layer.begin(rows)
 
 
-class StateLayer(TreeLayer, LinearAttentionCacheLayerMixin):
-    """A layer with states, and with keys and values too if it writes any.
-
-    A mixer of transformers that finds no earlier state in the cache runs its code for many rows, whose operators are
-    replaced (adoption.py). So `has_previous_state` stays False here, and what the mixer hands over is not kept.
-    """
+class StateLayer(TreeLayer, OperatorLayer):
+    """A layer with states, and with keys and values too if it writes any."""
 
     rows: Rows  # of the running pass
 
     def __init__(self, span: Span) -> None:
+        OperatorLayer.__init__(self)
         TreeLayer.__init__(self, span)
-        LinearAttentionCacheLayerMixin.__init__(self)
         self.is_initialized = False
-        self.has_previous_state = defaultdict(bool)
         self._convolutions: list[Convolution] = []
         self._recurrences: list[Recurrence] = []
         self._called = [0, 0]  # the convolutions and recurrences that the running pass has called
@@ -143,33 +191,36 @@ class StateLayer(TreeLayer, LinearAttentionCacheLayerMixin):
         if len(states) == 2:  # keys and values
             TreeLayer.lazy_initialization(self, *states)
 
-    def update_conv_state(self, conv_states: torch.Tensor, *_args: object, **_options: object) -> torch.Tensor:
-        return conv_states
-
-    def update_recurrent_state(self, recurrent_states: torch.Tensor, *_: object, **_options: object) -> torch.Tensor:
-        return recurrent_states
-
     def begin(self, rows: Rows) -> None:
         """Take the rows of the next pass."""
         self.rows, self._called = rows, [0, 0]
 
-    def convolution(self, taps: int, inputs: torch.Tensor) -> Convolution:
-        """Return the next convolution of the pass, with the inputs of its rows, [R, D], recorded."""
+    def in_prompt(self) -> torch.Tensor:
+        return self.rows.in_prompt
+
+    def convolution(self, taps: int, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if len(self._convolutions) == self._called[0]:
             self._convolutions.append(Convolution(inputs.new_zeros(taps - 1, inputs.shape[1]), inputs))
         found = self._convolutions[self._called[0]]
         self._called[0] += 1
         found.inputs = torch.cat([found.inputs[: self.rows.held], inputs])
-        return found
+        return torch.cat([found.history, found.inputs]), self.rows.windows(taps)
 
-    def recurrence(self, keys: torch.Tensor, values: torch.Tensor, gates: torch.Tensor) -> Recurrence:
-        """Return the next recurrence of the pass, with the keys and gates of its rows recorded."""
+    def read(
+        self,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        gates: torch.Tensor,
+        strengths: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        queries, keys = (each.repeat_interleave(values.shape[1] // each.shape[1], 1) for each in (queries, keys))
         if len(self._recurrences) == self._called[1]:
             self._recurrences.append(Recurrence(keys, values, gates))
         found = self._recurrences[self._called[1]]
         self._called[1] += 1
         found.record(self.rows, keys, gates)
-        return found
+        return found.read(self.rows, queries, values, strengths), found.state
 
     def commit(self, kept: I64) -> None:
         """Commit these of the rows held and of the last pass, a path from the last committed token on."""
