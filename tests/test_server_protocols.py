@@ -23,7 +23,7 @@ TEMPLATE = (
     "{% if tools %}<|user|>{{ tools | tojson }} <tool_call>{% endif %}{% for m in messages %}<|{{ m.role }}|>"
     "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
     "{% for call in m.tool_calls %}{{ call.function.name }}({{ call.function.arguments | tojson }}){% endfor %}"
-    "{% endfor %}<|assistant|>{% if enable_thinking is defined and not enable_thinking %}<think></think>{% else %}<think>{% endif %}"
+    "{% endfor %}<|assistant|><think>{% if enable_thinking is defined and not enable_thinking %}</think>{% endif %}"
 )
 THOUGHT, SAID, CALL = (
     "I look.",
@@ -168,8 +168,8 @@ def test_tools_can_be_required(client):
     named = {"type": "function", "function": {"name": "other"}}
     for choice, names in (("required", {"weather", "other"}), (named, {"other"})):
         answer = client.chat.completions.parse(
-            model="toy", messages=ASKED, tools=tools, tool_choice=choice, parallel_tool_calls=False, max_tokens=400, seed=1,
-            extra_body=off,
+            model="toy", messages=ASKED, tools=tools, tool_choice=choice, parallel_tool_calls=False, max_tokens=400,
+            seed=1, extra_body=off,
         ).choices[0]  # fmt: skip
         [call] = answer.message.tool_calls
         assert call.function.name in names

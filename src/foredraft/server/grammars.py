@@ -11,7 +11,7 @@ from llguidance import LLMatcher
 
 from foredraft.server.bodies import Shape, Tools
 from foredraft.server.dialects import Calls, Dialect
-from foredraft.server.notation import Notation
+from foredraft.server.notation import WHITE, Notation
 
 _WHITE = r"/[ \t\n]{0,4}/"  # between a thought and what follows it; models write two line breaks
 
@@ -33,8 +33,8 @@ def grammar_of(
         said = listed if tools.required else f"{said} | {listed}" if said else _maybe(calls, listed, to)
     grammars: list[dict[str, Any]] = [{"lark_grammar": "\n".join([f"start: {head} ({said})", *to.rules])}]
     if shape is not None:
-        kinds = LLMatcher
-        written = kinds.grammar_from_regex(shape) if isinstance(shape, str) else kinds.grammar_from_json_schema(shape)
+        regex, schema = LLMatcher.grammar_from_regex, LLMatcher.grammar_from_json_schema
+        written = regex(shape) if isinstance(shape, str) else schema(shape, overrides=WHITE)
         grammars += [each | {"name": "shape"} for each in json.loads(written)["grammars"]]
     return json.dumps({"grammars": grammars})
 

@@ -8,6 +8,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+WHITE = {"whitespace_pattern": r"[ \n]"}
+"""One white character at most between the tokens of JSON. With any number of them, weak models write white space until
+the limit; with none, they close arrays and strings early, because the tokens that they prefer begin with a space."""
+
 
 class Notation:
     """Makes expressions, and keeps the `rules` that they name. `specials` are the ids of the special tokens."""
@@ -35,7 +39,7 @@ class Notation:
     def json(self, schema: Any, root: Mapping[str, Any] | None = None) -> str:
         """Return the expression for JSON of a schema, which may refer to definitions of another, its root."""
         kept = {name: root[name] for name in ("$defs", "definitions") if root is not None and name in root}
-        return f"%json {json.dumps({**schema, **kept} if isinstance(schema, Mapping) else schema)}"
+        return f"%json {json.dumps({**schema, **kept, 'x-guidance': WHITE} if isinstance(schema, Mapping) else schema)}"
 
     def separated(self, rules: Mapping[str, str], required: Sequence[str], separator: str) -> str:
         """Return the expression for values in order, of which those that are not required may be missing."""
