@@ -28,6 +28,11 @@ refused with the nearest name; `null` is a field's default. How tools, thoughts 
 """
 
 
+def named(row: Row) -> str:
+    """Return the names of fields."""
+    return ", ".join(f"`{name}`" for name in row.names.split())
+
+
 def places(row: Row) -> str:
     """Return where a field is: routes, and the place within a body."""
     names = [ROUTES[each][0] if each in ROUTES else f"`{each}`" for each in row.bodies.split()]
@@ -49,9 +54,9 @@ def page() -> str:
         parts.append(f"| `{path}` | {names} |\n")
     parts.append("\n## Ignored\n\n| field | in | values | why, or why other values are refused |\n|---|---|---|---|\n")
     ignored = [row for row in TABLE if row.harmless != ()]
-    parts += [f"| `{row.name}` | {places(row)} | {values(row)} | {row.reason} |\n" for row in ignored]
+    parts += [f"| {named(row)} | {places(row)} | {values(row)} | {row.reason} |\n" for row in ignored]
     parts.append("\n## Refused\n\n| field | in | why |\n|---|---|---|\n")
-    parts += [f"| `{row.name}` | {places(row)} | {row.reason} |\n" for row in TABLE if row.harmless == ()]
+    parts += [f"| {named(row)} | {places(row)} | {row.reason} |\n" for row in TABLE if row.harmless == ()]
     return "".join(parts)
 
 

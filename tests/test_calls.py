@@ -165,7 +165,7 @@ def test_a_required_call_is_written_as_the_family_writes_it(family):
     """What the grammar writes is read as the same call; another tool, and a text, are not allowed."""
     dialect = dialect_of(f"{ANSWERS[family]['template']} tools")
     thought = None if dialect.thoughts is None else False
-    grammar = grammar_of(None, tools(), dialect, {}, thought)
+    grammar = grammar_of(None, tools(), dialect, {}, thought, {})
     matcher = llguidance.LLMatcher(TOKENS, grammar, log_level=0)
     assert not matcher.is_error(), matcher.get_error()
     written = written_by(matcher, dialect.calls, {"city": "Paris"})
@@ -195,7 +195,7 @@ def written_by(matcher, calls, given):
 
 def test_a_named_tool_is_the_only_one():
     dialect = dialect_of(f"{ANSWERS['Hermes']['template']} tools")
-    grammar = grammar_of(None, tools(names=["now"]), dialect, {}, None)
+    grammar = grammar_of(None, tools(names=["now"]), dialect, {}, None, {})
     text = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     assert accepted(grammar, text) == (len(text), True)
     assert accepted(grammar, text.replace("now", "get_weather"))[0] < len(text)
@@ -203,7 +203,7 @@ def test_a_named_tool_is_the_only_one():
 
 def test_strict_tools_leave_the_choice_but_not_the_arguments():
     dialect = dialect_of(f"{ANSWERS['Hermes']['template']} tools")
-    grammar = grammar_of(None, tools("auto", strict=True), dialect, {}, None)
+    grammar = grammar_of(None, tools("auto", strict=True), dialect, {}, None, {})
     call = f'Well: <tool_call>\n{{"name": "get_weather", "arguments": {json.dumps({"city": "x"})}}}\n</tool_call> Good.'
     for text in ("No call at all.", "", call, call + call):
         assert accepted(grammar, text) == (len(text), True)
@@ -215,7 +215,9 @@ def test_a_format_begins_behind_the_thought():
     for specials, thought in (({}, b"<think>Hm {</think>"), ({"<think>": 257, "</think>": 258}, None)):
         ids = list(thought) if thought else [257, *b"Hm {", 258]
         closed = list(thought[7:]) if thought else ids[1:]
-        open_, begun, over = (grammar_of(shape, Tools(), dialect, specials, each) for each in (False, True, None))
+        open_, begun, over = (
+            grammar_of(shape, Tools(), dialect, specials, each, specials) for each in (False, True, None)
+        )
         answer = list(b'{"a": 1}')
         assert accepted(open_, "", ids + list(b"\n\n") + answer)[1]
         assert accepted(open_, "", answer)[1], "it need not think"
@@ -226,5 +228,5 @@ def test_a_format_begins_behind_the_thought():
 
 
 def test_a_regex_may_hold_anything():
-    grammar = grammar_of('a/b"\n\\d', Tools(), dialect_of("<think>"), {}, None)
+    grammar = grammar_of('a/b"\n\\d', Tools(), dialect_of("<think>"), {}, None, {})
     assert accepted(grammar, 'a/b"\n7') == (6, True)

@@ -13,7 +13,7 @@ const client = new OpenAI({ ...given, maxRetries: 0 });
 const parameters = { type: "object", properties: { city: { enum: ["Paris", "Rome"] } }, required: ["city"], additionalProperties: false };
 const tools = [{ type: "function", function: { name: "weather", parameters, strict: true } }];
 const messages = [{ role: "user", content: ask }];
-const short = { maxOutputTokens: 40, maxRetries: 0 };
+const short = { maxOutputTokens: 12, maxRetries: 0 };
 const weather = tool({ inputSchema: z.object({ city: z.enum(["Paris", "Rome"]) }), execute: async ({ city }) => `Rain in ${city}` });
 
 function check(holds, what) {
@@ -21,7 +21,7 @@ function check(holds, what) {
 }
 
 async function called() {
-  const answer = await client.chat.completions.create({ model: name, messages, tools, tool_choice: "required", max_tokens: 200 });
+  const answer = await client.chat.completions.create({ model: name, messages, tools, tool_choice: "required", parallel_tool_calls: false, max_tokens: 120 });
   const call = answer.choices[0].message.tool_calls[0];
   check(["Paris", "Rome"].includes(JSON.parse(call.function.arguments).city), "city");
   const result = { role: "tool", tool_call_id: call.id, content: "Rain" };
@@ -29,7 +29,7 @@ async function called() {
 }
 
 async function streamed() {
-  const stream = client.chat.completions.stream({ model: name, messages, tools, tool_choice: "required", max_tokens: 200 });
+  const stream = client.chat.completions.stream({ model: name, messages, tools, tool_choice: "required", parallel_tool_calls: false, max_tokens: 120 });
   const final = await stream.finalChatCompletion();
   check(final.choices[0].message.tool_calls.length, "call");
 }
@@ -56,13 +56,13 @@ function kit(model) {
       check(parts > 2, "stream");
     },
     tools: async () => {
-      const choice = { toolChoice: "required", stopWhen: stepCountIs(2), maxOutputTokens: 200, maxRetries: 0 };
+      const choice = { toolChoice: "required", stopWhen: stepCountIs(2), maxOutputTokens: 120, maxRetries: 0 };
       const result = await generateText({ model, prompt: ask, tools: { weather }, ...choice });
       check(result.steps[0].toolResults.length, "result of a tool");
     },
     object: async () => {
       const schema = z.object({ city: z.enum(["Paris", "Rome"]) });
-      const result = await generateObject({ model, schema, prompt: ask, maxOutputTokens: 200, maxRetries: 0 });
+      const result = await generateObject({ model, schema, prompt: ask, maxOutputTokens: 120, maxRetries: 0 });
       check(result.object.city, "object");
     },
   };

@@ -88,12 +88,6 @@ class _Tool(Body):
     strict: bool | None = None
 
 
-class _ToolChoice(Body):
-    type: Literal["auto", "any", "tool", "none"]
-    name: str | None = None
-    disable_parallel_tool_use: bool = False
-
-
 class _ThinkingWish(Body):
     within = "messages.thinking"
     type: Literal["enabled", "disabled", "adaptive"]
@@ -116,7 +110,7 @@ class CountRequest(bodies.ConversationRequest):
     messages: bodies.Some[_Message]
     system: bodies.Content | None = None
     tools: bodies.Many[_Tool] | None = None
-    tool_choice: _ToolChoice = _ToolChoice(type="auto")
+    tool_choice: bodies.ToolChoice = bodies.Choice()
     thinking: _ThinkingWish | None = None
     output_config: _OutputConfig = _OutputConfig()
     _tools: Tools = PrivateAttr(default_factory=Tools)
@@ -125,10 +119,7 @@ class CountRequest(bodies.ConversationRequest):
     def _tools_are_there(self) -> Self:
         given = [bodies.FunctionTool(name=each.name, description=each.description, parameters=each.input_schema,
                                      strict=each.strict) for each in self.tools or []]  # fmt: skip
-        mode = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}[self.tool_choice.type]
-        names = [self.tool_choice.name or ""] if self.tool_choice.type == "tool" else None
-        parallel = names is None and not self.tool_choice.disable_parallel_tool_use
-        self._tools = Tools.of(given, bodies.Choice(mode, names), parallel=parallel)
+        self._tools = Tools.of(given, self.tool_choice)
         return self
 
     def text_request(self) -> bodies.TextRequest:

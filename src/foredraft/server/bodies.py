@@ -11,7 +11,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, PrivateAttr, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainValidator,
+    PrivateAttr,
+    model_validator,
+)
 
 from foredraft.sampling import SEED_LIMIT
 from foredraft.server.fields import is_ignored
@@ -184,6 +193,29 @@ class Choice(NamedTuple):
 
     mode: str = "auto"
     names: Sequence[str] | None = None  # all if None
+    parallel: bool = True  # whether there may be several calls
+    given: Any = "auto"  # as the protocol has it
+
+
+def _choice(given: Any) -> Choice:
+    """Read a choice in the form of any protocol."""
+    if isinstance(given, str):
+        given = {"type": given}
+    try:
+        kind, several = given["type"], not given.get("disable_parallel_tool_use", False)
+        if kind in ("function", "tool"):
+            return Choice("required", [given.get("function", given)["name"]], parallel=False, given=given)
+        if kind == "allowed_tools":
+            allowed = given.get("allowed_tools", given)
+            names = [each.get("function", each)["name"] for each in allowed["tools"]]
+            return Choice({"required": "required"}.get(allowed["mode"], "auto"), names, several, given)
+        mode = {"auto": "auto", "none": "none", "required": "required", "any": "required"}[kind]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError("it must be 'auto', 'none', 'required', or name a tool as the protocol has it") from error
+    return Choice(mode, None, several, kind if set(given) == {"type"} else given)
+
+
+ToolChoice = Annotated[Choice, PlainValidator(_choice)]
 
 
 class FunctionTool(Body):
@@ -207,7 +239,7 @@ class Tools:
     parallel: bool = True  # whether there may be several calls
 
     @classmethod
-    def of(cls, functions: Sequence[FunctionTool], choice: Choice, *, parallel: bool) -> "Tools":
+    def of(cls, functions: Sequence[FunctionTool], choice: Choice, *, parallel: bool = True) -> "Tools":
         """Return the tools; ValueError for a choice of a tool that is not there."""
         names = [each.name for each in functions]
         missing = [name for name in choice.names or () if name not in names]
@@ -218,14 +250,14 @@ class Tools:
         if choice.mode == "none":
             return cls()
         told = [
-            {"type": "function", "function": each.model_dump(exclude={"strict"}, exclude_none=True)}
+            {"type": "function", "function": each.model_dump(exclude={"strict", "type"}, exclude_none=True)}
             for each in functions
         ]
         callable_ = [each for each in functions if choice.names is None or each.name in choice.names]
         required = choice.mode == "required"
         bound = required or choice.names is not None or any(each.strict for each in callable_)
         schemas = {each.name: each.parameters or {"type": "object", "properties": {}} for each in callable_}
-        return cls(told, schemas, bound, required, parallel)
+        return cls(told, schemas, bound, required, parallel and choice.parallel)
 
 
 class Speculation(Body):

@@ -25,39 +25,33 @@ _TEMPLATE = "the chat template of the model is always applied as it is"
 
 
 class Row(NamedTuple):
-    """A field: the bodies that have it, its `harmless` values (None: all), which are ignored, and the reason."""
+    """Fields: the bodies that have them, their `harmless` values (None: all), which are ignored, and the reason."""
 
     bodies: str  # separated by spaces; a nested body by its place, as in `messages.tool_calls`
-    name: str
+    names: str  # separated by spaces
     harmless: tuple[Any, ...] | None
-    reason: str  # why it is ignored, or why other values are refused
+    reason: str  # why they are ignored, or why other values are refused
 
 
 TABLE = (
-    Row(_OPENAI, "user", None, _LABEL),
-    Row(_OPENAI, "safety_identifier", None, _LABEL),
+    Row(_OPENAI, "user safety_identifier", None, _LABEL),
     Row(f"{_TEXTS} messages", "metadata", None, _LABEL),
-    Row("chat completions", "request_id", None, _LABEL),
-    Row(_OPENAI, "prompt_cache_key", None, _SPEED),
-    Row(_OPENAI, "prompt_cache_retention", None, _SPEED),
+    Row(_TEXTS, "request_id", None, _LABEL),
+    Row(_OPENAI, "prompt_cache_key prompt_cache_retention", None, _SPEED),
     Row(f"{_OPENAI} messages", "service_tier", None, _SPEED),
-    Row(_TEXTS, "priority", None, _SPEED),
-    Row(_TEXTS, "cache_prompt", None, _SPEED),
+    Row(_TEXTS, "priority cache_prompt", None, _SPEED),
     Row(_TEXTS, "cache_salt", None, "prefixes are kept apart by API key"),
     Row(_TEXTS, "keep_alive", None, "the model stays loaded"),
     Row(_TEXTS, "timings_per_token", None, "`metrics` has the figures"),
     Row(_OPENAI, "store", None, _KEPT),
-    Row("responses", "previous_response_id", (), f"{_KEPT}; send the whole conversation as input"),
-    Row("responses", "conversation", (), f"{_KEPT}; send the whole conversation as input"),
+    Row("responses", "previous_response_id conversation prompt", (), f"{_KEPT}; send the whole conversation as input"),
     Row("responses", "background", (False,), f"{_KEPT}; wait for the answer"),
-    Row("responses", "prompt", (), f"{_KEPT}; send the prompt as instructions and input"),
     Row("responses", "include", ([], ["reasoning.encrypted_content"]), "reasoning is sent as text"),
     Row("responses", "truncation", ("disabled",), "a conversation that is too long is refused; shorten it"),
     Row("responses", "max_tool_calls", None, "limits OpenAI's own tools, of which there are none here"),
     Row("responses", "top_logprobs", (0,), "use /v1/chat/completions"),
     Row("responses", "stream_options", None, "pads events, or not"),
-    Row("responses.reasoning", "summary", None, "reasoning is sent as it is written"),
-    Row("responses.reasoning", "generate_summary", None, "reasoning is sent as it is written"),
+    Row("responses.reasoning", "summary generate_summary", None, "reasoning is sent as it is written"),
     Row("chat responses.text", "verbosity", None, "no chat template takes it"),
     Row("chat", "modalities", (["text"],), "this model writes text only"),
     Row("chat", "audio", (), "this model writes text only"),
@@ -69,8 +63,8 @@ TABLE = (
     Row("chat", "add_generation_prompt", (True,), _TEMPLATE),
     Row("chat", "continue_final_message", (False,), "an answer that is begun cannot be continued"),
     Row("chat", "chat_template", (), _TEMPLATE),
-    Row("completions", "chat_template_kwargs", None, "a text has no chat template"),
     Row("chat", "documents", ([],), "put the documents into a message"),
+    Row("completions", "chat_template_kwargs", None, "a text has no chat template"),
     Row(_TEXTS, "add_special_tokens", (), "it is false for a conversation, and the tokenizer's own choice for a text"),
     Row(_TEXTS, "skip_special_tokens", (True,), "special tokens are never shown"),
     Row(_TEXTS, "spaces_between_special_tokens", None, "special tokens are never shown"),
@@ -81,19 +75,13 @@ TABLE = (
     Row(_TEXTS, "min_tokens", (0,), "use ignore_eos with max_tokens"),
     Row(_TEXTS, "best_of", (1,), "use n"),
     Row(_TEXTS, "use_beam_search", (False,), _SAMPLER),
-    Row(_TEXTS, "length_penalty", (1, 1.0), _SAMPLER),
-    Row(_TEXTS, "typical_p", (1, 1.0), _SAMPLER),
+    Row(_TEXTS, "length_penalty typical_p", (1, 1.0), _SAMPLER),
     Row(_TEXTS, "mirostat", (0,), _SAMPLER),
     Row(_TEXTS, "prompt_logprobs", (), "only tokens that are written have log-probabilities"),
     Row(_TEXTS, "truncate_prompt_tokens", (-1,), "a prompt that is too long is refused; shorten it"),
     Row("completions", "echo", (False,), "the prompt is not repeated"),
     Row("completions", "suffix", ("",), "the model continues a text, and does not fill a gap"),
-    Row(_TEXTS, "structured_outputs", (), _SHAPES),
-    Row(_TEXTS, "guided_json", (), _SHAPES),
-    Row(_TEXTS, "guided_regex", (), _SHAPES),
-    Row(_TEXTS, "guided_choice", (), _SHAPES),
-    Row(_TEXTS, "guided_grammar", (), _SHAPES),
-    Row(_TEXTS, "grammar", (), _SHAPES),
+    Row(_TEXTS, "structured_outputs guided_json guided_regex guided_choice guided_grammar grammar", (), _SHAPES),
     Row(_TEXTS, "repeat_penalty", (1, 1.0), "use repetition_penalty"),
     Row(_TEXTS, "n_predict", (), "use max_tokens"),
     Row("messages", "cache_control", None, _SPEED),
@@ -112,24 +100,17 @@ TABLE = (
     Row("tools", "defer_loading", (False,), "all tools are shown to the model"),
     Row("tools", "allowed_callers", (["direct"],), "only the client calls tools"),
     Row("tools", "input_examples", ([],), "no chat template takes them; put them into the description"),
-    Row("message", "annotations", None, _HISTORY),
     Row("message", "audio", (), "this model reads text only"),
     Row("message", "function_call", (), "use tool_calls"),
+    Row("message message.content", "annotations status phase citations logprobs id caller", None, _HISTORY),
     Row("message message.tool_calls", "provider_specific_fields", None, _LABEL),
     Row("message message.content message.tool_calls", "cache_control", None, _SPEED),
-    Row("message message.content", "id", None, _LABEL),
-    Row("message", "status", None, _HISTORY),
-    Row("message", "phase", None, _HISTORY),
     Row("message.content", "is_error", None, "the content says it"),
+    Row("message.content", "signature", None, "reasoning is text here"),
     Row("message", "reasoning_details", None, "use reasoning_content"),
     Row("message.tool_calls", "index", None, "calls are in the order of the list"),
-    Row("message.content", "annotations", None, _HISTORY),
-    Row("message.content", "citations", None, _HISTORY),
-    Row("message.content", "logprobs", None, _HISTORY),
-    Row("message.content", "caller", None, _LABEL),
-    Row("message.content", "signature", None, "reasoning is text here"),
 )  # fmt: skip
-_ROWS = {(body, row.name): row for row in TABLE for body in row.bodies.split()}
+_ROWS = {(body, name): row for row in TABLE for body in row.bodies.split() for name in row.names.split()}
 
 
 def is_ignored(body: str, name: str, value: Any, honoured: Iterable[str]) -> bool:

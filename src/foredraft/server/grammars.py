@@ -17,16 +17,18 @@ _WHITE = r"/[ \t\n]{0,4}/"  # between a thought and what follows it; models writ
 
 
 def grammar_of(
-    shape: Shape | None, tools: Tools, dialect: Dialect, specials: Mapping[str, int], thought: bool | None
-) -> str | None:
+    shape: Shape | None, tools: Tools, dialect: Dialect, specials: Mapping[str, int], thought: bool | None,
+    added: Mapping[str, int],
+) -> str | None:  # fmt: skip
     """Return the grammar of an answer, or None if it may be any text.
 
-    `thought` says whether a thought has begun; None that there is none. `specials` are the ids of special tokens.
+    `thought` says whether a thought has begun; None that there is none. `specials` are the ids of special tokens, and
+    `added` those of all tokens that are whole marks.
     """
     to, calls = Notation(specials), dialect.calls if tools.bound else None
     if shape is None and calls is None:
         return None
-    head, answer = _thought(dialect, to, thought)
+    head, answer = _thought(dialect, to, thought, Notation(added))
     said = f"{answer} @shape".strip() if shape is not None else ""
     if calls is not None:
         listed = _calls(calls, tools, to)
@@ -34,18 +36,18 @@ def grammar_of(
     grammars: list[dict[str, Any]] = [{"lark_grammar": "\n".join([f"start: {head} ({said})", *to.rules])}]
     if shape is not None:
         regex, schema = LLMatcher.grammar_from_regex, LLMatcher.grammar_from_json_schema
-        written = regex(shape) if isinstance(shape, str) else schema(shape, overrides=WHITE)
+        written = regex(shape) if isinstance(shape, str) else schema({"x-guidance": WHITE, **shape})
         grammars += [each | {"name": "shape"} for each in json.loads(written)["grammars"]]
     return json.dumps({"grammars": grammars})
 
 
-def _thought(dialect: Dialect, to: Notation, begun: bool | None) -> tuple[str, str]:
+def _thought(dialect: Dialect, to: Notation, begun: bool | None, marks: Notation) -> tuple[str, str]:
     """Return the expressions of a thought and of what precedes an answer."""
     thoughts = dialect.thoughts
     if thoughts is None or begun is None:
         return "", to.text(thoughts.answer) if thoughts else ""
     rest = f"{to.until(thoughts.close)} {_WHITE} {to.text(thoughts.turn)}"
-    head = rest if begun else f"({to.text(thoughts.open)} {rest})?"
+    head = rest if begun else f"({marks.text(thoughts.open)} {rest})?"
     return head, to.text(thoughts.answer) and f"({to.text(thoughts.answer)})?"
 
 

@@ -40,29 +40,6 @@ class _Tool(Body):
     function: FunctionTool
 
 
-class _Named(Body):
-    name: str
-
-
-class _NamedChoice(Body):
-    type: Literal["function"]
-    function: _Named
-
-
-class _AllowedTools(Body):
-    mode: Literal["auto", "required"]
-    tools: Many[_NamedChoice]
-
-
-class _AllowedChoice(Body):
-    type: Literal["allowed_tools"]
-    allowed_tools: _AllowedTools
-
-    @property
-    def choice(self) -> bodies.Choice:
-        return bodies.Choice(self.allowed_tools.mode, [each.function.name for each in self.allowed_tools.tools])
-
-
 class JsonSchema(Body):
     """A named schema."""
 
@@ -174,7 +151,7 @@ class ChatRequest(_Request, bodies.ConversationRequest):
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: Many[_Tool] | None = None
-    tool_choice: Literal["auto", "none", "required"] | _NamedChoice | _AllowedChoice = "auto"
+    tool_choice: bodies.ToolChoice = bodies.Choice()
     parallel_tool_calls: bool = True
     reasoning_effort: str | None = None
     _tools: Tools = PrivateAttr(default_factory=Tools)
@@ -187,13 +164,8 @@ class ChatRequest(_Request, bodies.ConversationRequest):
             raise ValueError("max_tokens and max_completion_tokens are the same field; give one of them")
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs to be true")
-        given = self.tool_choice
-        if isinstance(given, _NamedChoice):
-            choice = bodies.Choice("required", [given.function.name])
-        else:
-            choice = bodies.Choice(given) if isinstance(given, str) else given.choice
-        parallel = self.parallel_tool_calls and not isinstance(given, _NamedChoice)
-        self._tools = Tools.of([tool.function for tool in self.tools or []], choice, parallel=parallel)
+        functions = [tool.function for tool in self.tools or []]
+        self._tools = Tools.of(functions, self.tool_choice, parallel=self.parallel_tool_calls)
         return self
 
     def text_request(self) -> TextRequest:

@@ -75,17 +75,6 @@ class _Tool(FunctionTool):
     type: Literal["function"]
 
 
-class _Named(Body):
-    type: Literal["function"]
-    name: str
-
-
-class _Allowed(Body):
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: Many[_Named]
-
-
 class _Format(JsonSchema):
     type: Literal["text", "json_object", "json_schema"] = "text"
 
@@ -120,25 +109,14 @@ class ResponsesRequest(bodies.ConversationRequest):
     text: _Text = _Text()
     reasoning: _Reasoning = _Reasoning()
     tools: Many[_Tool] = Field(default_factory=list)
-    tool_choice: Literal["auto", "none", "required"] | _Named | _Allowed = "auto"
+    tool_choice: bodies.ToolChoice = bodies.Choice()
     parallel_tool_calls: bool = True
     metadata: Annotated[dict[str, str | None], bodies.at_most(bodies.MOST_METADATA)] | None = None
     _tools: Tools = PrivateAttr(default_factory=Tools)
 
     @model_validator(mode="after")
     def _tools_are_there(self) -> Self:
-        given = self.tool_choice
-        if isinstance(given, _Named):
-            choice = bodies.Choice("required", [given.name])
-        else:
-            choice = (
-                bodies.Choice(given)
-                if isinstance(given, str)
-                else bodies.Choice(given.mode, [each.name for each in given.tools])
-            )
-        parallel = self.parallel_tool_calls and not isinstance(given, _Named)
-        functions = [FunctionTool.model_validate(each.model_dump(exclude={"type"})) for each in self.tools]
-        self._tools = Tools.of(functions, choice, parallel=parallel)
+        self._tools = Tools.of(self.tools, self.tool_choice, parallel=self.parallel_tool_calls)
         return self
 
     def text_request(self) -> TextRequest:
@@ -216,14 +194,13 @@ class ResponsesRequest(bodies.ConversationRequest):
         }  # fmt: skip
 
     def _response(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
-        choice = self.tool_choice if isinstance(self.tool_choice, str) else self.tool_choice.model_dump()
         return {
             "id": f"resp_{self._id}", "object": "response", "created_at": self._created, "model": self.model,
             "status": status, "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "output": output, "usage": None, "instructions": self.instructions, "metadata": self.metadata or {},
             "temperature": self.temperature, "top_p": self.top_p, "max_output_tokens": self.max_output_tokens,
             "tools": [{"strict": None, "parameters": None} | each.model_dump() for each in self.tools],
-            "tool_choice": choice, "parallel_tool_calls": self.parallel_tool_calls, "error": None,
+            "tool_choice": self.tool_choice.given, "parallel_tool_calls": self.parallel_tool_calls, "error": None,
             "previous_response_id": None, "store": False, "truncation": "disabled",
             "reasoning": {"effort": self.reasoning.effort, "summary": None},
             "text": self.text.model_dump(by_alias=True, exclude_none=True),

@@ -28,6 +28,7 @@ class Speech:
         self._called = bool(request.tools.told)
         added = tokenizer.added_tokens_decoder.items()
         self._specials = {each.content: number for number, each in added if each.special}
+        self._added = {each.content: number for number, each in added}
         self._begun = self._thought()
 
     def splitter(self) -> Splitter:
@@ -44,15 +45,24 @@ class Speech:
 
     def grammar(self) -> str | None:
         """Return the grammar of an answer, or None if it may be any text."""
-        return grammar_of(self._request.shape, self._request.tools, self._dialect, self._specials, self._begun)
+        return grammar_of(
+            self._request.shape, self._request.tools, self._dialect, self._specials, self._begun, self._added
+        )
 
     def _thought(self) -> bool | None:
-        """Return whether the prompt ends within a thought, or None if it ends behind one or there are none."""
+        """Return whether the prompt ends within a thought, or None if it ends behind one or there are none.
+
+        A thought whose mark has no token of its own is one only if the prompt has begun it: a model that is not asked
+        to think would take the letters of the mark for a way out of a format.
+        """
         thoughts = self._dialect.thoughts
         if thoughts is None:
             return None
         tail = decode(self._tokenizer, self._ids[-_TAIL:], special=True).rstrip()
-        return None if tail.endswith(thoughts.close) else tail.endswith(thoughts.open)
+        if tail.endswith(thoughts.open):
+            return True
+        is_token = any(thoughts.open.startswith(each) for each in self._added)
+        return False if is_token and not tail.endswith(thoughts.close) else None
 
 
 def template_of(tokenizer: Any) -> str:
