@@ -37,7 +37,7 @@ def made(route, **fields):
         ("chat", {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}}),
         ("chat", {"parallel_tool_calls": False}),
         ("chat", {"messages": [*ASKED, CALLED, {"role": "tool", "tool_call_id": "call_1", "content": "7"}]}),
-        ("chat", {"messages": [*ASKED, {"role": "assistant", "content": "A", "reasoning_content": "t"}]}),
+        ("chat", {"messages": [*ASKED, {"role": "assistant", "content": "A", "parsed": {}, "reasoning_content": "t"}]}),
         ("chat", {"messages": [{"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}, *ASKED]}),
         ("chat", {"reasoning_effort": "none", "verbosity": "low", "store": True, "prompt_cache_retention": "24h"}),
         ("chat", {"chat_template_kwargs": {"enable_thinking": False}, "top_k": -1, "service_tier": "flex"}),

@@ -166,12 +166,17 @@ def with_langchain() -> dict[str, Callable[[], Any]]:
         ChatOpenAI(model=NAME, base_url=URL, api_key="none", max_retries=0, max_tokens=120, use_responses_api=each)
         for each in (False, True)
     )
+    def called(model: Any) -> Any:
+        answer = model.bind_tools([weather], tool_choice="any", parallel_tool_calls=False).invoke(ASK)
+        return answer.tool_calls or answer.invalid_tool_calls  # as the schema allows further arguments without an end
+
     found: dict[str, Callable[[], Any]] = {}
     for name, model in (("chat", chat), ("responses", responses)):
         found |= {
             f"{name}": lambda model=model: model.invoke(ASK, max_tokens=12).usage_metadata,
             f"{name} stream": lambda model=model: list(model.stream(ASK, max_tokens=12)),
-            f"{name} tools": lambda model=model: model.bind_tools(
+            f"{name} tools": lambda model=model: called(model),
+        } tools": lambda model=model: model.bind_tools(
                 [weather], tool_choice="any", parallel_tool_calls=False
             ).invoke(ASK).tool_calls[0]["args"]["city"],
         }  # fmt: skip

@@ -14,6 +14,11 @@ const parameters = { type: "object", properties: { city: { enum: ["Paris", "Rome
 const tools = [{ type: "function", function: { name: "weather", parameters, strict: true } }];
 const messages = [{ role: "user", content: ask }];
 const short = { maxOutputTokens: 12, maxRetries: 0 };
+const single = {
+  openai: { parallelToolCalls: false },
+  foredraft: { parallel_tool_calls: false },
+  anthropic: { disableParallelToolUse: true },
+};
 const weather = tool({ inputSchema: z.object({ city: z.enum(["Paris", "Rome"]) }), execute: async ({ city }) => `Rain in ${city}` });
 
 function check(holds, what) {
@@ -57,7 +62,8 @@ function kit(model) {
     },
     tools: async () => {
       const choice = { toolChoice: "required", stopWhen: stepCountIs(2), maxOutputTokens: 120, maxRetries: 0 };
-      const result = await generateText({ model, prompt: ask, tools: { weather }, ...choice });
+      const given = { tools: { weather }, providerOptions: single };
+      const result = await generateText({ model, prompt: ask, ...given, ...choice });
       check(result.steps[0].toolResults.length, "result of a tool");
     },
     object: async () => {

@@ -130,6 +130,7 @@ class Turn(Body):
 
 
 class _Function(Body):
+    within = "message.tool_calls.function"
     name: str
     arguments: str
 

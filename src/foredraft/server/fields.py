@@ -105,6 +105,7 @@ TABLE = (
     Row("message message.content", "annotations status phase citations logprobs id caller", None, _HISTORY),
     Row("message message.tool_calls", "provider_specific_fields", None, _LABEL),
     Row("message message.content message.tool_calls", "cache_control", None, _SPEED),
+    Row("message message.content message.tool_calls.function", "parsed parsed_arguments", None, "repeats the text"),
     Row("message.content", "is_error", None, "the content says it"),
     Row("message.content", "signature", None, "reasoning is text here"),
     Row("message", "reasoning_details", None, "use reasoning_content"),
