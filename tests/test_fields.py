@@ -74,6 +74,8 @@ def test_what_clients_send_is_taken(route, fields):
         ("chat", {"tool_choice": "required"}, "needs 'a tool' in tools"),
         ("chat", {"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools.0"),
         ("chat", {"functions": [FUNCTION]}, "use tools"),
+        ("responses", {"tools": [FUNCTION | {"type": "function", "parameters": {"properties": 3}}]}, "properties"),
+        ("chat", {"tools": [TOOL], "tool_choice": {"type": "function"}}, "name a tool"),
         ("chat", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
          "messages.0.content.0: this model reads text only; leave out the part of type 'image_url'"),
         ("chat", {"messages": [{"role": "user", "content": "a", "nme": "b"}]}, "did you mean 'name'"),

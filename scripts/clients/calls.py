@@ -166,6 +166,7 @@ def with_langchain() -> dict[str, Callable[[], Any]]:
         ChatOpenAI(model=NAME, base_url=URL, api_key="none", max_retries=0, max_tokens=120, use_responses_api=each)
         for each in (False, True)
     )
+
     def called(model: Any) -> Any:
         answer = model.bind_tools([weather], tool_choice="any", parallel_tool_calls=False).invoke(ASK)
         return answer.tool_calls or answer.invalid_tool_calls  # as the schema allows further arguments without an end
@@ -176,10 +177,7 @@ def with_langchain() -> dict[str, Callable[[], Any]]:
             f"{name}": lambda model=model: model.invoke(ASK, max_tokens=12).usage_metadata,
             f"{name} stream": lambda model=model: list(model.stream(ASK, max_tokens=12)),
             f"{name} tools": lambda model=model: called(model),
-        } tools": lambda model=model: model.bind_tools(
-                [weather], tool_choice="any", parallel_tool_calls=False
-            ).invoke(ASK).tool_calls[0]["args"]["city"],
-        }  # fmt: skip
+        }
         for method in ("function_calling", "json_schema"):
             structured = model.with_structured_output(Weather, method=method)
             found[f"{name} {method}"] = lambda structured=structured: structured.invoke(ASK)

@@ -228,6 +228,13 @@ class FunctionTool(Body):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
+    @model_validator(mode="after")
+    def _has_properties(self) -> Self:
+        given = (self.parameters or {}).get("properties", {})
+        if not isinstance(given, dict) or not all(isinstance(each, dict) for each in given.values()):
+            raise ValueError("the properties of parameters must be objects, as in a JSON schema")
+        return self
+
 
 @dataclass(frozen=True, slots=True)
 class Tools:

@@ -18,8 +18,8 @@ Schemas = Mapping[str, Mapping[str, Any]]  # of the arguments, by the name of th
 
 _LONGEST_HEAD = 400  # characters of a call before its arguments; what is longer is no call (chosen)
 _NESTED = {
-    "json": re.compile(r'"(?:[^"\\]|\\.)*(?:"|\Z)|[\[\]{}]', re.DOTALL),
-    "python": re.compile(r"\"(?:[^\"\\]|\\.)*(?:\"|\Z)|'(?:[^'\\]|\\.)*(?:'|\Z)|[()\[\]{}]", re.DOTALL),
+    "json": re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL),
+    "python": re.compile(r"""\"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|'(?:[^'\\]++|\\.)*+(?:'|\\?\Z)|[()\[\]{}]""", re.DOTALL),
 }
 
 
@@ -60,14 +60,15 @@ class JsonCall:
             return None if last else Reading()
         if text[at] != "{" or (self.bare and not _may_be_call(text[at:])):
             return None
-        end = _value_end(text, at)
         if head := _HEAD.match(text, at):
             name, place = json.loads(head["name"], strict=False), head.end()
             if place < len(text) and text[place] == "{":
                 stop = _value_end(text, place)
+                end = None if stop is None else _value_end(text, at)
                 return Reading(name, text[place:stop], len(text) if last and end is None else end or -1)
-            if end is None and place == len(text):
-                return Reading(name, "", len(text)) if last else Reading()
+            if place == len(text):
+                return Reading(name, "", place) if last else Reading()
+        end = _value_end(text, at)
         if end is None:
             return None if last else Reading()
         try:

@@ -53,6 +53,7 @@ class Splitter:
         self._thoughts, self._calls = dialect.thoughts, dialect.calls if schemas is not None else None
         self._dialect, self._outside = dialect, dialect.marks(called=schemas is not None)
         self._held: list[Piece] = []  # not split yet
+        self._text = ""  # of these
         self._mark: str | None = None  # of the call that is being read; "" if it has none
         self._in_list = False  # whether a call has ended in a list
         self._call: Call | None = None  # that is being read, once its name is known
@@ -64,6 +65,7 @@ class Splitter:
     def push(self, pieces: list[Piece], *, last: bool = False) -> list[Part]:
         """Add pieces and return the parts that can be sent; `last` says that no more come."""
         self._held += pieces
+        self._text += "".join(text for text, _ in pieces)
         found: list[Part] = []
         while self._held or (last and self._mark is not None):
             if self._in_list:
@@ -78,17 +80,16 @@ class Splitter:
 
     def _read_text(self, found: list[Part], last: bool) -> bool:
         """Take what precedes the next mark, and the mark; return whether there was one."""
-        text = "".join(piece for piece, _ in self._held)
+        text = self._text
         if self._calls and self._begins and not self.thinking and text.strip()[:1] == self._calls.bare != "":
             self._begins, self._mark = False, ""
             return True
         closes = [self._thoughts.close] if self._thoughts else []
         passed, mark = first_mark(text, closes if self.thinking else self._outside, last=last)
-        before, self._held = split(self._held, passed)
-        self._say(before, found)
+        self._say(self._take(passed), found)
         if mark is None:
             return False
-        _, self._held = split(self._held, len(mark))
+        self._take(len(mark))
         if self._calls and mark in self._calls.opens:
             self._mark = mark
             return True
@@ -100,7 +101,7 @@ class Splitter:
     def _read_call(self, found: list[Part], last: bool) -> bool:
         """Take what is known of a call; return whether it has ended, or is none."""
         assert self._calls is not None, "only calls have marks"
-        reading = self._calls.style.read("".join(piece for piece, _ in self._held), self._schemas, last=last)
+        reading = self._calls.style.read(self._text, self._schemas, last=last)
         if reading is None:  # what looked like a call is said, and so is what would have ended it
             if self._mark:
                 self._say([(self._mark, None)], found)
@@ -116,21 +117,27 @@ class Splitter:
             self._sent = len(reading.arguments)
         if reading.end < 0:
             return False
-        _, self._held = split(self._held, reading.end)
+        self._take(reading.end)
         self._call, self._mark, self._after_mark = None, None, True
         self._in_list, self._begins = self._calls.style.listed, False
         return True
 
     def _read_separator(self) -> bool:
         """Take what follows a call in a list; return whether it is there."""
-        text = "".join(piece for piece, _ in self._held).lstrip()
+        text = self._text.lstrip()
         if not text:
             return False
         self._in_list = False
         if text[0] in ",;]":
             self._mark = None if text[0] == "]" else ""
-            _, self._held = split(self._held, sum(len(piece) for piece, _ in self._held) - len(text) + 1)
+            self._take(len(self._text) - len(text) + 1)
         return True
+
+    def _take(self, length: int) -> list[Piece]:
+        """Remove so many characters of what is held, and return them."""
+        taken, self._held = split(self._held, length)
+        self._text = self._text[length:]
+        return taken
 
     def _say(self, pieces: list[Piece], found: list[Part]) -> None:
         """Add pieces to the thought or the text, but for white space beside marks."""
