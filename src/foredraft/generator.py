@@ -327,9 +327,11 @@ class Generator:
         """Return the result so far of a text; its finish reason is None while it is unfinished."""
         return generation(run, self.tokenizer)
 
-    def encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> TokenIds:
+    def encode(
+        self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = (), variables: Mapping[str, Any] | None = None
+    ) -> TokenIds:
         """Return the ids of a prompt; see `foredraft.request.encoded`."""
-        return encoded(prompt, self.tokenizer, self.target.vocabulary, tools)
+        return encoded(prompt, self.tokenizer, self.target.vocabulary, tools, variables)
 
     def eos_token_ids(self) -> tuple[int, ...]:
         """Return the default end ids: those of the model's generation configuration, else the tokenizer's."""

@@ -101,7 +101,8 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
     @app.post("/v1/messages/count_tokens")
     async def _count(request: Request) -> Response:
         _, body = await _read(request, CountRequest)
-        ids = await service.in_turn(service.encode, body.conversation())
+        asked = body.text_request()
+        ids = await service.in_turn(service.encode, asked.prompts[0], asked.tools.told, asked.variables)
         return JSONResponse({"input_tokens": len(ids)})
 
     @app.post("/tokenize")

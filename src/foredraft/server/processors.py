@@ -14,7 +14,6 @@ import torch
 from foredraft.contracts import SequenceView
 from foredraft.drafters.prediction import Chain
 from foredraft.errors import UsageError
-from foredraft.server.bodies import Shape
 from foredraft.server.replies import RequestError
 
 GRAMMAR = "grammar"  # source name of the tokens that a constraint forces
@@ -93,14 +92,12 @@ class Logprobs:
 
 
 class Constraint:
-    """Constrains one text to a format by llguidance: masks tokens that are not allowed, and drafts forced ones.
+    """Constrains one text to a grammar by llguidance: masks tokens that are not allowed, and drafts forced ones.
 
-    A shape that cannot be parsed is a UsageError. `prompt_length` is the number of prompt ids.
+    A grammar that cannot be parsed is a UsageError. `prompt_length` is the number of prompt ids.
     """
 
-    def __init__(self, tokenizer: llguidance.LLTokenizer, shape: Shape, prompt_length: int) -> None:
-        kinds = llguidance.LLMatcher
-        grammar = kinds.grammar_from_regex(shape) if isinstance(shape, str) else kinds.grammar_from_json_schema(shape)
+    def __init__(self, tokenizer: llguidance.LLTokenizer, grammar: str, prompt_length: int) -> None:
         self._matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)  # 0: does not print errors
         if why := self._problem():
             raise UsageError(f"The response format is not supported: {why}.")

@@ -23,14 +23,14 @@ from foredraft.generator import CACHE_BYTES, Generator
 from foredraft.model.compiled.library import release_threads
 from foredraft.options import check_known
 from foredraft.sampling import SEED_LIMIT
-from foredraft.server.answers import TOOL_CALL, Answers, Choice
+from foredraft.server.answers import Answers, Choice
 from foredraft.server.bodies import MOST_TEXTS, Speculation, TextRequest
 from foredraft.server.metrics import Metrics
 from foredraft.server.processors import GRAMMAR, Constraint, Logprobs, Penalties
+from foredraft.server.speech import Speech, check_tools
 from foredraft.server.stores import Stores
 from foredraft.server.writer import Event, Job, Writer
 from foredraft.speculation import parse_speculation
-from foredraft.text import TextStream
 
 Result = TypeVar("Result")
 _SELECTABLE = ("none", "auto", "adaptix", "rest", "prompt_lookup", "lookahead")  # need no other model and no KV cache
@@ -100,16 +100,12 @@ class Service:
         self._preparing.shutdown()
         self.generator.save()
 
-    def encode(self, prompt: Any, tools: Sequence[Mapping[str, Any]] = ()) -> TokenIds:
+    def encode(
+        self, prompt: Any, tools: Sequence[Mapping[str, Any]] = (), variables: Mapping[str, Any] | None = None
+    ) -> TokenIds:
         """Return the ids of a text, a conversation, or ids; UsageError if the chat template does not support tools."""
-        template = str(getattr(self.generator.tokenizer, "chat_template", None))
-        called = not isinstance(prompt, str) and any(isinstance(each, dict) and "tool_calls" in each for each in prompt)
-        if (tools or called) and ("tools" not in template or TOOL_CALL not in template):
-            raise UsageError(
-                f"This model's chat template does not support tools in the format {TOOL_CALL}; leave out tools, and "
-                "messages with tool_calls."
-            )
-        return self.generator.encode(prompt, tools)
+        check_tools(self.generator.tokenizer, prompt, told=bool(tools))
+        return self.generator.encode(prompt, tools, variables)
 
     def generator_for(self, key: str, speculative: Speculation | bool | None) -> Generator:
         """Return the generator of a request; UsageError for an unknown method, option or store."""
@@ -147,18 +143,20 @@ class Service:
     def _choices(self, request: TextRequest, key: str, news: asyncio.Event) -> list[Choice]:
         generator, made = self.generator_for(key, request.speculative), []
         for prompt in request.prompts:
-            ids = self.encode(prompt, request.tools)
-            made += [self._choice(generator, ids, request, number, news) for number in range(request.n)]
+            ids = self.encode(prompt, request.tools.told, request.variables)
+            speech = Speech(generator.tokenizer, prompt, ids.tolist(), request)
+            made += [self._choice(generator, ids, request, speech, number, news) for number in range(request.n)]
         for choice in made:
             choice.job.run.owner = key
         return made
 
     def _choice(
-        self, generator: Generator, ids: TokenIds, request: TextRequest, number: int, news: asyncio.Event
-    ) -> Choice:
-        target, tokenizer = generator.target, generator.tokenizer
+        self, generator: Generator, ids: TokenIds, request: TextRequest, speech: Speech, number: int,
+        news: asyncio.Event,
+    ) -> Choice:  # fmt: skip
+        target, grammar = generator.target, speech.grammar()
         logprobs = None if request.logprobs is None else Logprobs(request.logprobs, self._grammar_tokenizer)
-        constraint = None if request.shape is None else Constraint(self._grammar_tokenizer, request.shape, len(ids))
+        constraint = None if grammar is None else Constraint(self._grammar_tokenizer, grammar, len(ids))
         weights = request.presence, request.frequency, request.bias
         penalties = Penalties(len(ids), *weights, target.vocabulary) if any(weights) else None
         most = _UNLIMITED if target.window is None else max(target.window - len(ids), 1)
@@ -171,8 +169,7 @@ class Service:
         prediction = drafter if isinstance(drafter, ChainDrafter) else None
         if constraint is not None and generator.method != "none":
             arguments["drafter"] = ChainDrafter(drafter, constraint.chains, GRAMMAR)
-        stops, tools = options.get("stop_strings", ()), bool(request.tools)
-        choice = Choice(TextStream(tokenizer, ids.tolist()), stops, tools, logprobs, prediction, news)
+        choice = Choice(speech, options.get("stop_strings", ()), logprobs, prediction, news)
         choice.job = Job(generator.begin(ids, **arguments), partial(self._deliver, choice))
         return choice
 
