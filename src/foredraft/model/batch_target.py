@@ -126,7 +126,8 @@ class JointBatch:
         ]
         package = _batch_package(self._compiled, sum(rows))
         assert package is not None, "`batch_target` has checked it"
-        results = package.run([*arguments, *self._arena.buffers])
+        with self.target.waiting.one_pass(compiled=True):
+            results = package.run([*arguments, *self._arena.buffers])
         found: list[Scores | None] = []
         start = 0
         for count, wanted in zip(rows, scored, strict=True):

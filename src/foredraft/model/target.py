@@ -27,6 +27,7 @@ from foredraft.model.mask import attention_mask
 from foredraft.model.recordings import RecordedForward
 from foredraft.model.rounding import error_beyond_rounding
 from foredraft.model.support import Support, cache_argument, inspect, warn_where_rows_depend
+from foredraft.model.waiting import Waiting
 from foredraft.sampling.logits import best_on_device, top_by_blocks
 
 PREFILL_ROWS = 512  # tokens of a pass of an uncompiled model in prefill; limits the mask's memory; chosen
@@ -57,6 +58,7 @@ class TorchTarget:
         self.dtype = next((each.dtype for each in model.parameters() if each.dtype in usual), torch.get_default_dtype())
         self._can_score_last = "logits_to_keep" in signature(model.forward).parameters
         self._cache_argument = cache_argument(model)
+        self.waiting = Waiting(torch.get_num_threads())
         if not self.support.tested:
             self._probe()
 
@@ -125,14 +127,15 @@ class TorchTarget:
         """Run the uncompiled model; only the last `scored` rows are scored, if the model supports that."""
         cache.reserve(layout.rows)
         options = {} if scored is None or not self._can_score_last else {"logits_to_keep": scored}
-        return self.model(
-            input_ids=torch.from_numpy(layout.token_ids).unsqueeze(0).to(self.device),
-            attention_mask=self._masks(layout, cache),
-            position_ids=torch.from_numpy(layout.positions).unsqueeze(0).to(self.device),
-            use_cache=True,
-            **{self._cache_argument: cache},
-            **options,
-        )
+        with self.waiting.one_pass(compiled=False):
+            return self.model(
+                input_ids=torch.from_numpy(layout.token_ids).unsqueeze(0).to(self.device),
+                attention_mask=self._masks(layout, cache),
+                position_ids=torch.from_numpy(layout.positions).unsqueeze(0).to(self.device),
+                use_cache=True,
+                **{self._cache_argument: cache},
+                **options,
+            )
 
     def _run_compiled(
         self, layout: Layout, cache: TreeCache, *, scored: int | None = None
@@ -145,7 +148,8 @@ class TorchTarget:
         ids, positions, which, masks, slots, ranges = row_arguments(
             layout, cache.spans.values(), self.dtype, ranges=package.ranges, scored=scored
         )
-        return package.run([ids, positions, which, *masks, *slots, *(ranges or ()), *buffers])
+        with self.waiting.one_pass(compiled=True):
+            return package.run([ids, positions, which, *masks, *slots, *(ranges or ()), *buffers])
 
     def _masks(self, layout: Layout, cache: TreeCache) -> torch.Tensor | dict[str, torch.Tensor] | None:
         kinds = dict(zip(self.support.layer_types, self.support.windows, strict=True))
