@@ -25,7 +25,9 @@ def test_the_sentence_says_what_was_measured_and_why_there_is_little_to_gain():
     said = outcome((30.0, 10.0, 10.0)).sentence()
     assert said.startswith("1.0 times our own plain decoding, 3.0 times as fast as transformers' generate, ")
     assert "the same text: new prose is hard to predict" in said
-    assert outcome((30.0, 10.0, 5.0), scene=SCENES[0]).sentence().startswith("2.0 times our own plain decoding, 6.0 times")
+    assert (
+        outcome((30.0, 10.0, 5.0), scene=SCENES[0]).sentence().startswith("2.0 times our own plain decoding, 6.0 times")
+    )
     assert "please report it" in outcome((30.0, 10.0, 5.0), same=False).sentence()
 
 

@@ -70,8 +70,8 @@ class Outcome:
         by_transformers, by_plain = (self.milliseconds[name] / own for name in (PEER, "none"))
         text = "the same text" if self.same else "A DIFFERENT TEXT, which is a bug: please report it"
         return (
-            f"{by_plain:.1f} times our own plain decoding, {by_transformers:.1f} times as fast as transformers' generate,"
-            f" {counts.tokens_per_target_step:.1f} tokens a step; {text}: {self.scene.shows}."
+            f"{by_plain:.1f} times our own plain decoding, {by_transformers:.1f} times as fast as transformers' "
+            f"generate, {counts.tokens_per_target_step:.1f} tokens a step; {text}: {self.scene.shows}."
         )
 
 
@@ -100,9 +100,9 @@ def write_in_rounds(
 ) -> tuple[list[Generation], list[Generation]]:  # fmt: skip
     """Generate a text with the generator's method and with plain decoding, each `ROUNDS` times; return both lists.
 
-    Plain decoding has no use for a prediction, and is not given it. A short text first loads and compiles what is needed once. The drafter is reset before each text, because it would
-    otherwise draft from the repetition before. `show` receives the first drafted text as a stream, whose rest is
-    consumed here; `tell` the share of the texts done.
+    Plain decoding has no use for a prediction, and is not given it. A short text first loads and compiles what is
+    needed once. The drafter is reset before each text, because it would otherwise draft from the repetition before.
+    `show` receives the first drafted text as a stream, whose rest is consumed here; `tell` the share of the texts done.
     """
     plain = Generator(generator.target, generator.tokenizer, method="none")
     given = {generator: options, plain: _without_prediction(options)}
