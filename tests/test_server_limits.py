@@ -58,7 +58,7 @@ def written_by_a_lover_of_white_space(generator, tokens, schema, wanted):
         written = "".join(tokenizer.decode(ids).split())
         for token in range(tokens.vocab_size):
             piece = tokens.decode_str([token])
-            if piece.strip() and wanted.startswith(written + piece.strip()):
+            if piece and wanted.startswith(written + piece):
                 scores[0, token] = len(piece)
         scores[0, white] = 0.0 if written.count('"') % 2 else 100.0
         scores[0, list(generator.eos_token_ids())] = 50.0  # it ends as soon as it may
@@ -87,7 +87,6 @@ def test_json_of_a_model_that_loves_white_space_ends_whole(generator, tokens):
         ("(a", "unclosed group"),
         ("(?=a)b", "look-around"),
         (r"(a)\1", "backreferences are not supported"),
-        ("(a{1000}){20000}", "too large"),
         ({"type": "object", "properties": {f"p{number}": {} for number in range(5000)}}, "too big"),
     ],
 )
