@@ -173,3 +173,18 @@ def test_the_access_log_has_the_answers_id_and_its_tokens(address, caplog):
     assert f"{answer['usage']['prompt_tokens']} prompt tokens" in told
     assert f"{answer['usage']['completion_tokens']} written" in told
     assert r"/a\nb 404" in missing
+
+
+@pytest.mark.slow
+def test_a_short_prompt_does_not_wait_for_the_end_of_a_long_one(generator):
+    """A step may take no time here, so that pieces are as small as they may be."""
+    batch, long, short = generator.batch(step_seconds=1e-9), list(range(5, 305)), [7, 8, 9]
+    first, second = (generator.join(batch, ids, max_new_tokens=4, eos_token_id=()) for ids in (long, short))
+    for _ in range(6):
+        batch.step()
+    assert second.ended, "it has written four tokens"
+    assert 0 < int(first.seq.cache.length) < 100, "of which one piece was in each step"
+    while len(batch):
+        batch.step()
+    for run, ids in ((first, long), (second, short)):
+        assert generator.result(run).token_ids == generator.generate(ids, max_new_tokens=4, eos_token_id=()).token_ids
