@@ -20,7 +20,7 @@ ROUNDS = 3  # repetitions of each text (chosen); the median is reported
 
 _WARM_UP_TOKENS = 16  # chosen
 
-_CODE = (Path(__file__).parent / "data" / "orders.txt").read_text(encoding="utf-8")
+_LETTER = (Path(__file__).parent / "data" / "letter.txt").read_text(encoding="utf-8").strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class Scene:
 SCENES = (
     Scene(
         "A file rewritten with a small change, the old file as prediction (greedy)",
-        f"Rewrite this code, with the word customer replaced by client. Change nothing else.\n\n```python\n{_CODE}```",
-        {"max_new_tokens": 240, "prediction": f"```python\n{_CODE}```"},
+        f"Replace Friday by Monday in this letter, and write the whole letter:\n\n{_LETTER}",
+        {"max_new_tokens": 240, "prediction": _LETTER},
         "what is known beforehand is only verified",
     ),
     Scene(
