@@ -298,15 +298,17 @@ class Generator:
         shared = self.amount.name == "measured" and self.amount.needs_cost
         return Run(seq, guarded, control, context, self.target, shared)
 
-    def batch(self, cache_bytes: int | None = CACHE_BYTES) -> Batch:
+    def batch(self, cache_bytes: int | None = CACHE_BYTES, step_seconds: float | None = None) -> Batch:
         """Return an empty batch, whose texts share forward passes and a KV cache of at most `cache_bytes`.
 
         None is room for two texts that fill the model's window. UsageError unless it is a whole number, at least 1.
+        Prompts are prefilled in pieces with which a step takes at most about `step_seconds`, if given.
         """
         if cache_bytes is not None and ((given := whole_number(cache_bytes)) is None or given < 1):
             raise UsageError(f"cache_bytes is {shown(cache_bytes)}; it must be a whole number of bytes, or None.")
         target = batch_target(self.target, cache_bytes, self.drafter.needs.hidden)
-        return Batch(target, BatchControl(lambda: self.cost, target.most_rows, target.most_rows - 1, self._costs))
+        control = BatchControl(lambda: self.cost, target.most_rows, target.most_rows - 1, self._costs)
+        return Batch(target, control, step_seconds)
 
     def conversation(self) -> Batch | None:
         """Return a batch for `stream` in which each turn of a conversation is computed once, up to the model's window.

@@ -59,6 +59,10 @@ class BatchControl:
     def _curve(self) -> F64:
         return self._measure().table(self._most_rows)
 
+    def rows_within(self, seconds: float) -> int:
+        """Return the most rows of a pass that takes at most so many seconds at the current pace."""
+        return int(np.searchsorted(self._costs.passes(self._curve), seconds, "right")) - 1
+
     def budget(self, depth: int, lanes: int) -> Budget:
         """Return the budget of one of `lanes` sequences; no budget during a pause."""
         room = min(self._most_nodes, self._most_rows // lanes - 1)

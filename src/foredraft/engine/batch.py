@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from foredraft.model.batch_target import JointBatch, SequentialBatch
 
 _PIECE = 64  # prompt tokens prefilled per step while sequences run: as slow as four plain steps (docs/results/index.md)
+_LEAST_PIECE = 8  # prompt tokens of a step, however slow (chosen)
 _AHEAD = 512  # cache slots of a text after its prompt at first; it moves to a larger range when needed; chosen
 
 
@@ -40,10 +41,15 @@ class _Part:
 
 
 class Batch:
-    """Sequences decoded together; `control` decides for those that share one."""
+    """Sequences decoded together; `control` decides for those that share one.
 
-    def __init__(self, target: "JointBatch | SequentialBatch", control: BatchControl) -> None:
-        self._target, self._control = target, control
+    Pieces of prompts are so small that a step takes about `step_seconds` at most, if given.
+    """
+
+    def __init__(
+        self, target: "JointBatch | SequentialBatch", control: BatchControl, step_seconds: float | None = None
+    ) -> None:
+        self._target, self._control, self._step_seconds = target, control, step_seconds
         self._runs: dict[Run, int] = {}  # in order of joining, and when they joined
         self._changed = False  # whether suspended runs may go on: a run left, or a piece of a prompt was prefilled
 
@@ -227,13 +233,19 @@ class Batch:
         return parts
 
     def _pieces(self, runs: list[Run], verifications: list[_Part]) -> list[_Part]:
-        """Return pieces of the prompts of `runs` that fit into the pass with `verifications`, in order of joining."""
-        left = self._target.most_rows - sum(part.layout.rows for part in verifications)
+        """Return pieces of the prompts of `runs` that fit into the pass with `verifications`.
+
+        Each has an equal share of the rows, so that a short prompt does not wait for the end of a long one.
+        """
+        others = sum(part.layout.rows for part in verifications)
+        left = self._target.most_rows - others
         if verifications:
             left = min(left, _PIECE)
+        if runs and self._step_seconds is not None:
+            left = min(left, max(self._control.rows_within(self._step_seconds) - others, _LEAST_PIECE))
         pieces = []
-        for run in runs:
-            count = min(_waiting(run), left)
+        for number, run in enumerate(sorted(runs, key=_waiting)):
+            count = min(_waiting(run), -(-left // (len(runs) - number)))
             if count > 0:
                 at = int(run.seq.cache.length)
                 pieces.append(_Part(run, lay_out_text(run.seq.view().ids[at : at + count].copy(), at)))

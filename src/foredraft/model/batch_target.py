@@ -135,7 +135,8 @@ class JointBatch:
         arguments = row_arguments(layouts, places, which, self.target.dtype)
         buffers, half = self._arena.buffers, len(self.target.support.windows)
         self._run = _compiled_pass(self.target, self._hidden) or self._run  # a model may be compiled meanwhile
-        results = self._run(*arguments, buffers[:half], buffers[half:])
+        with self.target.waiting.one_pass(compiled=self.target.compiled is not None):
+            results = self._run(*arguments, buffers[:half], buffers[half:])
         found: list[tuple[Scores | None, torch.Tensor | None]] = []
         start = row = 0  # of the scored rows, and of all, which have the states of layers before the last
         for count, wanted, layers in zip(rows, scored, hidden, strict=True):

@@ -30,6 +30,7 @@ from foredraft.model.recurrent.adoption import adopt
 from foredraft.model.recurrent.state import StateLayer, begin
 from foredraft.model.rounding import error_beyond_rounding
 from foredraft.model.support import Support, cache_argument, inspect, warn_where_rows_depend
+from foredraft.model.waiting import Waiting
 from foredraft.sampling.logits import best_on_device, top_by_blocks
 
 PREFILL_ROWS = 512  # tokens of a pass of an uncompiled model in prefill; limits the mask's memory; chosen
@@ -62,6 +63,7 @@ class TorchTarget:
         arguments = signature(model.forward).parameters
         self._can_score_last, self._takes_positions = "logits_to_keep" in arguments, "position_ids" in arguments
         self._cache_argument = cache_argument(model)
+        self.waiting = Waiting(torch.get_num_threads())
         if any(self.support.recurrent):
             adopt(model, self.support.recurrent)
         if any(self.support.recurrent) or not self.support.tested:
@@ -151,14 +153,15 @@ class TorchTarget:
         positions = {"position_ids": torch.from_numpy(layout.positions).unsqueeze(0).to(self.device)}
         if not self._takes_positions:  # a model without attention
             positions = {}
-        return self.model(
-            input_ids=torch.from_numpy(layout.token_ids).unsqueeze(0).to(self.device),
-            attention_mask=self._masks(layout, cache),
-            use_cache=True,
-            **{self._cache_argument: cache},
-            **positions,
-            **options,
-        )
+        with self.waiting.one_pass(compiled=False):
+            return self.model(
+                input_ids=torch.from_numpy(layout.token_ids).unsqueeze(0).to(self.device),
+                attention_mask=self._masks(layout, cache),
+                use_cache=True,
+                **{self._cache_argument: cache},
+                **positions,
+                **options,
+            )
 
     def _run_compiled(
         self, layout: Layout, cache: TreeCache, hidden: tuple[int, ...], *, scored: int | None = None
@@ -175,7 +178,8 @@ class TorchTarget:
             )
         if package is None:
             return None
-        return run_pass(package, layout, cache, cache.spans, self.dtype, scored)
+        with self.waiting.one_pass(compiled=True):
+            return run_pass(package, layout, cache, cache.spans, self.dtype, scored)
 
     def _masks(self, layout: Layout, cache: TreeCache) -> torch.Tensor | dict[str, torch.Tensor | None] | None:
         kinds = self.support.masks

@@ -319,6 +319,11 @@ class GenerationRequest(Body):
 
     last_line: ClassVar[bytes] = b""
 
+    @property
+    def number(self) -> str:
+        """The answer's id, which each protocol prefixes."""
+        return self._id
+
     @staticmethod
     def failed(failure: RequestError) -> dict[str, Any]:
         told = {"message": failure.message, "type": failure.kind, "param": failure.param, "code": failure.code}

@@ -8,34 +8,79 @@ import threading
 from types import FrameType
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from foredraft.errors import UsageError
 from foredraft.server.app import make_app
 from foredraft.server.service import Service
 
 _GRACE = 30.0  # seconds to finish texts after a stop (chosen)
+_MOST_HEADERS = 64 << 10  # bytes of a request's line and headers, as in other servers (chosen)
+_MOST_RECEIVED = _MOST_HEADERS + (256 << 10)  # before they end: what follows them may come in the same read of asyncio
+_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens; UsageError for an address on which nothing can listen. `port` 0 is a free port."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        problem = f"Nothing can listen on {host}, port {port} ({error}); choose another --port or --host."
+        raise UsageError(problem) from error
+
+
+class _LimitedHeaders(HttpToolsProtocol):
+    """uvicorn's protocol, which reads headers of any size; here, too large ones are answered with status 431."""
+
+    _head: int | None = 0  # bytes received of a request's line and headers; None behind their end
+
+    def data_received(self, data: bytes) -> None:
+        if self._head is not None:
+            self._head += len(data)
+            if self._head > _MOST_RECEIVED:
+                self.send_400_response("")
+                return
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        self._head = 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._head = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if self._head > _MOST_HEADERS:
+            raise ValueError("the headers are too large")  # uvicorn calls `send_400_response`
+        self._head = None
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        if self._head is None or self._head <= _MOST_HEADERS:
+            super().send_400_response(msg)
+            return
+        self.transport.write(_TOO_LARGE)
+        self.transport.close()
 
 
 class Listening(uvicorn.Server):
     """A server that listens once it is built, so that its address is known, and serves when `run` is called.
 
-    `port` 0 is a free port, and `keys` are the accepted API keys, if one is needed. An address that it cannot listen on
-    is a UsageError.
+    `port` 0 is a free port, `keys` are the accepted API keys, if one is needed, and `origins` those of other sites
+    whose pages may use it. An address that it cannot listen on is a UsageError.
     """
 
     def __init__(
-        self, service: Service, *, host: str = "127.0.0.1", port: int = 8000, keys: tuple[str, ...] = ()
-    ) -> None:
-        try:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self._socket = socket.create_server((host, port), family=family, backlog=2048)
-        except (OSError, OverflowError) as error:
-            problem = f"Nothing can listen on {host}, port {port} ({error}); choose another --port or --host."
-            raise UsageError(problem) from error
+        self, service: Service, *, host: str = "127.0.0.1", port: int = 8000, keys: tuple[str, ...] = (),
+        origins: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        self._socket = listen(host, port)
         self._service, self._signalled = service, False
-        app = make_app(service, keys, LOOPBACK if host in LOOPBACK else ())
-        super().__init__(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5))
+        app = make_app(service, keys, LOOPBACK if host in LOOPBACK else (), origins)
+        settings = uvicorn.Config(
+            app, http=_LimitedHeaders, log_level="warning", access_log=False, timeout_graceful_shutdown=5
+        )
+        super().__init__(settings)
         shown = f"[{host}]" if ":" in host else host
         self.address = f"http://{shown}:{self._socket.getsockname()[1]}"
 

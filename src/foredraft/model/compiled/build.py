@@ -49,6 +49,7 @@ from foredraft.model.compiled.package import (
     CompiledRecord,
     PackageRecord,
     compiled_folder,
+    compiling,
     kernels_in,
     load_packages,
     package_hash,
@@ -92,15 +93,15 @@ def compile_forward(
     """Compile a model's missing packages, or all of them `again`, and time all of them.
 
     The model is in evaluation mode on the CPU, and the cache folder writable. `progress` is called for each package.
-    Returns the folder of the packages and its record. A killed compilation leaves complete packages intact. Raises
-    UsageError with the reason for a model that cannot be compiled here, StoreError if the folder's record is damaged,
-    and ForedraftError without a compiler, for a forward that cannot be compiled, or if the disk is full.
+    Returns the folder of the packages and its record. Waits for another process that compiles the same. A killed
+    compilation leaves complete packages intact. Raises UsageError with the reason for a model that cannot be compiled
+    here, StoreError if the folder's record is damaged, and ForedraftError without a compiler, for a forward that cannot
+    be compiled, or if the disk is full.
     """
     _check(model)
     tell = progress or (lambda _share, _what: None)
-    with _as_sentence():
-        folder = compiled_folder(model, cache)
-        folder.mkdir(parents=True, exist_ok=True)
+    folder = compiled_folder(model, cache)
+    with _as_sentence(), _only_one(folder):
         subject, before = Subject(model), records_of(model, cache)
         earlier = None if again else read_record(folder)
         packages, warning = ((), "") if earlier is None else (earlier.packages, earlier.warning)
@@ -117,6 +118,14 @@ def compile_forward(
             tell(0.0, "timing what was compiled earlier")
             record = _time(subject, folder, packages, warning)
     return folder, record
+
+
+@contextmanager
+def _only_one(folder: Path) -> Iterator[None]:
+    """Make the folder, and wait until no other process compiles into it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with compiling(folder):
+        yield
 
 
 def _lost_recipe(package: PackageRecord, before: list[CompiledRecord]) -> str:

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import filelock
 import numpy as np
 import torch
 import transformers
@@ -153,12 +154,26 @@ def find_compiled(model: Any, cache: Path) -> CompiledForward | None:
         return None
     folder = setting / weights_hash(model)
     record = read_record(folder)
-    if record is None or not record.packages:
-        return None
-    for package in record.packages:
-        if package_hash(folder / package.file) != package.sha256:
-            raise StoreError(f"The compiled forward {folder / package.file} is damaged. {_REMEDY}")
-    return CompiledForward(folder, record)
+    if record is not None and _damaged(folder, record):  # or a compilation has replaced a package, but not the record
+        try:
+            with compiling(folder, wait=False):
+                record = read_record(folder)
+        except filelock.Timeout:
+            return None
+        if record is not None and (damaged := _damaged(folder, record)):
+            raise StoreError(f"The compiled forward {damaged} is damaged. {_REMEDY}")
+    return CompiledForward(folder, record) if record is not None and record.packages else None
+
+
+def compiling(folder: Path, *, wait: bool = True) -> filelock.BaseFileLock:
+    """Return the lock of a folder's compilation; without `wait`, entering it raises Timeout if another one goes on."""
+    return filelock.FileLock(folder / "compiling.wait", timeout=-1 if wait else 0)
+
+
+def _damaged(folder: Path, record: CompiledRecord) -> Path | None:
+    """Return a package whose bytes are not those of the record, or None."""
+    paths = ((folder / package.file, package.sha256) for package in record.packages)
+    return next((path for path, known in paths if package_hash(path) != known), None)
 
 
 def runs_on_cpu(model: Any) -> bool:
