@@ -74,9 +74,8 @@ def serve(
             f"The server needs packages that are not installed ({error.name}); run pip install 'foredraft[server]'."
         ) from error
     listen(host, port).close()  # fails before the model is loaded
-    if access_log:
-        logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
-        LOG.setLevel(logging.INFO)
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
+    LOG.setLevel(logging.INFO if access_log else logging.WARNING)
     config, model = job.config(memory=memory), job.model
     generator = job.load(config, {})
     config.pop("method", None)
