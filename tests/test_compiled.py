@@ -101,7 +101,7 @@ def test_the_functional_forward_scores_and_writes_as_the_model_does(family):
     arguments = row_arguments([layout], places, np.arange(layout.rows), target.dtype, ranges=ranges)
     layers = len(buffers) // 2
     with torch.inference_mode(), compiled_attention(functional) if ranges else nullcontext():
-        scores, hidden = functional(*arguments, buffers[:layers], buffers[layers:])
+        scores, hidden = functional(*arguments, buffers[:layers], buffers[layers:], [])
     for ours, theirs in ((scores, expected_scores.logits), (hidden, expected_scores.hidden)):
         assert torch.allclose(ours, theirs, atol=1e-4, rtol=1e-4)
     for ours, theirs in zip(given.reserved_buffers(0), expected.reserved_buffers(0), strict=True):

@@ -32,7 +32,6 @@ from foredraft.model.support import cache_argument, inspect
 from foredraft.sampling.logits import block_maxima
 
 CONTEXT = 200  # slots in use when a forward is traced, compared and timed; chosen
-_SHAPED = (1, 2)  # sequences, and tokens of each, that show what the model writes into its cache
 _LINEAR = torch.ops.aten.linear.default
 _BLOCKS = torch.ops.foredraft.multiply_blocks.default
 _TURNED = (torch.ops.aten.transpose.int, torch.ops.aten.permute.default)
@@ -275,23 +274,6 @@ def row_arguments(
         bounds if ranges else None,
         list(lineage(layouts[0], records)) if records is not None else None,
     )
-
-
-def buffer_shapes(model: Any) -> tuple[tuple[int, int], ...]:
-    """Return the number of key heads and their size of each layer's keys and then each layer's values.
-
-    They are those that the model writes; (0, 0) for a layer that writes none, such as one that reads another's.
-    """
-    from transformers import DynamicCache
-
-    cache = DynamicCache()
-    with torch.inference_mode():
-        ids = torch.zeros(_SHAPED, dtype=torch.int64)
-        model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=True, **{cache_argument(model): cache})
-    written = [(getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in cache.layers]
-    written += [(None, None)] * (len(inspect(model.config).windows) - len(written))
-    states = [keys for keys, _ in written] + [values for _, values in written]
-    return tuple((0, 0) if each is None else (each.shape[1], each.shape[3]) for each in states)
 
 
 @contextmanager
