@@ -121,9 +121,9 @@ def test_a_pass_that_finds_no_memory_ends_its_text_alone(monkeypatch):
     for name in ("forward", "run"):
         theirs = getattr(target, name)
 
-        def limited(layout, cache, theirs=theirs, **options):
+        def limited(layout, cache, *hidden, own=theirs, **options):
             full(layout, cache, (0, 30))
-            return theirs(layout, cache, **options)
+            return own(layout, cache, *hidden, **options)
 
         monkeypatch.setattr(target, name, limited)
     while len(batch):

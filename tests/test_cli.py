@@ -576,7 +576,7 @@ def test_info_works_from_a_configuration_alone(run, tmp_path):
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"model_type": "mamba", "hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 50}, "cannot step back"),
+        ({"model_type": "rwkv", "hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 50}, "cannot step back"),
         ({"model_type": "t5"}, "supports decoder-only"),
     ],
 )

@@ -335,8 +335,8 @@ def test_the_checker_catches_a_text_that_differs(check, monkeypatch):
     """Make the engine commit the wrong row, because no drafter can change the text of a correct engine."""
     commit = SequenceState.commit
 
-    def commits_a_sibling(seq, verdict):
-        commit(seq, verdict)
+    def commits_a_sibling(seq, verdict, states=None):
+        commit(seq, verdict, states)
         if len(verdict.path) > 1:  # as if the first accepted row had been gathered from another slot
             seq.cache.slots[seq.cache.length - 1] = (seq.cache.slots[seq.cache.length - 1] + 1) % VOCABULARY
 

@@ -186,12 +186,10 @@ REFUSED = {
     "bloom": (lambda: AutoConfig.for_model("bloom"), "ALiBi"),
     "mpt": (lambda: AutoConfig.for_model("mpt"), "ALiBi"),
     "falcon with alibi": (lambda: AutoConfig.for_model("falcon", alibi=True), "ALiBi.*rotary or learned"),
-    "mamba": (lambda: AutoConfig.for_model("mamba"), "recurrent state"),
     "rwkv": (lambda: AutoConfig.for_model("rwkv"), "recurrent state"),
     "a state without types of layers": (lambda: configured(num_hidden_layers=1, state_size=16), "recurrent state"),
-    "qwen3_next": (lambda: AutoConfig.for_model("qwen3_next"), "Layer 0.*linear_attention.*cannot step back"),
     "gpt_neo": (lambda: AutoConfig.for_model("gpt_neo"), "Layer 1.*local_attention.*row's index"),
-    "unknown layers": (lambda: configured(num_hidden_layers=1, layer_types=["conv"]), "Layer 0.*conv"),
+    "unknown layers": (lambda: configured(num_hidden_layers=1, layer_types=["strange"]), "Layer 0.*strange"),
     "t5": (lambda: AutoConfig.for_model("t5"), "encoder-decoder"),
     "gemma3 as an encoder": (lambda: AutoConfig.for_model("gemma3_text", use_bidirectional_attention=True), "encoder"),
     "musicgen": (lambda: AutoConfig.for_model("musicgen"), "encoder-decoder"),
@@ -212,10 +210,9 @@ def test_what_cannot_be_verified_is_refused_with_a_sentence(name):
     assert str(caught.value).endswith((".", ")."))
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "dots3_note"])
-def test_a_model_that_also_sees_is_refused_for_its_text_model(name):
-    with pytest.raises(UnsupportedModelError, match=f"this {name}_text model is of type"):
-        inspect(AutoConfig.for_model(name))
+def test_a_model_that_also_sees_is_refused_for_its_text_model():
+    with pytest.raises(UnsupportedModelError, match="this dots3_note_text model is of type"):
+        inspect(AutoConfig.for_model("dots3_note"))
 
 
 @pytest.mark.parametrize("name", ["gemma3", "gemma4", "llama4", "mllama"])

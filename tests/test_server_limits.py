@@ -13,6 +13,9 @@ import torch
 from foredraft.api import load
 from foredraft.errors import UsageError
 from foredraft.server.access import LOG
+from foredraft.server.bodies import Tools
+from foredraft.server.dialects import Dialect
+from foredraft.server.grammars import grammar_of
 from foredraft.server.processors import Constraint, matcher_of
 from foredraft.server.running import Listening
 from foredraft.server.service import Service
@@ -48,11 +51,15 @@ def asked(address, **fields):
     return httpx.post(f"{address}/v1/chat/completions", json=body, timeout=60)
 
 
+def matched(tokens, shape):
+    return matcher_of(tokens, grammar_of(shape, Tools(), Dialect(None, None), {}, None, {}))
+
+
 def written_by_a_lover_of_white_space(generator, tokens, schema, wanted):
     """Write `wanted`, except that white space comes first wherever it is allowed, but in strings; return the text."""
     tokenizer, ids = generator.tokenizer, []
     white = [token for token in range(tokens.vocab_size) if tokens.decode_bytes([token]).isspace()]
-    constraint = Constraint(matcher_of(tokens, schema), tokens.vocab_size, 0)
+    constraint = Constraint(matched(tokens, schema), tokens.vocab_size, 0)
     for _ in range(400):
         scores = torch.zeros(1, tokens.vocab_size)
         written = "".join(tokenizer.decode(ids).split())
@@ -93,12 +100,12 @@ def test_json_of_a_model_that_loves_white_space_ends_whole(generator, tokens):
 @pytest.mark.slow
 def test_a_format_that_cannot_be_followed_is_refused_with_the_reason(tokens, shape, reason):
     with pytest.raises(UsageError, match=reason):
-        matcher_of(tokens, shape)
+        matched(tokens, shape)
 
 
 @pytest.mark.slow
 def test_an_object_of_a_thousand_optional_properties_can_be_written(generator, tokens):
-    constraint, ids = Constraint(matcher_of(tokens, MANY), tokens.vocab_size, 0), []
+    constraint, ids = Constraint(matched(tokens, MANY), tokens.vocab_size, 0), []
     for part in ('{"p', '7": "', 'x"', "}"):
         ids += generator.tokenizer(part, add_special_tokens=False).input_ids
         allowed = constraint(torch.tensor([ids]), torch.zeros(1, tokens.vocab_size)).isfinite()

@@ -167,7 +167,7 @@ def leased(batch, ids):
     for start in range(lease.length, len(ids) - 1, 64):
         piece = lay_out_text(ids[start : min(start + 64, len(ids) - 1)], start)
         batch.reserve(lease, piece)
-        batch.forward([piece], [lease], [False])
+        batch.forward([piece], [lease], [False], [()])
         lease.commit(range(piece.rows))
     return lease
 
@@ -185,7 +185,7 @@ def test_rows_of_several_trees_score_as_full_forwards_do(made, family):
         layouts = [lay_out(int(ids[-1]), *tree, len(ids) - 1) for ids, tree in zip(texts, trees, strict=True)]
         for lease, layout in zip(leases, layouts, strict=True):
             batch.reserve(lease, layout)
-        results = batch.forward(layouts, leases, [True] * len(texts))
+        results = batch.forward(layouts, leases, [True] * len(texts), [()] * len(texts))
         for number, ((tokens, parents), result) in enumerate(zip(trees, results, strict=True)):
             paths = [path_to(parents, node) for node in range(-1, len(tokens))]
             for row, path in enumerate(paths):
@@ -222,7 +222,7 @@ def test_a_row_of_a_compiled_model_has_the_same_bits_in_any_company(compiled):
         ]
         for lease, layout in zip(leases, layouts, strict=True):
             batch.reserve(lease, layout)
-        together = batch.forward(layouts, leases, [True] * 4)
+        together = batch.forward(layouts, leases, [True] * 4, [()] * 4)
         for number, (result, layout) in enumerate(zip(together, layouts, strict=True)):
             assert torch.equal(result.scores.logits, compiled.forward(layout, alone[number]).logits)
             leases[number].commit([0])

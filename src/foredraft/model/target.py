@@ -60,8 +60,8 @@ class TorchTarget:
         usual = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
         # of the activations: that of the first floating-point weight of ordinary precision
         self.dtype = next((each.dtype for each in model.parameters() if each.dtype in usual), torch.get_default_dtype())
-        arguments = signature(model.forward).parameters
-        self._can_score_last, self._takes_positions = "logits_to_keep" in arguments, "position_ids" in arguments
+        self._can_score_last = "logits_to_keep" in signature(model.forward).parameters
+        self._takes_positions = bool(self.support.masks)  # a model without attention has none
         self._cache_argument = cache_argument(model)
         self.waiting = Waiting(torch.get_num_threads())
         if any(self.support.recurrent):
@@ -151,7 +151,7 @@ class TorchTarget:
             begin(cache, layout, self.device)
         options = {} if scored is None or not self._can_score_last else {"logits_to_keep": scored}
         positions = {"position_ids": torch.from_numpy(layout.positions).unsqueeze(0).to(self.device)}
-        if not self._takes_positions:  # a model without attention
+        if not self._takes_positions:
             positions = {}
         with self.waiting.one_pass(compiled=False):
             return self.model(

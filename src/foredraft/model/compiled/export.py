@@ -184,7 +184,7 @@ class Subject:
         buffers = [{2: capacity[window]} for window in self.forward.window_of]
         masks, slots = [{2: rows, 3: dim} for dim in visible], [{0: rows} for _ in visible]
         of_rows = [{1: rows} for _ in visible] if ranges else None
-        nodes = torch.export.Dim("nodes", min=2, max=2 * most_rows)  # with those that are held
+        nodes = torch.export.Dim("nodes", min=2, max=2 * MOST_ROWS)  # with those that are held
         steps = [{0: rows}, {0: rows}, {0: nodes}, None] if self.recurrent else None
         matrices = [None] * (2 * sum(bool(shape.matrices) for shape in self.shapes))
         return ({1: rows}, {1: rows}, {0: scored}, masks, slots, of_rows, steps, buffers, list(buffers), matrices)
