@@ -28,7 +28,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-lo
 .NOTPARALLEL:
 .PHONY: demo check test test-interpreted test-vllm lint format types imports referee docs docs-fresh docs-check dist dist-check changelog clean help
 
-demo: $(RUNTIME)  ## Install, prepare the model once, then write two texts by transformers, plainly and drafted.
+demo: $(RUNTIME)  ## Install, prepare the model once, then write three texts by transformers, plainly and drafted.
 	$(BIN)/foredraft demo
 
 check: lint types imports docs-fresh  ## What is quick of `make test`, in a minute and a half: run it while working.

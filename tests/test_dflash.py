@@ -2,14 +2,12 @@
 
 import numpy as np
 import pytest
-import torch
 
 from foredraft.contracts import Budget, DraftContext, SequenceView
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import StoreError, UsageError
 from foredraft.graph.tree import depths
-from support.exits import plain_of, written
-from support.families import LONG, NEW_TOKENS, VOCABULARY, each_of, prompt_of
+from support.families import LONG, VOCABULARY, each_of, prompt_of
 from support.speculators import (
     BLOCK,
     dflash_config,
@@ -17,6 +15,7 @@ from support.speculators import (
     raw_dflash_config,
     save_drafter,
     target_of,
+    writes_the_plain_text,
 )
 
 SHAPES = {"chain": {"out_degree": 1}, "tree": {"out_degree": 3}}
@@ -37,14 +36,7 @@ def folder(request, tmp_path):
 @pytest.mark.parametrize("shape", SHAPES)
 @each_of(["llama", "qwen3", "gpt_oss"], quick=("llama",))
 def test_the_text_is_that_of_plain_decoding(family, shape, setting, folder):
-    target = target_of(family)
-    text, records = written(target, family, setting, drafter_of(family, folder, **SHAPES[shape]))
-    assert text == plain_of(target, family, setting)
-    assert sum(record.drafted for record in records) > NEW_TOKENS
-    if setting == "greedy":
-        ids = torch.from_numpy(prompt_of(LONG))[None]
-        own = target.model.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False)[0, LONG:]
-        assert text == own.tolist(), "that of transformers' own decoding"
+    assert writes_the_plain_text(family, setting, drafter_of(family, folder, **SHAPES[shape]))
 
 
 def test_a_draft_is_as_deep_as_the_block_and_the_same_however_its_text_came_about(folder):

@@ -1,14 +1,13 @@
 """Untrained drafters in the formats of others, for models of six layers."""
 
-import functools
 import json
 
 import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaModel, Qwen3Config, Qwen3Model
 
-from foredraft.model.target import TorchTarget
-from support.families import VOCABULARY, configuration, tiny_model
+from support import exits
+from support.families import LONG, NEW_TOKENS, VOCABULARY, prompt_of
 
 LAYERS, WIDTH = 6, 32
 READS = (2, 3, 3)
@@ -18,13 +17,20 @@ DRAFTED = 40
 _CONFIGS = {"llama": (LlamaConfig, LlamaModel), "qwen3": (Qwen3Config, Qwen3Model)}
 
 
-@functools.cache
 def target_of(family):
-    config = configuration(family)
-    config.num_hidden_layers = LAYERS
-    if getattr(config, "layer_types", None):
-        config.layer_types = (config.layer_types * LAYERS)[:LAYERS]
-    return TorchTarget(tiny_model(config))
+    return exits.target_of(family, LAYERS)
+
+
+def writes_the_plain_text(family, setting, drafter):
+    """Whether a drafter's text is that of plain decoding, and of transformers' own where that is greedy."""
+    target = target_of(family)
+    text, records = exits.written(target, family, setting, drafter)
+    assert sum(record.drafted for record in records) > NEW_TOKENS
+    if setting != "greedy":
+        return text == exits.plain_of(target, family, setting)
+    ids = torch.from_numpy(prompt_of(LONG))[None]
+    own = target.model.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False)[0, LONG:].tolist()
+    return text == exits.plain_of(target, family, setting) == own
 
 
 def layer_config(kind, layers=1, width=WIDTH, vocabulary=VOCABULARY):

@@ -14,14 +14,13 @@ import numpy as np
 
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Verdict
 from foredraft.drafters import Resources
-from foredraft.errors import UsageError
 from foredraft.model.candidates import Imitation, candidates
 from foredraft.model.dflash import METHOD, DFlashBlock, DFlashLayers, load_dflash
 from foredraft.model.head_files import trained_head
 from foredraft.model.level_tree import draft_of_levels, static_tree
 from foredraft.model.speculators import FILES
 from foredraft.model.state_heads import StateHead
-from foredraft.model.target import TorchTarget
+from foredraft.model.target import loaded_target
 from foredraft.options import check_range
 
 
@@ -54,9 +53,7 @@ class DFlashDrafter:
     @classmethod
     def create(cls, options: DFlashOptions, resources: Resources) -> "DFlashDrafter":
         """Load the head; raises UsageError if there is none for this target, StoreError if it is damaged."""
-        target = resources.target
-        if not isinstance(target, TorchTarget):
-            raise UsageError("Method 'dflash' drafts from the target's hidden states, and no model is loaded here.")
+        target = loaded_target(resources.target, cls.name, "from the target's hidden states")
         folder = trained_head(METHOD, options.model, target.model, option="model", files=FILES)
         return cls(options, load_dflash(folder, target.model))
 

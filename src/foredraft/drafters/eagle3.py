@@ -12,14 +12,13 @@ from typing import ClassVar
 
 from foredraft.contracts import DraftContext, Needs
 from foredraft.drafters import Resources
-from foredraft.errors import UsageError
 from foredraft.model.candidates import Imitation
 from foredraft.model.eagle3 import METHOD, Eagle3Layers, Eagle3Rollout, load_eagle3
 from foredraft.model.growth import GrowthRules, RolloutDrafting
 from foredraft.model.head_files import trained_head
 from foredraft.model.speculators import FILES
 from foredraft.model.state_heads import StateHead
-from foredraft.model.target import TorchTarget
+from foredraft.model.target import loaded_target
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +56,7 @@ class Eagle3Drafter:
     @classmethod
     def create(cls, options: Eagle3Options, resources: Resources) -> "Eagle3Drafter":
         """Load the head; raises UsageError if there is none for this target, StoreError if it is damaged."""
-        target = resources.target
-        if not isinstance(target, TorchTarget):
-            raise UsageError("Method 'eagle3' drafts from the target's hidden states, and no model is loaded here.")
+        target = loaded_target(resources.target, cls.name, "from the target's hidden states")
         folder = trained_head(METHOD, options.model, target.model, option="model", files=FILES)
         return cls(options, load_eagle3(folder, target.model))
 

@@ -23,7 +23,7 @@ from foredraft.model.growth import GrowthRules, Rollout, RolloutDrafting
 from foredraft.model.head_files import trained_head
 from foredraft.model.heads import AgreementPredictor, exit_model, load_exit_head, load_predictor
 from foredraft.model.layers import LAST
-from foredraft.model.target import TorchTarget
+from foredraft.model.target import TorchTarget, loaded_target
 
 NO_HEAD = "none"
 
@@ -77,9 +77,7 @@ class EesdDrafter:
         Raises UsageError for a missing or unfitting head, StoreError for a damaged one, and UnsupportedModelError for
         a model whose layers are not a plain list.
         """
-        target = resources.target
-        if not isinstance(target, TorchTarget):
-            raise UsageError("Method 'eesd' drafts with the target's own layers, and no model is loaded here.")
+        target = loaded_target(resources.target, cls.name, "with the target's own layers")
         head, layers, predictor = None, options.layers, None
         if options.head != NO_HEAD:
             location = trained_head("eesd", options.head, target.model)

@@ -14,7 +14,7 @@ from foredraft.drafters import Resources
 from foredraft.errors import UsageError
 from foredraft.model.growth import GrowthRules, RolloutDrafter
 from foredraft.model.skipping import Skipped, default_skipped, layer_numbers, read_skipped, skipping
-from foredraft.model.target import TorchTarget
+from foredraft.model.target import loaded_target
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,7 @@ class LayerSkipDrafter:
         Raises UsageError without a target or the named layers, StoreError for a file that is damaged or of another
         model, and UnsupportedModelError if sub-layers cannot be skipped one by one.
         """
-        target = resources.target
-        if not isinstance(target, TorchTarget):
-            raise UsageError("Method 'layer_skip' drafts with the target's own layers, and no model is loaded here.")
+        target = loaded_target(resources.target, cls.name, "with the target's own layers")
         if options.skipped is not None:
             skipped = read_skipped(Path(options.skipped), target.model)
         elif options.attention is None and options.mlp is None:

@@ -16,13 +16,12 @@ import torch
 
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Verdict
 from foredraft.drafters import Resources
-from foredraft.errors import UsageError
 from foredraft.model.candidates import Imitation, candidates
 from foredraft.model.head_files import trained_head
 from foredraft.model.heads import RANKS, MedusaHeads, ids_of, load_medusa
 from foredraft.model.layers import LAST
 from foredraft.model.level_tree import draft_of_levels, static_tree
-from foredraft.model.target import TorchTarget
+from foredraft.model.target import loaded_target
 from foredraft.options import check_range
 
 
@@ -53,9 +52,7 @@ class MedusaDrafter:
     @classmethod
     def create(cls, options: MedusaOptions, resources: Resources) -> "MedusaDrafter":
         """Load the heads; raises UsageError if there are none for this model, StoreError if they are damaged."""
-        target = resources.target
-        if not isinstance(target, TorchTarget):
-            raise UsageError("Method 'medusa' drafts from the target's hidden states, and no model is loaded here.")
+        target = loaded_target(resources.target, cls.name, "from the target's hidden states")
         _, heads, lm_head = load_medusa(trained_head("medusa", options.head, target.model), target.model)
         return cls(options, heads, lm_head)
 

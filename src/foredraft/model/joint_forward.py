@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import DynamicLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from foredraft.errors import UnsupportedModelError
 from foredraft.graph.layout import lay_out_text
 from foredraft.model.compiled.export import FunctionalForward, replaced_attention, row_arguments
-from foredraft.model.support import cache_argument, inspect
+from foredraft.model.compiled.recurrence import write_states
+from foredraft.model.support import inspect
 
-_SHAPED = (1, 2)  # sequences, and tokens of each, that show what the model writes into its cache
 _EAGER = "eager_attention_forward"  # beside a model's code: its attention where none is registered
 
 
@@ -68,11 +68,7 @@ def buffer_shapes(model: Any) -> tuple[tuple[int, int], ...]:
 
     They are those that the model writes; (0, 0) for a layer that writes none, such as one that reads another's.
     """
-    cache = DynamicCache()
-    with torch.inference_mode():
-        ids = torch.zeros(_SHAPED, dtype=torch.int64)
-        model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=True, **{cache_argument(model): cache})
-    written = [(getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in cache.layers]
-    written += [(None, None)] * (len(inspect(model.config).windows) - len(written))
-    states = [keys for keys, _ in written] + [values for _, values in written]
+    layers = [DynamicLayer() for _ in inspect(model.config).windows]
+    write_states(model, layers)
+    states = [layer.keys for layer in layers] + [layer.values for layer in layers]
     return tuple((0, 0) if each is None else (each.shape[1], each.shape[3]) for each in states)

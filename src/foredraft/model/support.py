@@ -4,6 +4,7 @@ Reads a transformers configuration only; does not load or run the model.
 """
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -43,17 +44,8 @@ class Support:
     window: int | None  # maximum tokens of a sequence, or None if the configuration sets no limit
     window_note: str  # why `window` is smaller than the model's own, or an empty string
     tested: bool  # whether the family is in `TESTED_FAMILIES`
-
-    @property
-    def recurrent(self) -> tuple[bool, ...]:
-        """Return for each layer whether it keeps a recurrent state."""
-        return tuple(kind in RECURRENT_LAYERS for kind in self.layer_types)
-
-    @property
-    def masks(self) -> dict[str, int | None]:
-        """Return the window of each mask that the model needs, by the name that its layers know it by."""
-        kinds = zip(self.layer_types, self.windows, strict=True)
-        return {MASK_NAMES.get(kind, kind): window for kind, window in kinds if kind not in UNMASKED_LAYERS}
+    recurrent: tuple[bool, ...]  # for each layer, whether it keeps a recurrent state
+    masks: Mapping[str, int | None]  # the window of each mask that it needs, by the name that its layers know it by
 
 
 def cache_argument(model: Any) -> str:
@@ -87,7 +79,10 @@ def inspect(config: Any) -> Support:
         )
     windows = tuple(sliding if each else None for each in slides)
     window, note = _window(text)
-    return Support(family, tuple(layers), windows, window, note, family in TESTED_FAMILIES)
+    kinds = zip(layers, windows, strict=True)
+    masks = {MASK_NAMES.get(kind, kind): each for kind, each in kinds if kind not in UNMASKED_LAYERS}
+    recurrent = tuple(kind in RECURRENT_LAYERS for kind in layers)
+    return Support(family, tuple(layers), windows, window, note, family in TESTED_FAMILIES, recurrent, masks)
 
 
 def warn_where_rows_depend(config: Any) -> None:

@@ -242,6 +242,13 @@ class TorchTarget:
         return float(np.max(errors))  # NaN if one is
 
 
+def loaded_target(target: Any, method: str, what: str) -> TorchTarget:
+    """Return the target of a method that drafts by `what` it has; UsageError if no model is loaded."""
+    if not isinstance(target, TorchTarget):
+        raise UsageError(f"Method {method!r} drafts {what}, and no model is loaded here.")
+    return target
+
+
 def _side_by_side(states: dict[int, torch.Tensor], layers: tuple[int, ...]) -> torch.Tensor | None:
     """Return the states of one sequence's rows, float[R, K * D], in the order of `layers`; None for no layers."""
     return torch.cat([states[number][0] for number in layers], dim=-1) if layers else None

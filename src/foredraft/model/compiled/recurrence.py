@@ -16,14 +16,14 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from foredraft.errors import UsageError
 from foredraft.graph.layout import Layout
-from foredraft.graph.tree import I64
 from foredraft.model.kv_cache import LayerShape, Span
 from foredraft.model.mask import seen_rows
-from foredraft.model.recurrent.layer import OperatorLayer
-from foredraft.model.recurrent.state import convolution_windows
+from foredraft.model.recurrent.layer import OperatorLayer, Reading
+from foredraft.model.recurrent.state import convolution_windows, parents_of
 from foredraft.model.support import cache_argument
 
 _PROMPTS_DIFFER = "This model limits the steps of a prompt's tokens alone; it is not compiled."
+_SHAPED = (1, 2)  # sequences, and tokens of each, that show what a model writes into its cache
 _COLUMNS = 64  # of a matrix that are walked together; with keys of 128 they fill a first cache of 32 KiB
 
 
@@ -32,8 +32,7 @@ class Lineage(NamedTuple):
 
     windows: torch.Tensor  # int64[R, L], the slots whose inputs each row's convolution takes
     slots: torch.Tensor  # int64[R], those of the rows, one after another; those of held rows come before them
-    # int64[H + R], the parent of each, by its place here, or -1; its own place for one without descendants in the pass
-    parents: torch.Tensor
+    parents: torch.Tensor  # int64[H + R], as `parents_of` returns them
     pending: torch.Tensor  # int64[1], the number of records before them that are applied to the matrices first
 
 
@@ -43,19 +42,9 @@ def lineage(layout: Layout, span: Span) -> Lineage:
     held, taps = len(layout.held), span.window
     seen, chain = seen_rows(layout), layout.ancestors is None
     windows = convolution_windows(seen, taps, chain=chain) + (span.stored - held - (taps - 1))
-    parents = np.arange(-1, layout.rows - 1) if chain else _parents(seen, held)
+    parents = np.arange(-1, layout.rows - 1) if chain else parents_of(seen)
     slots = np.arange(span.stored, span.stored + layout.rows)
     return Lineage(*(torch.from_numpy(each) for each in (windows, slots, parents, np.array([span.pending]))))
-
-
-def _parents(seen: np.ndarray[Any, np.dtype[np.bool_]], held: int) -> I64:
-    """Return the parents of H held rows and R rows, int64[H + R], by what the rows see, bool[R, H + R]."""
-    parents = np.append(np.arange(held), np.full(len(seen), -1))
-    for row, sees in enumerate(seen, start=held):
-        path = np.append(np.flatnonzero(sees[:row]), row)
-        parents[path[0]] = -1
-        parents[path[1:]] = path[:-1]
-    return parents
 
 
 class TracedLayer(OperatorLayer):
@@ -75,14 +64,8 @@ class TracedLayer(OperatorLayer):
         self._inputs.index_copy_(2, self._steps.slots, inputs[None, None])
         return self._inputs[0, 0], self._steps.windows
 
-    def read(
-        self,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        gates: torch.Tensor,
-        strengths: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def read(self, asked: Reading) -> tuple[torch.Tensor, torch.Tensor]:
+        queries, keys, values, gates, strengths = asked
         matrices, advanced = self._matrices
         decays, (_, *steps) = gates[..., 0].exp(), self._steps
         read = delta_rows(queries, keys, values, decays, strengths, *steps, matrices, advanced, self._records)
@@ -160,31 +143,30 @@ class _ShapeLayer(OperatorLayer):
         self.shapes.append(LayerShape(1, inputs.shape[1], taps))
         return inputs, torch.zeros(len(inputs), taps, dtype=torch.int64)
 
-    def read(
-        self,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        gates: torch.Tensor,
-        strengths: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        del queries, strengths
+    def read(self, asked: Reading) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = asked.keys, asked.values
         heads, size = values.shape[1:]
         tile = next(each for each in (_COLUMNS, _COLUMNS // 2, _COLUMNS // 4, 1) if size % each == 0)
         matrices = (heads, size // tile, keys.shape[-1], tile)
         record = keys[0].numel() + values[0].numel() + heads
         whole = [each._replace(record=record, matrices=matrices) for each in self.shapes]
         # what the kernel has no code for: matrices without a convolution, and decays or vectors of other sizes
-        self.shapes = whole if tile > 1 and gates.shape[-1] == 1 else []
+        self.shapes = whole if tile > 1 and asked.gates.shape[-1] == 1 else []
         return values, values
+
+
+def write_states(model: Any, layers: list[Any]) -> None:
+    """Run a model uncompiled with these layers of a cache, into which it writes the states of one text."""
+    ids = torch.zeros(_SHAPED, dtype=torch.int64)
+    cache = {cache_argument(model): Cache(layers=layers)}
+    with torch.inference_mode():
+        model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=True, **cache)
 
 
 def layer_shapes(model: Any, recurrent: Sequence[bool]) -> tuple[LayerShape, ...]:
     """Return the shapes of what each layer keeps, as the model writes it; UsageError where that is not compiled."""
     layers: list[Any] = [_ShapeLayer() if each else DynamicLayer() for each in recurrent]
-    ids = torch.zeros(1, 2, dtype=torch.int64)  # one text of two tokens shows it
-    with torch.inference_mode():
-        model(input_ids=ids, use_cache=True, **{cache_argument(model): Cache(layers=layers)})
+    write_states(model, layers)
     shapes = []
     for number, layer in enumerate(layers):
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)

@@ -6,7 +6,7 @@ replaced (adoption.py). So no layer here has a previous state, and what the mixe
 
 from abc import abstractmethod
 from collections import defaultdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,6 +14,20 @@ try:
     from transformers.cache_utils import LinearAttentionCacheLayerMixin
 except ImportError:  # transformers before 5.8, whose recurrent models are refused
     LinearAttentionCacheLayerMixin = object  # type: ignore[misc,assignment]  # a class instead of another
+
+
+class Reading(NamedTuple):
+    """What R rows ask of a recurrence of H heads with keys of size K and values of size V.
+
+    Row `i`, with parent `p`, makes of its parent's matrix `S_i = exp(g_i) S_p + k_i u_i^T`, and reads `q_i S_i`. Its
+    update `u` is its value, or with `strengths` that of the delta rule, `beta (v - k exp(g) S_p)`.
+    """
+
+    queries: torch.Tensor  # [R, Hk, K], with Hk a divisor of H
+    keys: torch.Tensor  # the same
+    values: torch.Tensor  # [R, H, V]
+    gates: torch.Tensor  # [R, H, 1], the logarithms of decays, or [R, H, K] with a decay for each channel
+    strengths: torch.Tensor | None = None  # [R, H]
 
 
 class OperatorLayer(LinearAttentionCacheLayerMixin):
@@ -44,18 +58,5 @@ class OperatorLayer(LinearAttentionCacheLayerMixin):
         """
 
     @abstractmethod
-    def read(
-        self,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        gates: torch.Tensor,
-        strengths: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what rows read after their ancestors' updates and their own, [R, H, V], and the committed matrices.
-
-        Row `i`, with parent `p`, makes of its parent's matrix `S_i = exp(g_i) S_p + k_i u_i^T`, and reads `q_i S_i`.
-        Its update `u` is its value, or with `strengths` that of the delta rule, `beta (v - k exp(g) S_p)`. queries and
-        keys are [R, Hk, K], with Hk a divisor of H, values [R, H, V], strengths [R, H], and gates [R, H, 1], or
-        [R, H, K] with a decay for each channel.
-        """
+    def read(self, asked: Reading) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what rows read after their ancestors' updates and their own, [R, H, V], and the committed matrices."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers.activations import ACT2FN
 
-from foredraft.model.recurrent.layer import OperatorLayer
+from foredraft.model.recurrent.layer import OperatorLayer, Reading
 
 Result = tuple[torch.Tensor, torch.Tensor]
 """A row's outputs, and the committed state in place of the one that transformers' functions return."""
@@ -47,7 +47,7 @@ def gated_delta_rule(
     if use_qk_l2norm_in_kernel:
         q, k = (each * torch.rsqrt((each * each).sum(-1, keepdim=True) + 1e-6) for each in (q, k))
     gates = gates if gates.ndim == 3 else gates[..., None]
-    out, state = layer.read(q * q.shape[-1] ** -0.5, k, v, gates, strengths)
+    out, state = layer.read(Reading(q * q.shape[-1] ** -0.5, k, v, gates, strengths))
     return out.to(query.dtype)[None], state
 
 
@@ -68,7 +68,7 @@ def mamba2_scan(
         steps = torch.where(layer.in_prompt()[:, None], steps.clamp(*dt_limit), steps)
     values, steps = _wide(x[0]), _wide(steps)
     updates = values * steps[..., None]
-    out, state = layer.read(_wide(C[0]), _wide(B[0]), updates, (A.to(steps) * steps)[..., None])
+    out, state = layer.read(Reading(_wide(C[0]), _wide(B[0]), updates, (A.to(steps) * steps)[..., None]))
     out = out if D is None else out + _wide(D)[:, None] * values
     return out[None].contiguous(), state
 
@@ -86,7 +86,7 @@ def mamba_scan(
     steps = _wide(torch.nn.functional.softplus(steps) if delta_softplus else steps).T
     values = _wide(x[0]).T
     k, q = (_wide(each[0]).T[:, None].expand(-1, steps.shape[1], -1) for each in (B, C))
-    out, state = layer.read(q, k, (steps * values)[..., None], A.to(steps) * steps[..., None])
+    out, state = layer.read(Reading(q, k, (steps * values)[..., None], A.to(steps) * steps[..., None]))
     out = out[..., 0]
     out = out if D is None else out + values * _wide(D)
     out = out if z is None else out * torch.nn.functional.silu(_wide(z[0]).T)
@@ -110,7 +110,7 @@ class _Unit:
         values, decays = _wide(hidden_states[0])[..., None], _wide(recurrent_gate[0])[..., None]
         ones = torch.ones_like(values)
         gates = decays.clamp_min(torch.finfo(decays.dtype).tiny).log()
-        out, state = self._layer.read(ones, ones, values, gates)
+        out, state = self._layer.read(Reading(ones, ones, values, gates))
         return out[..., 0].to(hidden_states.dtype)[None], state
 
 

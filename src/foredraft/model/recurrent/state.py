@@ -17,7 +17,7 @@ from foredraft.graph.layout import Layout
 from foredraft.graph.tree import I64, BoolArray
 from foredraft.model.kv_cache import Span, TreeCache, TreeLayer
 from foredraft.model.mask import seen_rows
-from foredraft.model.recurrent.layer import OperatorLayer
+from foredraft.model.recurrent.layer import OperatorLayer, Reading
 
 
 class Rows:
@@ -35,11 +35,8 @@ class Rows:
     @cached_property
     def lineage(self) -> list[tuple[int, I64]]:
         """Each row's parent, by its index among held rows and rows, or -1, and the held rows among its ancestors."""
-        found = []
-        for row, sees in enumerate(self._sees):
-            before = np.flatnonzero(sees[: self.held + row])
-            found.append((int(before[-1]) if len(before) else -1, before[before < self.held]))
-        return found
+        paths = (np.flatnonzero(sees[: self.held]) for sees in self._sees)
+        return list(zip(parents_of(self._sees)[self.held :].tolist(), paths, strict=True))
 
     @cached_property
     def last_child(self) -> dict[int, int]:
@@ -52,6 +49,20 @@ class Rows:
             index = convolution_windows(self._sees, taps, chain=self._chain)
             self._windows[taps] = torch.from_numpy(index).to(self._device)
         return self._windows[taps]
+
+
+def parents_of(seen: BoolArray) -> I64:
+    """Return the parents of H held rows and R rows, int64[H + R], by what the rows see, bool[R, H + R].
+
+    They are indices of this array, or -1; a held row without descendants among the rows has its own.
+    """
+    held = seen.shape[1] - len(seen)
+    parents = np.append(np.arange(held), np.full(len(seen), -1))
+    for row, sees in enumerate(seen, start=held):
+        path = np.append(np.flatnonzero(sees[:row]), row)
+        parents[path[0]] = -1
+        parents[path[1:]] = path[:-1]
+    return parents
 
 
 def convolution_windows(seen: BoolArray, taps: int, *, chain: bool) -> I64:
@@ -206,14 +217,8 @@ class StateLayer(TreeLayer, OperatorLayer):
         found.inputs = torch.cat([found.inputs[: self.rows.held], inputs])
         return torch.cat([found.history, found.inputs]), self.rows.windows(taps)
 
-    def read(
-        self,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        gates: torch.Tensor,
-        strengths: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def read(self, asked: Reading) -> tuple[torch.Tensor, torch.Tensor]:
+        queries, keys, values, gates, strengths = asked
         queries, keys = (each.repeat_interleave(values.shape[1] // each.shape[1], 1) for each in (queries, keys))
         if len(self._recurrences) == self._called[1]:
             self._recurrences.append(Recurrence(keys, values, gates))
