@@ -116,7 +116,7 @@ class Batch:
                 continue
             soon = int(other.seq.cache.length) + _PIECE
             prompt = other.seq.view().ids[:-1][:soon]
-            if len(prompt) == soon and np.array_equal(prompt, ids[:soon]):
+            if np.array_equal(prompt, ids[: len(prompt)]):
                 return True
         return False
 

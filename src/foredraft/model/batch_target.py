@@ -5,10 +5,11 @@ rows are in the pass, or of the uncompiled model. Where neither is possible, eac
 with the same text. Does not depend on what the rows mean, nor on how a batch is put together.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from math import prod
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -16,14 +17,17 @@ import torch
 from foredraft.contracts import Scores, TokenIds
 from foredraft.errors import OutOfMemoryError
 from foredraft.graph.layout import Layout
-from foredraft.model.arena import MOST_SLOTS, Arena, Lease
+from foredraft.model.arena import MOST_SLOTS, STATE_TOKENS, Arena, Lease, States
 from foredraft.model.compiled.export import flat, row_arguments
-from foredraft.model.compiled.package import MOST_ROWS, runs_on_cpu
+from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, PackageRecord, runs_on_cpu
+from foredraft.model.compiled.recurrence import RecordStates
 from foredraft.model.joint_forward import JointForward
 from foredraft.model.layers import LAST
 from foredraft.model.target import PREFILL_ROWS, TorchTarget, device_errors, scores_of_pass, states_of_pass
 
-Pass = Callable[..., Sequence[torch.Tensor]]
+_PENDING = 16  # accepted rows of a step that a state is counted with; memory for more is taken when they occur; chosen
+_LEAST_PLACES = 3  # of states: before a text, the one that a text's pass reads, and the one that it makes
+_MOST_PLACES, _PLACES = 128, 32  # those of a batch, and of one that may fill the model's window; chosen
 
 
 class Result(NamedTuple):
@@ -73,26 +77,67 @@ class SequentialBatch:
         return found
 
 
-class JointBatch:
-    """Runs a batch in one pass over buffers of these `shapes`: compiled from when that is possible on, before by `run`.
+class Joint(Protocol):
+    """Runs passes over several sequences with the arguments of `FunctionalForward`, ranges included."""
 
-    A pass takes the arguments of `FunctionalForward`. There are at most `most_bytes` of keys and values; None is room
-    for two texts that fill the model's window.
+    @property
+    def windows(self) -> Sequence[int | None]:
+        """Those of layers that attend."""
+
+    @property
+    def shapes(self) -> Sequence[tuple[int, int]]:
+        """Of each layer's keys, then values: heads and their size."""
+
+    @property
+    def state_size(self) -> int:
+        """The number of bytes of a state of the recurrent layers; 0 if there are none."""
+
+    def states(self, most: int) -> States:
+        """Return so many places for states."""
+
+    def __call__(self, *arguments: Any) -> Sequence[torch.Tensor]: ...
+
+
+class JointBatch:
+    """Runs a batch in one pass: compiled from when that is possible on, before by `forward`.
+
+    Keys, values and states take at most `most_bytes`; None is room for two texts that fill the model's window.
     """
 
     keeps_prefixes = True
     most_rows = MOST_ROWS
 
-    def __init__(
-        self, target: TorchTarget, run: Pass, shapes: Sequence[tuple[int, int]], most_bytes: int | None,
-        hidden: tuple[int, ...],
-    ) -> None:  # fmt: skip
-        self.target, self._run, self._hidden = target, run, hidden
-        self._windows = tuple(dict.fromkeys(target.support.windows))
-        slot = sum(heads * size for heads, size in shapes) * target.dtype.itemsize
-        slots = 2 * (target.window or MOST_SLOTS) if most_bytes is None else most_bytes // slot
-        self._arena = Arena(shapes, target.dtype, slots)
-        self.open, self.close = self._arena.open, self._arena.close
+    def __init__(self, target: TorchTarget, forward: Joint, most_bytes: int | None, hidden: tuple[int, ...]) -> None:
+        self.target, self._most_bytes, self._hidden = target, most_bytes, hidden
+        self._begin(forward)
+
+    def _begin(self, forward: Joint) -> None:
+        """Begin with an empty arena for passes of `forward`."""
+        self._run, state, most_bytes = forward, forward.state_size, self._most_bytes
+        slot = sum(heads * size for heads, size in forward.shapes) * self.target.dtype.itemsize
+        slots, places = 2 * (self.target.window or MOST_SLOTS), _PLACES
+        if most_bytes is not None:
+            slots = int(max(most_bytes - _LEAST_PLACES * state, 0) // (slot + state / STATE_TOKENS))
+            places = min(_LEAST_PLACES + slots // STATE_TOKENS, _MOST_PLACES)
+        self._arena = Arena(forward.shapes, self.target.dtype, slots, forward.states if state else None, places)
+        self.close = self._arena.close
+        self._buffers = dict(enumerate(self._arena.buffers))
+        if self._arena.states is not None:
+            self._buffers |= self._arena.states.buffers
+
+    def open(self, token_ids: TokenIds, capacity: int, owner: str) -> Lease:
+        """Lease slots to a sequence, as `Arena.open` does."""
+        if self._arena.states is not None and not self._arena.used:
+            self._compile()  # states of compiled passes are others
+        return self._arena.open(token_ids, capacity, owner)
+
+    def _compile(self) -> None:
+        """Run compiled passes from now on if the model was compiled meanwhile."""
+        compiled = _compiled_pass(self.target, self._hidden) if isinstance(self._run, JointForward) else None
+        if compiled is not None and self._arena.states is not None:
+            self._begin(compiled)
+        elif compiled is not None:
+            self._run = compiled
 
     @property
     def memory_use(self) -> float:
@@ -129,14 +174,17 @@ class JointBatch:
         which = np.flatnonzero(np.repeat(scored, rows))
         which = which if len(which) else np.zeros(1, np.int64)  # a pass scores one row at least
         places = {}
-        for window in self._windows:  # layers with a window read nothing before that of the first row
+        for window in self._run.windows:  # layers with a window read nothing before that of the first row
             counts = [each.length if window is None else min(each.length, window - 1) for each in caches]
             places[window] = [(c.start + c.length - count, count) for c, count in zip(caches, counts, strict=True)]
-        arguments = row_arguments(layouts, places, which, self.target.dtype)
-        buffers, half = self._arena.buffers, len(self.target.support.windows)
-        self._run = _compiled_pass(self.target, self._hidden) or self._run  # a model may be compiled meanwhile
+        states, half = self._arena.states, len(self._buffers) // 2
+        if states is None:
+            self._compile()
+        steps = None if states is None else states.begin(layouts, [(each.place, each.following) for each in caches])
+        arguments = row_arguments(layouts, places, which, self.target.dtype, steps=steps)
+        buffers = [self._buffers[number] for number in range(2 * half)]
         with self.target.waiting.one_pass(compiled=self.target.compiled is not None):
-            results = self._run(*arguments, buffers[:half], buffers[half:])
+            results = self._run(*arguments, buffers[:half], buffers[half:], states.matrices if states else [])
         found: list[tuple[Scores | None, torch.Tensor | None]] = []
         start = row = 0  # of the scored rows, and of all, which have the states of layers before the last
         for count, wanted, layers in zip(rows, scored, hidden, strict=True):
@@ -148,21 +196,40 @@ class JointBatch:
         return found
 
 
-def _compiled_pass(target: TorchTarget, hidden: tuple[int, ...]) -> Pass | None:
+class _Compiled:
+    """Runs joint passes by the packages that take several sequences."""
+
+    def __init__(self, target: TorchTarget, compiled: CompiledForward, fits: Sequence[PackageRecord]) -> None:
+        self._packages, self._fits, self._dtype = compiled.packages, fits, target.dtype
+        self._layers, support = compiled.record.shapes, target.support
+        attending = zip(support.windows, support.recurrent, strict=True)
+        self.windows = tuple(dict.fromkeys(window for window, recurrent in attending if not recurrent))
+        self.shapes = [(0, 0) if each.taps else (each.heads, each.size) for each in self._layers] * 2
+        self.state_size = sum(
+            (each.taps - 1 + _PENDING) * (each.size * target.dtype.itemsize + 4 * each.record)
+            + 4 * (prod(each.matrices) if each.matrices else 0)
+            for each in self._layers
+            if each.taps
+        )
+
+    def states(self, most: int) -> RecordStates:
+        """Return so many places for states."""
+        return RecordStates(self._layers, self._dtype, most)
+
+    def __call__(self, rows: torch.Tensor, *arguments: Any) -> list[torch.Tensor]:
+        package = next(self._packages[each.name] for each in self._fits if each.takes(rows.shape[1]))
+        return package.run(flat((rows, *arguments)))
+
+
+def _compiled_pass(target: TorchTarget, hidden: tuple[int, ...]) -> _Compiled | None:
     """Return what runs joint passes compiled, if a row then has the same bits whatever other rows are in the pass."""
     compiled = target.compiled
-    alone = any(target.support.recurrent)  # states are of one sequence
-    if compiled is None or alone or not compiled.record.same_bits or not compiled.returns(hidden):
+    if compiled is None or not compiled.record.same_bits or not compiled.returns(hidden):
         return None
     fits = [each for each in compiled.record.packages if each.ranges]
     if not all(any(each.takes(rows) for each in fits) for rows in (1, 2, MOST_ROWS)):
         return None
-
-    def run(rows: torch.Tensor, *arguments: Any) -> list[torch.Tensor]:
-        package = next(compiled.packages[each.name] for each in fits if each.takes(rows.shape[1]))
-        return package.run(flat((rows, *arguments)))
-
-    return run
+    return _Compiled(target, compiled, fits)
 
 
 def batch_target(
@@ -172,15 +239,10 @@ def batch_target(
 
     `hidden` are the layers whose states drafters need.
     """
-    compiled, run = target.compiled, _compiled_pass(target, hidden)
-    if compiled is not None and run is not None:
-        shapes = [(each.heads, each.size) for each in compiled.record.shapes]
-        return JointBatch(target, run, shapes * 2, most_bytes, hidden)
-    own: JointForward | None = None
-    # another family's code may derive a row's position from the cache's length; states are of one sequence
-    tried = target.support.tested and not any(target.support.recurrent)
+    forward: Joint | None = _compiled_pass(target, hidden)
     alone = target.recordings is not None or not runs_on_cpu(target.model) or set(hidden) - {LAST}
-    if compiled is None and tried and not alone:
+    # another family's code may derive a row's position from the cache's length
+    if target.compiled is None and target.support.tested and not alone:
         with suppress(Exception), torch.inference_mode():  # there is no list of what other attention raises
-            own = JointForward(target.model, target.dtype)
-    return SequentialBatch(target) if own is None else JointBatch(target, own, own.shapes, most_bytes, hidden)
+            forward = JointForward(target.model, target.dtype)
+    return SequentialBatch(target) if forward is None else JointBatch(target, forward, most_bytes, hidden)

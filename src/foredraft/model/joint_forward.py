@@ -17,6 +17,10 @@ from foredraft.errors import UnsupportedModelError
 from foredraft.graph.layout import lay_out_text
 from foredraft.model.compiled.export import FunctionalForward, replaced_attention, row_arguments
 from foredraft.model.compiled.recurrence import write_states
+from foredraft.model.families import UNMASKED_LAYERS
+from foredraft.model.kv_cache import Span
+from foredraft.model.recurrent.joint import JointStates
+from foredraft.model.recurrent.state import Rows, StateLayer
 from foredraft.model.support import inspect
 
 _EAGER = "eager_attention_forward"  # beside a model's code: its attention where none is registered
@@ -25,24 +29,33 @@ _EAGER = "eager_attention_forward"  # beside a model's code: its attention where
 class JointForward:
     """Runs passes of a model with the arguments of `FunctionalForward`, ranges included, and its buffers' `shapes`.
 
-    The buffers are of `dtype`. UnsupportedModelError unless every layer asks transformers which attention to use, as a
-    pass of two sequences shows.
+    The buffers are of `dtype`; a state of its recurrent layers has `state_size` bytes. UnsupportedModelError unless
+    every layer asks transformers which attention to use, as a pass of two sequences shows.
     """
 
     def __init__(self, model: Any, dtype: torch.dtype) -> None:
-        self._model, self._forward = model, FunctionalForward(model).eval()
+        self._model, self._forward = model, FunctionalForward(model, records=False).eval()
         self._kernel, self._attended = model.config._attn_implementation, 0  # noqa: SLF001  # transformers has no public name for it
-        self.shapes, layers = buffer_shapes(model), len(self._forward.window_of)
-        rows, places = np.arange(2), {window: [(0, 0), (1, 0)] for window in self._forward.windows}
+        self.windows, support = self._forward.windows, inspect(model.config)
+        self._recurrent = [number for number, each in enumerate(support.recurrent) if each]
+        self.shapes, self.state_size = written_shapes(model)
+        layouts, rows = [lay_out_text(np.zeros(1, np.int64), 0)] * 2, np.arange(2)
+        places = {window: [(0, 0), (1, 0)] for window in self.windows}
         buffers = [torch.zeros(1, heads, 2, size, dtype=dtype) for heads, size in self.shapes]
-        arguments = row_arguments([lay_out_text(np.zeros(1, np.int64), 0)] * 2, places, rows, dtype)
-        self(*arguments, buffers[:layers], buffers[layers:])
-        if self._attended != layers:
+        half = len(buffers) // 2
+        steps = self.states(3).begin(layouts, [(0, 1), (0, 2)])
+        self(*row_arguments(layouts, places, rows, dtype, steps=steps), buffers[:half], buffers[half:], [])
+        if self._attended != sum(kind not in UNMASKED_LAYERS for kind in support.layer_types):
             raise UnsupportedModelError("The model's attention is not transformers', and takes one sequence at a time.")
 
+    def states(self, _most: int) -> JointStates:
+        """Return places for states, which take memory when they are written to."""
+        return JointStates(self._recurrent, self._model.device)
+
     def __call__(self, *arguments: Any) -> tuple[torch.Tensor, ...]:
+        *rows, self._forward.states, keys, values, matrices = arguments
         with replaced_attention(self._model, self._attend):
-            results: tuple[torch.Tensor, ...] = self._forward(*arguments, [])  # no layer keeps matrices
+            results: tuple[torch.Tensor, ...] = self._forward(*rows, None, keys, values, matrices)
         return results
 
     def _attend(
@@ -63,12 +76,21 @@ class JointForward:
         return torch.cat(attended, 1), None
 
 
-def buffer_shapes(model: Any) -> tuple[tuple[int, int], ...]:
-    """Return the number of key heads and their size of each layer's keys and then each layer's values.
+def written_shapes(model: Any) -> tuple[tuple[tuple[int, int], ...], int]:
+    """Return the numbers of key heads and their sizes of all layers' keys and then values, as the model writes them.
 
-    They are those that the model writes; (0, 0) for a layer that writes none, such as one that reads another's.
+    They are (0, 0) for a layer that writes none, such as one that reads another's. With them comes the number of bytes
+    of a state of the recurrent layers.
     """
-    layers = [DynamicLayer() for _ in inspect(model.config).windows]
+    layers: list[Any] = [
+        StateLayer(Span(None, capacity=2)) if each else DynamicLayer() for each in inspect(model.config).recurrent
+    ]
+    states = [layer for layer in layers if isinstance(layer, StateLayer)]
+    for layer in states:
+        layer.begin(Rows(lay_out_text(np.zeros(2, np.int64), 0), 0, model.device))
     write_states(model, layers)
-    states = [layer.keys for layer in layers] + [layer.values for layer in layers]
-    return tuple((0, 0) if each is None else (each.shape[1], each.shape[3]) for each in states)
+    for layer in states:
+        layer.commit(np.arange(2))
+    written = [getattr(layer, name, None) for name in ("keys", "values") for layer in layers]
+    shapes = tuple((0, 0) if each is None else (each.shape[1], each.shape[3]) for each in written)
+    return shapes, sum(layer.size for layer in states)

@@ -37,6 +37,7 @@ class Span:
     stored: int = 0  # number of slots in use
     capacity: int = 0  # number of slots allocated
     pending: int = 0  # number of committed records that the layers' matrices do not contain yet
+    at: int = 0  # of records, which of two places the matrices are in
 
 
 class LayerShape(NamedTuple):
@@ -109,21 +110,16 @@ class TreeLayer(CacheLayerMixin):
 class RecordLayer(TreeLayer):
     """A recurrent layer of compiled passes: in place of keys, inputs of a convolution, and of values, records of rows.
 
-    The records of committed rows are pending until a pass applies them to the `matrices`; it writes the result to
-    `advanced`, so that a pass that fails changes nothing.
+    The records of committed rows are pending until a pass applies them to the matrices in one of two places; it writes
+    the result to the other, so that a pass that fails changes nothing.
     """
 
-    matrices: torch.Tensor
-    advanced: torch.Tensor
+    matrices: torch.Tensor  # float32[2, H, V / T, K, T]
 
     def take_shape(self, shape: LayerShape, dtype: torch.dtype) -> None:
         inputs, records = torch.empty(1, 1, 0, shape.size, dtype=dtype), torch.empty(1, 1, 0, shape.record)
         self.lazy_initialization(inputs, records)
-        self.matrices, self.advanced = (torch.zeros(shape.matrices or 0) for _ in range(2))
-
-    def advance(self) -> None:
-        """Take the matrices that a pass has advanced."""
-        self.matrices, self.advanced = self.advanced, self.matrices
+        self.matrices = torch.zeros(2, *(shape.matrices or (0,)))
 
 
 def allocated(like: torch.Tensor, capacity: int) -> torch.Tensor:
@@ -229,17 +225,14 @@ class TreeCache(Cache):
         return [layer.keys for layer in layers] + [layer.values for layer in layers]
 
     def matrices(self) -> list[torch.Tensor]:
-        """Return the matrices of all recurrent layers that have some, then those that a pass may write."""
-        layers = [each for each in self._tree_layers if isinstance(each, RecordLayer) and each.matrices.numel()]
-        return [each.matrices for each in layers] + [each.advanced for each in layers]
+        """Return the matrices of all recurrent layers that have some."""
+        layers = (each for each in self._tree_layers if isinstance(each, RecordLayer))
+        return [each.matrices for each in layers if each.matrices.numel()]
 
     def advance(self) -> None:
         """Note that a pass has succeeded, which applies all pending records to the matrices."""
-        if self.records is not None and self.records.pending:
-            for layer in self._tree_layers:
-                if isinstance(layer, RecordLayer):
-                    layer.advance()
-            self.records.pending = 0
+        if self.records is not None:
+            self.records.at, self.records.pending = 1 - self.records.at, 0
 
     def move_into(self, store: torch.Tensor) -> None:
         """Move all slots into `store`, float[2 L, heads, C, head_dim]: the keys of L layers, then the values.

@@ -28,10 +28,13 @@ from foredraft.model.kv_cache import Span, TreeCache, TreeLayer, allocated
 from foredraft.model.layers import LAST, tapped_states, usual_taps
 from foredraft.model.mask import joined_mask
 from foredraft.model.recurrent.adoption import adopt
+from foredraft.model.recurrent.joint import JointLayer
+from foredraft.model.recurrent.state import StateLayer
 from foredraft.model.support import cache_argument, inspect
 from foredraft.sampling.logits import block_maxima
 
 CONTEXT = 200  # slots in use when a forward is traced, compared and timed; chosen
+_TRACED_SEQUENCES = 5  # when it is traced; unlike all other sizes, so that the exporter tells them apart
 _LINEAR = torch.ops.aten.linear.default
 _BLOCKS = torch.ops.foredraft.multiply_blocks.default
 _TURNED = (torch.ops.aten.transpose.int, torch.ops.aten.permute.default)
@@ -41,29 +44,36 @@ _TAKEN_APART = (torch.ops.aten.view.default, torch.ops.aten.reshape.default, tor
 class FunctionalForward(nn.Module):
     """The logits and last hidden states of a pass, from its rows and the buffers of a cache.
 
-    The model is in evaluation mode; its layers of one sliding window share slots and mask. If it `summarises`, the
+    The model is in evaluation mode; its layers of one sliding window share slots and mask. Recurrent layers keep
+    `records`, or read the `states` that are set for a pass. If it `summarises`, the
     results of `block_maxima` and `logsumexp` of the logits come with them, as `top_by_blocks` takes them, and the
     states that enter the layers that EAGLE-3 reads, if there are such layers.
     """
 
-    def __init__(self, model: Any, *, summarises: bool = False) -> None:
+    def __init__(self, model: Any, *, summarises: bool = False, records: bool = True) -> None:
         super().__init__()
         self.model, self._summarises = model, summarises
         self.taps = usual_taps(model) if summarises else ()
         self._scores_some = "logits_to_keep" in signature(model.forward).parameters
         self._cache_argument = cache_argument(model)
         support = inspect(model.config)
-        attending = zip(support.windows, support.recurrent, strict=True)
-        self.windows = tuple(dict.fromkeys(window for window, recurrent in attending if not recurrent))
+        self._recorded = [records and each for each in support.recurrent]
+        attending = zip(support.windows, self._recorded, strict=True)
+        self.windows = tuple(dict.fromkeys(window for window, recorded in attending if not recorded))
         # the number of each layer's window; after these, that of records
         self.window_of = [
-            len(self.windows) if recurrent else self.windows.index(window)
-            for window, recurrent in zip(support.windows, support.recurrent, strict=True)
+            len(self.windows) if recorded else self.windows.index(window)
+            for window, recorded in zip(support.windows, self._recorded, strict=True)
         ]
-        self._recurrent = support.recurrent
-        self._types = dict(zip(support.layer_types, self.window_of, strict=True))
+        # the number of each mask, None for none, by the names that layers know them by
+        self._masks = dict.fromkeys(support.layer_types) | {
+            name: self.windows.index(window) for name, window in support.masks.items()
+        }
+        self._attends = bool(support.masks)
+        self._one_mask = len(self._masks if records else support.masks) == 1
         # of the current pass, by layer; empty if all rows have the first slots
         self.ranges: dict[int, torch.Tensor] = {}
+        self.states: Mapping[int, Sequence[StateLayer]] = {}  # the same, of each sequence; for layers without records
 
     def forward(
         self,
@@ -73,10 +83,10 @@ class FunctionalForward(nn.Module):
         masks: list[torch.Tensor],  # for each window, float[1, 1, R, W], added to attention scores
         slots: list[torch.Tensor],  # for each window, int64[R], the slots that the rows' states go to
         ranges: list[torch.Tensor] | None,  # for each window, int64[2, R], as `attend` takes them
-        steps: list[torch.Tensor] | None,  # a `Lineage`, where layers keep a state
+        steps: list[torch.Tensor] | None,  # a `Lineage`, where layers keep records
         keys: list[torch.Tensor],  # for each layer, float[1, heads, C, head_dim], written in place
         values: list[torch.Tensor],  # the same; of a layer that keeps a state, both as `RecordLayer` has them
-        matrices: list[torch.Tensor],  # for each layer that has some, and then those that are written
+        matrices: list[torch.Tensor],  # for each layer that has some, float32[N, H, V / T, K, T], written in place
     ) -> tuple[torch.Tensor, ...]:
         """Score rows, and write their states into the cache's buffers.
 
@@ -85,29 +95,30 @@ class FunctionalForward(nn.Module):
         if it summarises float[S, V / 64], float[S] and the states of the K `taps`, float[R, K * D].
         """
         layers: list[Any] = []  # transformers' list type takes no subclass
-        attending = {layer: window for layer, window in enumerate(self.window_of) if not self._recurrent[layer]}
+        attending = {layer: window for layer, window in enumerate(self.window_of) if not self._recorded[layer]}
         self.ranges = {} if ranges is None else {layer: ranges[window] for layer, window in attending.items()}
-        found = iter(zip(matrices[: len(matrices) // 2], matrices[len(matrices) // 2 :], strict=True))
+        found = iter(matrices)
         for layer, window in enumerate(self.window_of):
-            if self._recurrent[layer]:
+            if self._recorded[layer]:
                 assert steps is not None, "with layers that keep a state, it is given"
-                own = next(found) if values[layer].shape[-1] else ()
+                own = next(found) if values[layer].shape[-1] else None
                 layers.append(TracedLayer(Lineage(*steps), keys[layer], values[layer], own))
                 continue
             visible = masks[window].shape[-1] if ranges is None else keys[layer].shape[2]
             torch._check(visible <= keys[layer].shape[2])  # noqa: SLF001  # the documented way to tell the exporter
-            layers.append(_BufferLayer(keys[layer], values[layer], slots[window], visible))
-        mask: Any = masks[0]
-        if len(self._types) > 1:  # those that attend to nothing have none
-            mask = {kind: masks[of] if of < len(masks) else None for kind, of in self._types.items()}
+            buffer = _BufferLayer(keys[layer], values[layer], slots[window], visible)
+            layers.append(JointLayer(buffer, self.states[layer]) if layer in self.states else buffer)
+        mask: Any = {name: None if of is None else masks[of] for name, of in self._masks.items()}
+        if self._one_mask:  # then layers that attend to nothing are given none
+            (mask,) = (each for each in mask.values() if each is not None)
         options = {} if scored is None or not self._scores_some else {"logits_to_keep": scored}
+        given = {"attention_mask": mask, "position_ids": positions} if self._attends else {}
         with tapped_states(self.model, {LAST, *self.taps}) as states:
             output = self.model(
                 input_ids=rows,
-                attention_mask=mask,
-                position_ids=positions,
                 use_cache=True,
                 **{self._cache_argument: Cache(layers=layers)},
+                **given,
                 **options,
             )
         self.ranges = {}  # the exporter objects to attributes that a forward leaves changed
@@ -185,8 +196,10 @@ class Subject:
         masks, slots = [{2: rows, 3: dim} for dim in visible], [{0: rows} for _ in visible]
         of_rows = [{1: rows} for _ in visible] if ranges else None
         nodes = torch.export.Dim("nodes", min=2, max=2 * MOST_ROWS)  # with those that are held
-        steps = [{0: rows}, {0: rows}, {0: nodes}, None] if self.recurrent else None
-        matrices = [None] * (2 * sum(bool(shape.matrices) for shape in self.shapes))
+        sequences = torch.export.Dim("sequences", min=2, max=MOST_ROWS)
+        steps = [{0: rows}, {0: rows}, {0: nodes}, {0: sequences}] if self.recurrent else None
+        places = torch.export.Dim("places", min=2, max=2**20)
+        matrices = [{0: places}] * sum(bool(shape.matrices) for shape in self.shapes)
         return ({1: rows}, {1: rows}, {0: scored}, masks, slots, of_rows, steps, buffers, list(buffers), matrices)
 
     @property
@@ -216,9 +229,12 @@ class Subject:
         """Return the arguments of `FunctionalForward.forward` before the buffers: a chain after `at` slots."""
         rows, places = np.arange(len(token_ids)), {window: [(0, at)] for window in self.forward.windows}
         rows = rows if scored is None else rows[-scored:]
-        taps = max(shape.taps for shape in self.shapes)
-        records = Span(taps, stored=at, pending=1) if self.recurrent else None
-        return row_arguments([lay_out_text(token_ids, at)], places, rows, self.dtype, ranges=ranges, records=records)
+        taps, layout, steps = max(shape.taps for shape in self.shapes), lay_out_text(token_ids, at), None
+        if self.recurrent:
+            steps = lineage(layout, Span(taps, stored=at, pending=1))
+            if scored is not None:  # one sequence alone would be taken for a constant
+                steps = steps._replace(sequences=steps.sequences.repeat(_TRACED_SEQUENCES, 1))
+        return row_arguments([layout], places, rows, self.dtype, ranges=ranges, steps=steps)
 
 
 def run_pass(
@@ -235,7 +251,8 @@ def run_pass(
         return None
     rows, places = np.arange(layout.rows), {window: [(0, span.stored)] for window, span in spans.items()}
     rows = rows if scored is None else rows[-scored:]
-    arguments = row_arguments([layout], places, rows, dtype, ranges=package.ranges, records=cache.records)
+    steps = None if cache.records is None else lineage(layout, cache.records)
+    arguments = row_arguments([layout], places, rows, dtype, ranges=package.ranges, steps=steps)
     result = package.run([*flat(arguments), *buffers, *cache.matrices()])
     cache.advance()
     return result
@@ -249,13 +266,14 @@ def flat(arguments: tuple[Any, ...]) -> list[torch.Tensor]:
 
 def row_arguments(
     layouts: Sequence[Layout], places: Mapping[int | None, Sequence[tuple[int, int]]], scored: I64,
-    dtype: torch.dtype, *, ranges: bool = True, records: Span | None = None,
+    dtype: torch.dtype, *, ranges: bool = True,
+    steps: Lineage | Mapping[int, Sequence[StateLayer]] | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Return the arguments of `FunctionalForward.forward` before the buffers, for the rows of one or more sequences.
 
     Takes, for each window, each sequence's first slot that is read and how many from there on hold earlier rows; which
-    rows are scored, int64[S]; the masks' dtype; whether the forward takes each row's own range of slots; and the slots
-    of records, if there is one sequence whose layers keep a state.
+    rows are scored, int64[S]; the masks' dtype; whether the forward takes each row's own range of slots; and their
+    lineage, where layers keep records, or states, as `JointForward` takes them.
     """
     rows, masks, slots, bounds = [layout.rows for layout in layouts], [], [], []
     for window, place in places.items():
@@ -272,7 +290,7 @@ def row_arguments(
         masks,
         slots,
         bounds if ranges else None,
-        list(lineage(layouts[0], records)) if records is not None else None,
+        list(steps) if isinstance(steps, Lineage) else steps,
     )
 
 

@@ -239,7 +239,7 @@ def _lowered_recurrence(query: Any, key: Any, value: Any, decay: Any, strength: 
     from torch._inductor.ir import ExternKernel, FixedLayout
 
     given = {"query": query, "key": key, "value": value, "decay": decay, "strength": strength}
-    given |= dict(zip(("slots", "parents", "pending", "matrices", "advanced", "records"), others, strict=True))
+    given |= dict(zip(("slots", "parents", "sequences", "matrices", "records"), others, strict=True))
     inputs = {
         name: ExternKernel.require_contiguous(ExternKernel.realize_input(tensor))
         for name, tensor in given.items()

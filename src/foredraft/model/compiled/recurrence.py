@@ -2,8 +2,8 @@
 
 A slot holds what a row gives its descendants: the input of its convolution, and its key, update and decay. They are
 moved like keys when rows are committed. A pass first applies the records of the rows that were committed since the last
-one to the matrices, then walks the tree step by step (`delta_rows`), so that a row's bits depend on its ancestors
-alone. Does not know which models have such layers, nor how the kernel is compiled (delta.cpp.jinja).
+one to the matrices, then walks the trees of its sequences step by step (`delta_rows`), so that a row's bits depend on
+its ancestors alone. Does not know which models have such layers, nor how the kernel is compiled (delta.cpp.jinja).
 """
 
 from collections.abc import Sequence
@@ -16,6 +16,8 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from foredraft.errors import UsageError
 from foredraft.graph.layout import Layout
+from foredraft.graph.tree import I64
+from foredraft.model.compiled.package import MOST_ROWS
 from foredraft.model.kv_cache import LayerShape, Span
 from foredraft.model.mask import seen_rows
 from foredraft.model.recurrent.layer import OperatorLayer, Reading
@@ -28,12 +30,14 @@ _COLUMNS = 64  # of a matrix that are walked together; with keys of 128 they fil
 
 
 class Lineage(NamedTuple):
-    """How the R rows of a pass and the H held ones before them descend from each other."""
+    """How the R rows of a pass and the H held ones before them descend from each other, and from what was committed."""
 
     windows: torch.Tensor  # int64[R, L], the slots whose inputs each row's convolution takes
     slots: torch.Tensor  # int64[R], those of the rows, one after another; those of held rows come before them
-    parents: torch.Tensor  # int64[H + R], as `parents_of` returns them
-    pending: torch.Tensor  # int64[1], the number of records before them that are applied to the matrices first
+    parents: torch.Tensor  # int64[H + R], as `parents_of` returns them; of sequence `b`, a root's is -1 - b
+    # int64[B, 5], of each sequence: the places of the matrices that are read and that are written, the first slot of
+    # the records that are applied first and their number, and 1 if all its rows are applied too, as known text is
+    sequences: torch.Tensor
 
 
 def lineage(layout: Layout, span: Span) -> Lineage:
@@ -44,14 +48,73 @@ def lineage(layout: Layout, span: Span) -> Lineage:
     windows = convolution_windows(seen, taps, chain=chain) + (span.stored - held - (taps - 1))
     parents = np.arange(-1, layout.rows - 1) if chain else parents_of(seen)
     slots = np.arange(span.stored, span.stored + layout.rows)
-    return Lineage(*(torch.from_numpy(each) for each in (windows, slots, parents, np.array([span.pending]))))
+    first = span.stored - held - span.pending
+    sequences = np.array([[span.at, 1 - span.at, first, span.pending, 0]])
+    return Lineage(*(torch.from_numpy(each) for each in (windows, slots, parents, sequences)))
+
+
+class RecordStates:
+    """The states of several sequences in numbered places, each made by a pass from that in another place.
+
+    A state is not changed once it is committed. Its place has matrices, and slots for the inputs and records that they
+    do not contain yet; slots before all of these are for the rows of a pass. Place 0 is the state before a text.
+    """
+
+    def __init__(self, shapes: Sequence[LayerShape], dtype: torch.dtype, most: int) -> None:
+        """Make `most` places for layers of these shapes; memory is taken when it is written to."""
+        self._taken = max(each.taps for each in shapes) - 1  # committed inputs that a first row's convolution takes
+        self._rows: dict[
+            int, tuple[int, bool]
+        ] = {}  # of places made by the last pass: the first, and if all are applied
+        self._pending = [0] * most  # the number of each place's records
+        planes = {number: (each.size, dtype) for number, each in enumerate(shapes) if each.taps}
+        planes |= {len(shapes) + number: (shapes[number].record, torch.float32) for number in planes}
+        self._stores, self.buffers = list[torch.Tensor](), dict[int, torch.Tensor]()
+        for size, kind in dict.fromkeys(planes.values()):
+            numbers = [number for number, plane in planes.items() if plane == (size, kind)]
+            store = torch.empty(len(numbers), 1, self._first(most), size, dtype=kind)
+            store[:, :, : self._first(1)] = 0
+            self._stores.append(store)
+            self.buffers |= dict(zip(numbers, store.split(1), strict=True))
+        self.matrices = [torch.empty(most, *each.matrices) for each in shapes if each.matrices]
+        for each in self.matrices:
+            each[0] = 0
+
+    def _first(self, place: int) -> int:
+        """Return the first slot of a place."""
+        return MOST_ROWS + place * (self._taken + MOST_ROWS)
+
+    def begin(self, layouts: Sequence[Layout], places: Sequence[tuple[int, int]]) -> Lineage:
+        """Return the lineage of a pass's rows; each sequence's read the first of its places, and make the second."""
+        windows, parents, sequences, row = list[I64](), list[I64](), [], 0
+        for number, (layout, (before, after)) in enumerate(zip(layouts, places, strict=True)):
+            seen, known, pending = seen_rows(layout), layout.ancestors is None, self._pending[before]
+            first = self._first(before) + pending
+            slots = np.append(np.arange(first, first + self._taken), np.arange(row, row + layout.rows))
+            windows.append(slots[convolution_windows(seen, self._taken + 1, chain=known)])
+            own = np.arange(-1, layout.rows - 1) if known else parents_of(seen)
+            parents.append(np.where(own < 0, -1 - number, own + row))
+            sequences.append([before, after, self._first(before) + self._taken, pending, known])
+            self._rows[after] = row, known
+            row += layout.rows
+        given = (np.concatenate(windows), np.arange(row), np.concatenate(parents), np.array(sequences, np.int64))
+        return Lineage(*map(torch.from_numpy, given))
+
+    def commit(self, before: int, after: int, kept: I64) -> None:
+        """Commit these of a sequence's rows in the last pass, ascending, to the place that it was given."""
+        row, known = self._rows[after]
+        committed = np.arange(self._first(before), self._first(before) + self._taken + self._pending[before])
+        self._pending[after] = 0 if known else len(kept)
+        moved = np.append(committed, kept + row)[-(self._taken + self._pending[after]) :]
+        for store in self._stores:
+            store[:, :, self._first(after) : self._first(after) + len(moved)] = store[:, :, moved]
 
 
 class TracedLayer(OperatorLayer):
     """A recurrent layer of a pass that is traced; its buffers are written in place."""
 
     def __init__(
-        self, steps: Lineage, inputs: torch.Tensor, records: torch.Tensor, matrices: Sequence[torch.Tensor]
+        self, steps: Lineage, inputs: torch.Tensor, records: torch.Tensor, matrices: torch.Tensor | None
     ) -> None:
         super().__init__()
         self._steps, self._inputs, self._records, self._matrices = steps, inputs, records, matrices
@@ -66,10 +129,10 @@ class TracedLayer(OperatorLayer):
 
     def read(self, asked: Reading) -> tuple[torch.Tensor, torch.Tensor]:
         queries, keys, values, gates, strengths = asked
-        matrices, advanced = self._matrices
+        assert self._matrices is not None, "its shape has matrices"
         decays, (_, *steps) = gates[..., 0].exp(), self._steps
-        read = delta_rows(queries, keys, values, decays, strengths, *steps, matrices, advanced, self._records)
-        return read, matrices
+        read = delta_rows(queries, keys, values, decays, strengths, *steps, self._matrices, self._records)
+        return read, self._matrices
 
 
 @custom_op("foredraft::delta_rows", mutates_args=())
@@ -81,19 +144,19 @@ def delta_rows(
     strength: torch.Tensor | None,  # float32[R, H], of the delta rule; None where the update is the value
     slots: torch.Tensor,  # these three as `Lineage` has them
     parents: torch.Tensor,
-    pending: torch.Tensor,
-    matrices: torch.Tensor,  # float32[H, V / T, K, T], after the last applied record
-    advanced: torch.Tensor,  # the same, written: with the pending records applied; not written if there are none
+    sequences: torch.Tensor,
+    matrices: torch.Tensor,  # float32[N, H, V / T, K, T], written in the places that `sequences` says
     records: torch.Tensor,  # float32[1, 1, C, Hk K + H V + H], written: keys, updates, decays
 ) -> torch.Tensor:
     """Return what rows read, float32[R, H, V]; used where nothing is compiled, and to test the kernel.
 
     The compiler is not told that two buffers are written: nothing else in the graph touches them, and it would copy
-    what it believes to change.
+    what it believes to change. No sequence reads a place that another one writes.
     """
     heads, groups = value.shape[1], value.shape[1] // key.shape[1]
     sizes = (key[0].numel(), value[0].numel(), heads)
-    rows, first = len(query), int(slots[0]) - (len(parents) - len(query))
+    held = len(parents) - len(query)
+    states, read = dict[int, torch.Tensor](), []
 
     def record(slot: int) -> list[torch.Tensor]:
         keys, updates, decays = records[0, 0, slot].split(sizes)
@@ -103,14 +166,14 @@ def delta_rows(
         keys, updates, decays = record(slot)
         return state * decays + keys[..., None] * updates[:, None]
 
-    state = matrices.transpose(1, 2).flatten(2)
-    for slot in range(first - int(pending), first):
-        state = applied(state, slot)
-    if int(pending):
-        advanced.copy_(state.unflatten(2, (-1, matrices.shape[-1])).transpose(1, 2))
-    states, read = {-1: state}, []
+    for number, (place, _, first, pending, _) in enumerate(sequences.tolist()):
+        state = matrices[place].transpose(1, 2).flatten(2)
+        for slot in range(first, first + pending):
+            state = applied(state, slot)
+        states[-1 - number] = state
+    last = {number: number for number in states}
     for node, parent in enumerate(parents.tolist()):
-        row, slot = node - (len(parents) - rows), first + node
+        row, slot = node - held, int(slots[0]) - held + node
         if row >= 0:
             new = value[row]
             if strength is not None:
@@ -121,6 +184,10 @@ def delta_rows(
             states[node] = applied(states[parent], slot)
         if row >= 0:
             read.append((states[node] * query[row].repeat_interleave(groups, 0)[..., None]).sum(1))
+        last = {number: node if of == parent else of for number, of in last.items()}
+    for number, (_, place, _, _, known) in enumerate(sequences.tolist(), start=1):
+        state = states[last[-number] if known else -number]
+        matrices[place] = state.unflatten(2, (-1, matrices.shape[-1])).transpose(1, 2)
     return torch.stack(read)
 
 

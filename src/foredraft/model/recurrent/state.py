@@ -6,6 +6,7 @@ the accepted rows are applied. So a pass that fails, a rejected draft and rows t
 Does not know which layer's code calls the operators, nor what they compute `g`, `k` and `u` from.
 """
 
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -85,7 +86,8 @@ class Convolution:
     inputs: torch.Tensor  # [H + R, D], of the rows held and of the last pass
 
     def commit(self, kept: I64) -> None:
-        self.history = torch.cat([self.history, self.inputs[kept]])[-len(self.history) :]
+        self.history = torch.cat([self.history, self.inputs[kept]])[-len(self.history) :].clone()
+        self.inputs = _none(self.inputs)
 
 
 class Recurrence:
@@ -121,6 +123,9 @@ class Recurrence:
 
     def commit(self, kept: I64) -> None:
         self.state = self.after(kept)
+        self.keys, self.updates, self.gates, self.decays = map(
+            _none, (self.keys, self.updates, self.gates, self.decays)
+        )
 
     def read(self, rows: Rows, q: torch.Tensor, v: torch.Tensor, beta: torch.Tensor | None) -> torch.Tensor:
         """Return what these recorded rows read with queries [R, H, K], [R, H, V], and record their updates.
@@ -185,6 +190,11 @@ def begin(cache: TreeCache, layout: Layout, device: torch.device) -> None:
             layer.begin(rows)
 
 
+def _none(records: torch.Tensor) -> torch.Tensor:
+    """Return no records of this shape, which hold none of the others in memory."""
+    return records.new_empty(0, *records.shape[1:])
+
+
 class StateLayer(TreeLayer, OperatorLayer):
     """A layer with states, and with keys and values too if it writes any."""
 
@@ -233,3 +243,16 @@ class StateLayer(TreeLayer, OperatorLayer):
             convolution.commit(kept)
         for recurrence in self._recurrences:
             recurrence.commit(kept)
+
+    def copied(self) -> "StateLayer":
+        """Return a layer with the same states, which the commits of neither change in the other."""
+        other = StateLayer(self.span)
+        other._convolutions = [copy(each) for each in self._convolutions]
+        other._recurrences = [copy(each) for each in self._recurrences]
+        return other
+
+    @property
+    def size(self) -> int:
+        """The number of bytes of the committed states."""
+        kept = [*(each.history for each in self._convolutions), *(each.state for each in self._recurrences)]
+        return sum(each.nbytes for each in kept)
