@@ -1,4 +1,4 @@
-"""Models with sliding windows in batches: passes that several texts share, and prefixes that are computed once."""
+"""Models with sliding windows and states in batches: passes that texts share, and prefixes that are computed once."""
 
 import threading
 import warnings
@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from foredraft.api import Generator
-from foredraft.engine.batch import steps_in
+from foredraft.engine.batch import write_all
 from foredraft.graph.layout import lay_out, lay_out_text
 from foredraft.model.batch_target import JointBatch, batch_target
 from foredraft.model.compiled.build import compile_forward
@@ -20,9 +20,10 @@ from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from foredraft.server.running import Listening
 from foredraft.server.service import Service
+from support.batches import counted, drafters, emitted, leased, streamed, theirs
+from support.causal_types import tiny_configuration
 from support.drafts import path_to
 from support.families import VOCABULARY, WINDOW, random_tree, tiny_model
-from support.scripted import AdversaryDrafter, OracleDrafter, RandomTreeDrafter, continuation_in
 from support.tokenizers import word_tokenizer, words
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -40,8 +41,11 @@ SHAPES = {
         "global_head_dim": 32, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY,
     },
 }  # fmt: skip
+STATES = ("lfm2", "qwen3_next", "kimi_linear", "bamba", "falcon_h1", "mamba", "recurrent_gemma")
+"""Families with a convolution alone, the delta rule, Mamba-2 and others; one has attention in the same layers."""
 pytestmark = pytest.mark.slow
-EACH = pytest.mark.parametrize("family", SHAPES)
+EACH_WINDOW = pytest.mark.parametrize("family", SHAPES)
+EACH = pytest.mark.parametrize("family", [*SHAPES, *STATES])
 NEW_TOKENS = 5 * WINDOW
 
 
@@ -52,14 +56,13 @@ def made():
 
     def target_of(family):
         if family not in targets:
-            config = AutoConfig.for_model(
-                family,
-                vocab_size=VOCABULARY,
-                pad_token_id=0,
-                bos_token_id=0,
-                eos_token_id=None,
-                **_USUAL | SHAPES[family],
-            )
+            ids = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": None}
+            if family in SHAPES:
+                given = _USUAL | SHAPES[family]
+                config = AutoConfig.for_model(family, vocab_size=VOCABULARY, **ids, **given)
+            else:
+                config = tiny_configuration(family)
+                config.max_position_embeddings = 2048
             targets[family] = TorchTarget(tiny_model(config))
         return targets[family]
 
@@ -72,39 +75,6 @@ def prompts(count):
     return [rng.integers(1, VOCABULARY, 8 + 11 * number).astype(np.int64) for number in range(count)]
 
 
-def theirs(target, prompt, count=NEW_TOKENS):
-    """What transformers writes after a prompt, plainly and alone."""
-    ids = torch.from_numpy(prompt)[None]
-    out = target.model.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=count, eos_token_id=[], pad_token_id=0
-    )
-    return out[0, len(prompt) :].tolist()
-
-
-def emitted(run):
-    return [token for record in run.records for token in record.emitted]
-
-
-def drafters(prompt, text):
-    """Right trees and chains, always wrong ones, and random ones, whose nodes are rejected at every position."""
-    goes_on = continuation_in(np.append(prompt, text))
-    return [
-        OracleDrafter(goes_on, 2, VOCABULARY), OracleDrafter(goes_on, 0, VOCABULARY),
-        AdversaryDrafter(goes_on, VOCABULARY), RandomTreeDrafter(5, VOCABULARY),
-    ]  # fmt: skip
-
-
-def counted(batch, monkeypatch):
-    """Count a batch's passes: the number of rows of each."""
-    passes, run = [], batch._target._pass
-    monkeypatch.setattr(
-        batch._target,
-        "_pass",
-        lambda layouts, *rest, **more: passes.append(sum(each.rows for each in layouts)) or run(layouts, *rest, **more),
-    )
-    return passes
-
-
 @EACH
 @pytest.mark.parametrize("count", [1, 4, 8])
 def test_drafted_texts_in_shared_passes_are_transformers_own(made, family, count, monkeypatch):
@@ -112,7 +82,7 @@ def test_drafted_texts_in_shared_passes_are_transformers_own(made, family, count
     writer = Generator(target, None, method="none", nodes=9)
     batch, runs = writer.batch(), []
     passes = counted(batch, monkeypatch)
-    expected = [theirs(target, prompt) for prompt in prompts(count)]
+    expected = [theirs(target, prompt, NEW_TOKENS) for prompt in prompts(count)]
     for number, (prompt, text) in enumerate(zip(prompts(count), expected, strict=True)):
         drafter = drafters(prompt, text)[number % 4]
         runs.append(batch.join(writer.begin(prompt, SamplingOptions(), max_new_tokens=NEW_TOKENS, drafter=drafter)))
@@ -123,7 +93,7 @@ def test_drafted_texts_in_shared_passes_are_transformers_own(made, family, count
     assert sum(len(run.records) for run in runs) > NEW_TOKENS or count == 1
 
 
-@EACH
+@EACH_WINDOW
 def test_a_prefix_is_reused_after_wrong_drafts_and_a_cancelled_stream(made, family, monkeypatch):
     """A, half of B, A again, then a new end after what both share: each text is the one that is written alone."""
     target, rng = made(family), np.random.default_rng(6)
@@ -135,41 +105,70 @@ def test_a_prefix_is_reused_after_wrong_drafts_and_a_cancelled_stream(made, fami
 
     def write(prompt, drafter, most=NEW_TOKENS):
         passes.clear()
-        drafter = drafters(prompt, theirs(target, prompt))[drafter]
-        run = writer.begin(prompt, SamplingOptions(), max_new_tokens=NEW_TOKENS, drafter=drafter)
-        steps = steps_in(batch, run)
-        for _ in zip(range(most), steps, strict=False):
-            pass
-        steps.close()
-        return run, emitted(run)
+        drafter = drafters(prompt, theirs(target, prompt, NEW_TOKENS))[drafter]
+        return streamed(writer, batch, prompt, drafter, NEW_TOKENS, most)
 
     run, text = write(one, 2)
-    assert (run.cached_tokens, text) == (0, theirs(target, one))
+    assert (run.cached_tokens, text) == (0, theirs(target, one, NEW_TOKENS))
     run, text = write(other, 3, most=10)
     assert run.cached_tokens == len(system)
-    assert text == theirs(target, other)[: len(text)]
+    assert text == theirs(target, other, NEW_TOKENS)[: len(text)]
     run, text = write(one, 3)
     assert run.cached_tokens == len(one) - 1
     assert passes[0] < 11, "the prompt was computed again"
-    assert text == theirs(target, one)
+    assert text == theirs(target, one, NEW_TOKENS)
     again = np.append(one, text)
     run, text = write(again, 2)
     assert run.cached_tokens == len(again) - 1
-    assert text == theirs(target, again)
+    assert text == theirs(target, again, NEW_TOKENS)
     run, text = write(third, 0)
     assert run.cached_tokens == len(system)
-    assert text == theirs(target, third)
+    assert text == theirs(target, third, NEW_TOKENS)
 
 
-def leased(batch, ids):
-    """Lease slots to a text, and fill them up to its last token."""
-    lease = batch.open(ids, 300, "")
-    for start in range(lease.length, len(ids) - 1, 64):
-        piece = lay_out_text(ids[start : min(start + 64, len(ids) - 1)], start)
-        batch.reserve(lease, piece)
-        batch.forward([piece], [lease], [False], [()])
-        lease.commit(range(piece.rows))
-    return lease
+@pytest.mark.parametrize("family", STATES)
+def test_a_prefix_is_reused_where_a_state_was_kept(made, family, monkeypatch):
+    """A, half of B, A again; then on from the ends of turns, from a prompt's end, and from the middle of a long one."""
+    target, rng = made(family), np.random.default_rng(6)
+    writer = Generator(target, None, method="none", nodes=9)
+    batch = writer.conversation()
+    passes = counted(batch, monkeypatch)
+    system, end, *ends = (rng.integers(1, VOCABULARY, size).astype(np.int64) for size in (83, 20, 31, 7, 700, 12, 30))
+    one, other = np.append(system, end), np.append(system, ends[0])
+
+    def write(prompt, drafter, known, most=NEW_TOKENS):
+        passes.clear()
+        expected = theirs(target, prompt, NEW_TOKENS)
+        run, text = streamed(writer, batch, prompt, drafters(prompt, expected)[drafter], NEW_TOKENS, most)
+        assert run.cached_tokens == known
+        computed = -(-(len(prompt) - 1 - known) // 256)  # passes of prompts, which hold 256 rows
+        assert sum(passes[:computed]) == len(prompt) - 1 - known
+        assert text == expected[: len(text)]
+        return np.append(prompt, text)
+
+    first = write(one, 2, 0)
+    half = write(other, 3, 0, most=10)
+    write(one, 3, len(one) - 1)
+    write(first, 2, len(first) - 1)
+    write(np.append(half, ends[1]), 0, len(half) - 1)
+    write(np.append(first[: len(one) + 5], ends[1]), 3, len(one) - 1)  # as templates that drop a part of the answer
+    write(np.append(ends[2], ends[3]), 1, 0)
+    write(np.append(ends[2], ends[4]), 2, 512)
+
+
+def test_states_that_find_no_room_are_those_least_recently_used(made):
+    """In room for few states each of many texts is written, four at once; a later one can only use what is left."""
+    target = made("bamba")
+    size = batch_target(target, None)._run.state_size
+    writer = Generator(target, None, method="none", nodes=9)
+    batch, given = writer.batch(40 * size), prompts(12)
+    expected = [theirs(target, prompt, NEW_TOKENS) for prompt in given]
+    for _ in range(2):
+        texts = (
+            writer.begin(prompt, SamplingOptions(), max_new_tokens=NEW_TOKENS, drafter=drafters(prompt, text)[3])
+            for prompt, text in zip(given, expected, strict=True)
+        )
+        assert [emitted(run) for run in write_all(batch, texts, 4)] == expected
 
 
 @EACH
@@ -248,7 +247,7 @@ def test_texts_of_a_compiled_model_are_those_of_plain_decoding(compiled, monkeyp
     assert len(passes) < 2 * NEW_TOKENS
 
 
-@pytest.fixture(params=["gemma3_text", "gpt_oss"])
+@pytest.fixture(params=["gemma3_text", "gpt_oss", "lfm2", "qwen3_next", "bamba"])
 def server(request, made, tmp_path):
     """A server over one of the models, and the rows of each of its passes."""
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=word_tokenizer(VOCABULARY))

@@ -246,7 +246,7 @@ def _lowered_recurrence(query: Any, key: Any, value: Any, decay: Any, strength: 
         if tensor is not None
     }
     rows, heads, size = value.get_size()
-    *_, key_size, tile = (int(each) for each in inputs["matrices"].get_size())
+    key_size, tile = (int(each) for each in inputs["matrices"].get_size()[-2:])
     vectors = tile * 32 // (pick_vec_isa().bit_width() or 256)
     return _kernel_call(
         "delta_rows",
