@@ -6,15 +6,19 @@ import numpy as np
 import pytest
 import torch
 
+from foredraft.api import Generator
 from foredraft.drafters.none import NoDrafter
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.graph.tree import chain_parents
+from foredraft.model.batch_target import batch_target
 from foredraft.model.compiled.build import compile_forward
 from foredraft.model.compiled.recurrence import delta_rows
 from foredraft.model.mask import seen_rows
 from foredraft.sampling import SamplingOptions
+from support.batches import counted, drafters, emitted, leased
 from support.causal_types import tiny_configuration
 from support.compilation import always_compiled
+from support.drafts import path_to
 from support.families import GREEDY, prompt_of, random_tree, tiny_model, written
 from support.scripted import AdversaryDrafter, OracleDrafter, RandomTreeDrafter, continuation_in
 
@@ -113,6 +117,71 @@ def test_a_prompt_leaves_the_same_bits_whole_and_in_pieces(compiled):
         target.run(lay_out_text(text[start:end], start), cache)
         cache.commit(range(end - start))
     assert torch.equal(target.forward(lay_out_text(text[299:], 299), cache).logits[0], after(target, text, 299))
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_a_row_has_the_same_bits_in_any_company(compiled):
+    """Four texts in one pass, whose trees follow paths of the trees before, and each alone in a cache of its own."""
+    target, rng = compiled[0], np.random.default_rng(8)
+    batch = batch_target(target, None)
+    texts = [prompt_of(length) for length in (2, 30, 201, 70)]
+    leases, alone = [leased(batch, ids) for ids in texts], [target.new_cache() for _ in texts]
+    for ids, cache in zip(texts, alone, strict=True):
+        target.prefill(ids[:-1], cache)
+    for nodes in (0, 1, 3, 15, 5, 40, 0):
+        trees = [random_tree(rng, nodes) for _ in texts]
+        layouts = [lay_out(int(ids[-1]), *tree, len(ids) - 1) for ids, tree in zip(texts, trees, strict=True)]
+        for lease, layout in zip(leases, layouts, strict=True):
+            batch.reserve(lease, layout)
+        together = batch.forward(layouts, leases, [True] * 4, [()] * 4)
+        for number, (result, layout, (tokens, parents)) in enumerate(zip(together, layouts, trees, strict=True)):
+            assert torch.equal(result.scores.logits, target.forward(layout, alone[number]).logits)
+            path = max((path_to(parents, node) for node in range(-1, nodes)), key=len)
+            for cache in (leases[number], alone[number]):
+                cache.commit([0, *(node + 1 for node in path[:-1])])
+            texts[number] = np.append(texts[number], tokens[path] if path else rng.integers(1, 90, 1))
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+@pytest.mark.parametrize("end", [30, 60, 45])
+def test_a_reused_prefix_leaves_the_same_bits(compiled, end):
+    """A second turn goes on at the end of the first one's prompt, of its text, or between the two."""
+    target = compiled[0]
+    batch, text = batch_target(target, None), prompt_of(61)
+    lease = leased(batch, text[:31])
+    for place in range(30, 60):
+        layout = lay_out_text(text[place : place + 1], place)
+        batch.reserve(lease, layout)
+        batch.forward([layout], [lease], [True], [()])
+        lease.commit([0])
+    batch.close(lease)
+    turn = np.append(text[:end], prompt_of(80)[60:])
+    again = batch.open(turn, 300, "")
+    assert again.length == {30: 30, 60: 60, 45: 30}[end]
+    batch.close(again)
+    again = leased(batch, turn)
+    last = lay_out_text(turn[-1:], len(turn) - 1)
+    batch.reserve(again, last)
+    (result,) = batch.forward([last], [again], [True], [()])
+    assert torch.equal(result.scores.logits[0], after(target, turn, len(turn) - 1))
+
+
+@pytest.mark.slow
+def test_texts_in_shared_passes_are_those_of_plain_decoding(compiled, monkeypatch):
+    target = compiled[0]
+    writer, given = Generator(target, None, method="none", nodes=9), [prompt_of(20 + 9 * number) for number in range(8)]
+    expected = [written(target, prompt, GREEDY, NoDrafter(), new_tokens=NEW_TOKENS)[0] for prompt in given]
+    batch, runs = writer.batch(), []
+    passes = counted(batch, monkeypatch)
+    for number, (prompt, text) in enumerate(zip(given, expected, strict=True)):
+        drafter = drafters(prompt, text)[number % 4]
+        runs.append(batch.join(writer.begin(prompt, GREEDY, max_new_tokens=NEW_TOKENS, drafter=drafter)))
+    while len(batch):
+        batch.step()
+    assert [emitted(run) for run in runs] == expected
+    assert len(passes) < 2 * NEW_TOKENS
 
 
 def test_rows_are_read_as_by_the_equations_of_the_delta_rule():
