@@ -6,39 +6,24 @@ numbered place; some are kept for later sequences too. Does not depend on the mo
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from foredraft.contracts import TokenIds
 from foredraft.errors import OutOfMemoryError, PromptTooLongError
-from foredraft.graph.layout import Layout
-from foredraft.graph.tree import I64, common_length
+from foredraft.graph.tree import common_length
 from foredraft.model.kv_cache import kept_rows, move_rows, whole_blocks
+
+if TYPE_CHECKING:
+    from foredraft.model.compiled.recurrence import RecordStates
+    from foredraft.model.recurrent.joint import JointStates
 
 MOST_SLOTS = 2**20  # compiled forwards take no more
 _LEAST_SHARED = 16  # tokens; a shorter common prefix is computed as fast as it is copied
 _PASS = 64  # least free slots after a prompt that is reused: as many as drafts have nodes by default
 STATE_TOKENS = 512  # of a prompt between two states that are kept; chosen
-
-
-class States(Protocol):
-    """The states of recurrent layers, in places; that in place 0 is the one before a text."""
-
-    @property
-    def buffers(self) -> dict[int, torch.Tensor]:
-        """Those that take the place of keys' and values', by their number."""
-
-    @property
-    def matrices(self) -> Sequence[torch.Tensor]:
-        """Those that a forward takes after the buffers."""
-
-    def begin(self, layouts: Sequence[Layout], places: Sequence[tuple[int, int]]) -> Any:
-        """Return what a forward takes for rows that read each sequence's state in the first of its two places."""
-
-    def commit(self, before: int, after: int, kept: I64) -> None:
-        """Make the state in a sequence's second place: the first, and then these of its rows, ascending."""
 
 
 class Lease:
@@ -101,7 +86,7 @@ class Arena:
 
     def __init__(
         self, shapes: Sequence[tuple[int, int]], dtype: torch.dtype, most_slots: int,
-        states: Callable[[int], States] | None = None, most_states: int = 0,
+        states: "Callable[[int], JointStates | RecordStates] | None" = None, most_states: int = 0,
     ) -> None:  # fmt: skip
         self.most_slots, self.most_states = min(most_slots, MOST_SLOTS), most_states
         self._leases: list[Lease] = []  # of idle ones, the least recently used first

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from math import prod
 from time import perf_counter_ns
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ import torch
 from foredraft.contracts import Scores, TokenIds
 from foredraft.errors import OutOfMemoryError
 from foredraft.graph.layout import Layout
-from foredraft.model.arena import MOST_SLOTS, STATE_TOKENS, Arena, Lease, States
+from foredraft.model.arena import MOST_SLOTS, STATE_TOKENS, Arena, Lease
 from foredraft.model.compiled.export import flat, row_arguments
 from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, PackageRecord, runs_on_cpu
 from foredraft.model.compiled.recurrence import RecordStates
@@ -77,25 +77,29 @@ class SequentialBatch:
         return found
 
 
-class Joint(Protocol):
-    """Runs passes over several sequences with the arguments of `FunctionalForward`, ranges included."""
+class _Compiled:
+    """Runs passes over several sequences by the packages that take them, as `JointForward` does uncompiled."""
 
-    @property
-    def windows(self) -> Sequence[int | None]:
-        """Those of layers that attend."""
+    def __init__(self, target: TorchTarget, compiled: CompiledForward, fits: Sequence[PackageRecord]) -> None:
+        self._packages, self._fits, self._dtype = compiled.packages, fits, target.dtype
+        self._layers, support = compiled.record.shapes, target.support
+        attending = zip(support.windows, support.recurrent, strict=True)
+        self.windows = tuple(dict.fromkeys(window for window, recurrent in attending if not recurrent))
+        self.shapes = [(0, 0) if each.taps else (each.heads, each.size) for each in self._layers] * 2
+        self.state_size = sum(
+            (each.taps - 1 + _PENDING) * (each.size * target.dtype.itemsize + 4 * each.record)
+            + 4 * (prod(each.matrices) if each.matrices else 0)
+            for each in self._layers
+            if each.taps
+        )
 
-    @property
-    def shapes(self) -> Sequence[tuple[int, int]]:
-        """Of each layer's keys, then values: heads and their size."""
-
-    @property
-    def state_size(self) -> int:
-        """The number of bytes of a state of the recurrent layers; 0 if there are none."""
-
-    def states(self, most: int) -> States:
+    def states(self, most: int) -> RecordStates:
         """Return so many places for states."""
+        return RecordStates(self._layers, self._dtype, most)
 
-    def __call__(self, *arguments: Any) -> Sequence[torch.Tensor]: ...
+    def __call__(self, rows: torch.Tensor, *arguments: Any) -> list[torch.Tensor]:
+        package = next(self._packages[each.name] for each in self._fits if each.takes(rows.shape[1]))
+        return package.run(flat((rows, *arguments)))
 
 
 class JointBatch:
@@ -107,11 +111,13 @@ class JointBatch:
     keeps_prefixes = True
     most_rows = MOST_ROWS
 
-    def __init__(self, target: TorchTarget, forward: Joint, most_bytes: int | None, hidden: tuple[int, ...]) -> None:
+    def __init__(
+        self, target: TorchTarget, forward: JointForward | _Compiled, most_bytes: int | None, hidden: tuple[int, ...]
+    ) -> None:
         self.target, self._most_bytes, self._hidden = target, most_bytes, hidden
         self._begin(forward)
 
-    def _begin(self, forward: Joint) -> None:
+    def _begin(self, forward: JointForward | _Compiled) -> None:
         """Begin with an empty arena for passes of `forward`."""
         self._run, state, most_bytes = forward, forward.state_size, self._most_bytes
         slot = sum(heads * size for heads, size in forward.shapes) * self.target.dtype.itemsize
@@ -196,31 +202,6 @@ class JointBatch:
         return found
 
 
-class _Compiled:
-    """Runs joint passes by the packages that take several sequences."""
-
-    def __init__(self, target: TorchTarget, compiled: CompiledForward, fits: Sequence[PackageRecord]) -> None:
-        self._packages, self._fits, self._dtype = compiled.packages, fits, target.dtype
-        self._layers, support = compiled.record.shapes, target.support
-        attending = zip(support.windows, support.recurrent, strict=True)
-        self.windows = tuple(dict.fromkeys(window for window, recurrent in attending if not recurrent))
-        self.shapes = [(0, 0) if each.taps else (each.heads, each.size) for each in self._layers] * 2
-        self.state_size = sum(
-            (each.taps - 1 + _PENDING) * (each.size * target.dtype.itemsize + 4 * each.record)
-            + 4 * (prod(each.matrices) if each.matrices else 0)
-            for each in self._layers
-            if each.taps
-        )
-
-    def states(self, most: int) -> RecordStates:
-        """Return so many places for states."""
-        return RecordStates(self._layers, self._dtype, most)
-
-    def __call__(self, rows: torch.Tensor, *arguments: Any) -> list[torch.Tensor]:
-        package = next(self._packages[each.name] for each in self._fits if each.takes(rows.shape[1]))
-        return package.run(flat((rows, *arguments)))
-
-
 def _compiled_pass(target: TorchTarget, hidden: tuple[int, ...]) -> _Compiled | None:
     """Return what runs joint passes compiled, if a row then has the same bits whatever other rows are in the pass."""
     compiled = target.compiled
@@ -239,7 +220,7 @@ def batch_target(
 
     `hidden` are the layers whose states drafters need.
     """
-    forward: Joint | None = _compiled_pass(target, hidden)
+    forward: JointForward | _Compiled | None = _compiled_pass(target, hidden)
     alone = target.recordings is not None or not runs_on_cpu(target.model) or set(hidden) - {LAST}
     # another family's code may derive a row's position from the cache's length
     if target.compiled is None and target.support.tested and not alone:

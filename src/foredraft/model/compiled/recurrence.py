@@ -43,14 +43,21 @@ class Lineage(NamedTuple):
 def lineage(layout: Layout, span: Span) -> Lineage:
     """Return that of the rows of one sequence, whose records are in the slots of `span`."""
     assert span.window is not None, "of records, it is the taps of a convolution"
-    held, taps = len(layout.held), span.window
+    root = span.stored - len(layout.held)
+    slots = np.arange(root - (span.window - 1), span.stored + layout.rows)
+    windows, parents = _descent(layout, slots)
+    sequences = np.array([[span.at, 1 - span.at, root - span.pending, span.pending, 0]])
+    return Lineage(*map(torch.from_numpy, (windows, slots[-layout.rows :], parents, sequences)))
+
+
+def _descent(layout: Layout, slots: I64) -> tuple[I64, I64]:
+    """Return the windows and the parents of one sequence's rows.
+
+    The slots are those of the committed inputs that its first row takes, then of the held rows, and of its rows.
+    """
     seen, chain = seen_rows(layout), layout.ancestors is None
-    windows = convolution_windows(seen, taps, chain=chain) + (span.stored - held - (taps - 1))
-    parents = np.arange(-1, layout.rows - 1) if chain else parents_of(seen)
-    slots = np.arange(span.stored, span.stored + layout.rows)
-    first = span.stored - held - span.pending
-    sequences = np.array([[span.at, 1 - span.at, first, span.pending, 0]])
-    return Lineage(*(torch.from_numpy(each) for each in (windows, slots, parents, sequences)))
+    windows = convolution_windows(seen, len(slots) - seen.shape[1] + 1, chain=chain)
+    return slots[windows], np.arange(-1, layout.rows - 1) if chain else parents_of(seen)
 
 
 class RecordStates:
@@ -63,9 +70,8 @@ class RecordStates:
     def __init__(self, shapes: Sequence[LayerShape], dtype: torch.dtype, most: int) -> None:
         """Make `most` places for layers of these shapes; memory is taken when it is written to."""
         self._taken = max(each.taps for each in shapes) - 1  # committed inputs that a first row's convolution takes
-        self._rows: dict[
-            int, tuple[int, bool]
-        ] = {}  # of places made by the last pass: the first, and if all are applied
+        self._next = 0  # the slot after the last pass's rows
+        self._rows: dict[int, tuple[int, bool]] = {}  # by the place that they make: the first, and if all are applied
         self._pending = [0] * most  # the number of each place's records
         planes = {number: (each.size, dtype) for number, each in enumerate(shapes) if each.taps}
         planes |= {len(shapes) + number: (shapes[number].record, torch.float32) for number in planes}
@@ -86,18 +92,20 @@ class RecordStates:
 
     def begin(self, layouts: Sequence[Layout], places: Sequence[tuple[int, int]]) -> Lineage:
         """Return the lineage of a pass's rows; each sequence's read the first of its places, and make the second."""
-        windows, parents, sequences, row = list[I64](), list[I64](), [], 0
+        # not over rows that are not committed yet, where a batch is run in parts
+        start = self._next if self._next + sum(layout.rows for layout in layouts) <= MOST_ROWS else 0
+        windows, parents, sequences, row = list[I64](), list[I64](), [], start
         for number, (layout, (before, after)) in enumerate(zip(layouts, places, strict=True)):
-            seen, known, pending = seen_rows(layout), layout.ancestors is None, self._pending[before]
-            first = self._first(before) + pending
-            slots = np.append(np.arange(first, first + self._taken), np.arange(row, row + layout.rows))
-            windows.append(slots[convolution_windows(seen, self._taken + 1, chain=known)])
-            own = np.arange(-1, layout.rows - 1) if known else parents_of(seen)
-            parents.append(np.where(own < 0, -1 - number, own + row))
-            sequences.append([before, after, self._first(before) + self._taken, pending, known])
+            first, pending, known = self._first(before), self._pending[before], layout.ancestors is None
+            committed = np.arange(first + pending, first + pending + self._taken)
+            taken, own = _descent(layout, np.append(committed, np.arange(row, row + layout.rows)))
+            windows.append(taken)
+            parents.append(np.where(own < 0, -1 - number, own + row - start))
+            sequences.append([before, after, first + self._taken, pending, known])
             self._rows[after] = row, known
             row += layout.rows
-        given = (np.concatenate(windows), np.arange(row), np.concatenate(parents), np.array(sequences, np.int64))
+        self._next, slots = row, np.arange(start, row)
+        given = (np.concatenate(windows), slots, np.concatenate(parents), np.array(sequences, np.int64))
         return Lineage(*map(torch.from_numpy, given))
 
     def commit(self, before: int, after: int, kept: I64) -> None:
