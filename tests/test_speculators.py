@@ -10,7 +10,8 @@ import torch
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import StoreError, UsageError
 from foredraft.model.dflash import DFlashBlock, load_dflash
-from foredraft.model.eagle3 import Eagle3Rollout, load_eagle3
+from foredraft.model.eagle3 import load_eagle3
+from foredraft.model.state_rollout import StateRollout
 from support.families import VOCABULARY, prompt_of
 from support.speculators import (
     CASES,
@@ -42,7 +43,7 @@ def test_drafts_are_scored_as_by_the_library_of_the_format(case, tmp_path):
         for root in ROOTS:
             found += block.scores(ids[: root + 1], states[:root], block.levels)
     else:
-        rollout = Eagle3Rollout(load_eagle3(tmp_path, model), 4)
+        rollout = StateRollout(load_eagle3(tmp_path, model), 4)
         for root in ROOTS:
             found += rollout.start(ids[: root + 1], states[:root])
             for row in range(2):

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from foredraft.model.eagle3 import Eagle3Rollout, load_eagle3
+from foredraft.model.eagle3 import load_eagle3
 from foredraft.model.speculators import save_eagle3
+from foredraft.model.state_rollout import StateRollout
 from foredraft.training.eagle3 import AHEAD, Eagle3Task
 from foredraft.training.loop import LoopOptions, train
 from foredraft.training.traces import Traces
@@ -40,7 +41,7 @@ def test_rows_are_trained_as_they_draft(family, ids, tmp_path):
     head = load_eagle3(tmp_path, target.model)
     window = traces.windows[3, :-1].astype(np.int64)
     states = target.prefill(window.copy(), target.new_cache(), head.reads)
-    rollout, columns = Eagle3Rollout(head, AHEAD), slice(None) if ids is None else ids.argsort()
+    rollout, columns = StateRollout(head, AHEAD), slice(None) if ids is None else ids.argsort()
     for length in (2, 7, WINDOW - AHEAD + 1):
         found = [rollout.start(window[:length], states[: length - 1])]
         following = window[length:, None].astype(np.int32)

@@ -326,7 +326,7 @@ class Target(Protocol):
     def prefill(self, token_ids: TokenIds, cache: Any, hidden: tuple[int, ...] = ()) -> "torch.Tensor | None":
         """Put `token_ids`, int64[n], into the cache and commit them.
 
-        Returns the hidden states of these layers, as `Needs.hidden` names them, of the last tokens, at most n.
+        Returns their hidden states of these layers, as `Needs.hidden` names them, float[n, K * D].
         """
 
     def forward(self, layout: Layout, cache: Any, *, hidden: tuple[int, ...] = ()) -> Scores:

@@ -67,6 +67,7 @@ _OWN = _by_name({
         "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
     },
     "deepseek_v2": {"num_experts_per_tok": 2},
+    "mellum": {"layer_types": _MIXED},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "layer_types": _MIXED},
     "gemma3n_text": {
         "num_hidden_layers": 4, "layer_types": _MIXED * 2, "num_kv_shared_layers": 2, "intermediate_size": [64] * 4,

@@ -3,6 +3,7 @@
 Brings together a model, its traces, a task and the loop.
 """
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,11 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from foredraft.atomic_file import check_place
+from foredraft.atomic_file import check_place, store_file
 from foredraft.cli import flags
 from foredraft.cli.job import load_plain
-from foredraft.cli.layer_skip import layer_skip
-from foredraft.cli.screen import say, working, working_in_phases
+from foredraft.cli.screen import working, working_in_phases
 from foredraft.cli.traces import Data, Model, alone, assigned, check_texts, make_traces, say_traces, traces
 from foredraft.errors import UsageError
 from foredraft.options import check_known
@@ -30,7 +30,6 @@ T = TypeVar("T")
 
 app = typer.Typer(no_args_is_help=True, help="Make what drafts for a model, from texts that it wrote itself.")
 app.command("traces")(traces)
-app.command("layer-skip")(layer_skip)
 
 KeepStates = Annotated[
     bool, typer.Option(help="Keep the states that heads learn from on disk: 2 bytes x the model's width for each token")
@@ -127,19 +126,18 @@ class Training:
         return generator.target.model, opened
 
     def train(self, task: "Task", opened: "Traces", card: "HeadCard", run: Path, **identity: Any) -> "Run":
-        """Train a task, in a folder where a killed training goes on, and draw its curve.
+        """Train a task, in a folder where a killed training goes on, and write its curve there.
 
         `identity` are the settings that determine the weights, such as `texts`, the kind of texts to learn from.
         """
-        from foredraft.training.loop import draw_curve, train
+        from foredraft.training.loop import train
 
         most = math.inf if self.max_minutes is None else self.max_minutes
         texts = identity.get("texts", "all")
         whole = {"kind": card.kind, "model": card.fingerprint, **identity}
         with working_in_phases("training") as tell:
             outcome = train(task, run, opened, texts, self.options(), whole, tell, max_minutes=most)
-        if not draw_curve(outcome.history, run / "curve.png"):
-            say("No curve was drawn, as matplotlib is not installed: pip install 'foredraft[report]'.", "yellow")
+        store_file(run / "curve.json", (json.dumps(outcome.history) + "\n").encode())
         return outcome
 
 

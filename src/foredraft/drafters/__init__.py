@@ -32,6 +32,7 @@ _OWN = {
     "medusa": "foredraft.drafters.medusa:MedusaDrafter",
     "eagle3": "foredraft.drafters.eagle3:Eagle3Drafter",
     "dflash": "foredraft.drafters.dflash:DFlashDrafter",
+    "mtp": "foredraft.drafters.mtp:MtpDrafter",
 }
 
 

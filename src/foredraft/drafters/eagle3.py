@@ -13,11 +13,12 @@ from typing import ClassVar
 from foredraft.contracts import DraftContext, Needs
 from foredraft.drafters import Resources
 from foredraft.model.candidates import Imitation
-from foredraft.model.eagle3 import METHOD, Eagle3Layers, Eagle3Rollout, load_eagle3
+from foredraft.model.eagle3 import METHOD, Eagle3Layers, load_eagle3
 from foredraft.model.growth import GrowthRules, RolloutDrafting
 from foredraft.model.head_files import trained_head
 from foredraft.model.speculators import FILES
 from foredraft.model.state_heads import StateHead
+from foredraft.model.state_rollout import StateRollout
 from foredraft.model.target import loaded_target
 
 
@@ -62,4 +63,4 @@ class Eagle3Drafter:
 
     def open(self, context: DraftContext) -> RolloutDrafting:
         imitation = Imitation.of(context.settings, context.seed, context.vocabulary, self._head.ends.ids)
-        return RolloutDrafting(Eagle3Rollout(self._head, context.max_nodes), self._options.rules(), imitation)
+        return RolloutDrafting(StateRollout(self._head, context.max_nodes), self._options.rules(), imitation)

@@ -1,7 +1,7 @@
 """The target drafts for itself with some of its sub-layers skipped (Self-SD).
 
 Zhang et al., "Draft & Verify: Lossless Large Language Model Acceleration via Self-Speculative Decoding" (ACL 2024).
-Needs no second model and no further weights; `foredraft train layer-skip` finds the layers to skip.
+Needs no second model and no further weights; `scripts/skipped_layers.py` finds the layers to skip.
 
 Does not depend on how sub-layers are skipped (model/skipping.py), nor on how drafts grow.
 """
@@ -21,7 +21,7 @@ from foredraft.model.target import loaded_target
 class LayerSkipOptions:
     """Options of `layer_skip`."""
 
-    skipped: str | None = None  # file of the skipped sub-layers, from `foredraft train layer-skip`
+    skipped: str | None = None  # file of the skipped sub-layers, from `scripts/skipped_layers.py`
     attention: Any = None  # instead of a file, the layers whose attention is skipped, a list of numbers from 0 on
     # the layers whose MLP is skipped. With none of the three, attention and MLP of every second layer are skipped, from
     # a quarter of the way on, never of the last layer

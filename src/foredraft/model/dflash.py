@@ -62,7 +62,7 @@ class DFlashBlock:
     """One sequence's passes: the head's KV cache follows the text."""
 
     def __init__(self, head: StateHead[DFlashLayers]) -> None:
-        self._head, self._text = head, StateCache(head.layers)
+        self._head, self._text = head, StateCache(head.layers.new_cache)
         size, self._first = int(head.config["block_size"]), 0 if head.config.get("sample_from_anchor") else 1
         self.levels = size - self._first  # of tokens that a pass drafts
         self._masks = np.full(size, int(head.config["mask_token_id"]), np.int64)

@@ -1,24 +1,19 @@
-"""EAGLE-3's head, which predicts its own next state from a token and a state, and trees that it grows.
+"""EAGLE-3's head, which predicts its own next state from a token and a state.
 
 Li et al., "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test" (NeurIPS 2025).
 A row's inputs are a token and the state of the token before it: the target's, of a low, a middle and a high layer, for
 the text, and the head's own for drafted tokens. Does not depend on which nodes are expanded.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
-from foredraft.contracts import TokenIds
-from foredraft.graph.layout import Layout, lay_out_text
-from foredraft.graph.tree import IntArray
-from foredraft.model.growth import laid_out
 from foredraft.model.speculators import Speculator
-from foredraft.model.state_heads import StateCache, StateHead, StateLayers, load_state_head
+from foredraft.model.state_heads import StateHead, StateLayers, load_state_head
 
 METHOD = "eagle3"
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")  # of a configuration, false by default
@@ -73,66 +68,3 @@ def load_eagle3(folder: Path, model: Any) -> StateHead[Eagle3Layers]:
         return Eagle3Layers(found.layer_config, found.config, len(found.layers), len(found.layers) * width)
 
     return load_state_head(folder, METHOD, model, make)
-
-
-class Eagle3Rollout:
-    """One sequence's tree in the head's own KV cache, as `Growing`; it reads the target's states of the text.
-
-    Rows of drafted tokens are computed again for the tokens that are accepted, from the target's states.
-    """
-
-    def __init__(self, head: StateHead[Eagle3Layers], most_rows: int) -> None:
-        self._head, self.most_rows = head, max(most_rows, 1)
-        self.limits = len(head.ends.embeddings), None
-        self.hidden: torch.Tensor | None = None  # the LM head's inputs
-        self._text = StateCache(head.layers)
-        self._root: torch.Tensor | None = None  # logits after the last token of the text
-        self._outputs = torch.empty(0)  # float[1 + H, D], the next states after the root and every row of the tree
-        self._parents: IntArray = np.empty(0, np.int32)
-
-    @property
-    def committed(self) -> int:
-        return self._text.begun + self._text.length
-
-    @torch.inference_mode()
-    def start(self, ids: TokenIds, states: torch.Tensor | None = None) -> torch.Tensor | None:
-        """Read a text as `Growing` says; its first token with a row is the one after the first known state."""
-        self.keep([])
-        if states is None:
-            return None
-        for new in self._text.missing(len(ids), states):
-            layout = lay_out_text(ids[self._text.begun :][new].copy(), new.start)
-            self._outputs = self._passed(layout, self._head.layers.fused(states[new]))[-1:]
-            self._text.cache.commit(range(layout.rows))
-            self._root = self._logits()[-1:]
-        self._outputs = self._outputs[:1]
-        self._text.cache.reserve(self.most_rows)
-        return self._root
-
-    @torch.inference_mode()
-    def expand(self, tokens: IntArray, parents: IntArray) -> torch.Tensor:
-        above = np.concatenate([self._parents, parents])
-        states = self._outputs[torch.from_numpy(parents + 1)]
-        outputs = self._passed(laid_out(tokens, above, self._text.length), states)
-        self._text.cache.hold()
-        self._parents, self._outputs = above, torch.cat([self._outputs, outputs])
-        return self._logits()
-
-    def keep(self, _path: Sequence[int]) -> None:
-        self._text.cache.commit([])
-        self._parents = self._parents[:0]
-
-    def close(self) -> None:
-        self._text, self._root = StateCache(self._head.layers), None
-
-    def _passed(self, layout: Layout, states: torch.Tensor) -> torch.Tensor:
-        """Run a layout's rows with their states, float[R, D], and return their next states."""
-        layers, cache = self._head.layers, self._text.cache
-        cache.reserve(layout.rows)
-        embedded = self._head.ends.embedded(layout)
-        scored, outputs = layers(embedded, states[None], layers.arguments(layout, cache, embedded))
-        self.hidden = scored[0]
-        return outputs[0]  # type: ignore[no-any-return]  # a module's output is Any
-
-    def _logits(self) -> torch.Tensor:
-        return self._head.ends.lm_head(self.hidden)  # type: ignore[no-any-return]  # a module's output is Any

@@ -106,21 +106,20 @@ def usual_taps(model: Any) -> tuple[int, ...]:
 
 @contextmanager
 def tapped_states(model: Any, layers: Iterable[int]) -> Iterator[dict[int, torch.Tensor]]:
-    """Collect what enters these layers in the block, float[B, R, D]; for `LAST`, what enters the LM head.
-
-    The LM head may be given fewer rows than a layer: those that are scored.
-    """
+    """Collect what enters these layers in the block, float[B, R, D]; for `LAST`, what leaves them and the norm."""
     found: dict[int, torch.Tensor] = {}
     own = model.get_submodule(model_parts(model).layers) if set(layers) - {LAST} else ()
     with ExitStack() as stack:
         for number in layers:
-            module = model.get_output_embeddings() if number == LAST else own[number]
-            stack.enter_context(module.register_forward_pre_hook(partial(_keep, found, number)))
+            hook = partial(_keep, found, number)
+            module: nn.Module = model.base_model if number == LAST else own[number]
+            kept = module.register_forward_hook if number == LAST else module.register_forward_pre_hook
+            stack.enter_context(kept(hook))
         yield found
 
 
-def _keep(found: dict[int, torch.Tensor], number: int, _module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-    found[number] = inputs[0]
+def _keep(found: dict[int, torch.Tensor], number: int, _module: nn.Module, inputs: Any, outputs: Any = None) -> None:
+    found[number] = (inputs if outputs is None else outputs)[0]
 
 
 def _norms(model: Any, layers: str) -> list[str]:

@@ -18,7 +18,8 @@ from foredraft.model.kv_cache import TreeCache
 from foredraft.model.mask import attention_mask
 from foredraft.model.speculators import Ends, Speculator, read_speculator
 
-L = TypeVar("L", bound="StateLayers")
+L_co = TypeVar("L_co", covariant=True)
+S = TypeVar("S", bound="StateLayers")
 
 _ROWS = 512  # of a pass over the text; limits the mask's memory; chosen
 
@@ -62,16 +63,16 @@ class StateLayers(nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class StateHead(Generic[L]):
+class StateHead(Generic[L_co]):
     """A loaded head: its layers, its embeddings and LM head, the target's layers that it reads, its configuration."""
 
-    layers: L
+    layers: L_co
     ends: Ends
     reads: tuple[int, ...]
     config: Any
 
 
-def load_state_head(folder: Path, method: str, model: Any, make: Callable[[Speculator, int], L]) -> StateHead[L]:
+def load_state_head(folder: Path, method: str, model: Any, make: Callable[[Speculator, int], S]) -> StateHead[S]:
     """Load the head of a method in a folder, in the model's dtype and on its device.
 
     `make` makes the layers, given the width of the target's states. Raises what `read_speculator` and `fill` do.
@@ -88,9 +89,9 @@ def load_state_head(folder: Path, method: str, model: Any, make: Callable[[Specu
 class StateCache:
     """The KV cache of a head for one text, whose rows are the tokens of which the target's states are known."""
 
-    def __init__(self, layers: StateLayers) -> None:
-        self._new_cache = layers.new_cache
-        self.cache, self.begun = layers.new_cache(), 0  # the text's length less that of its known states
+    def __init__(self, new_cache: Callable[[], TreeCache]) -> None:
+        self._new_cache = new_cache
+        self.cache, self.begun = new_cache(), 0  # the text's length less that of its known states
 
     @property
     def length(self) -> int:

@@ -97,8 +97,7 @@ class TorchTarget:
     def prefill(self, token_ids: TokenIds, cache: TreeCache, hidden: tuple[int, ...] = ()) -> torch.Tensor | None:
         """Run tokens, int64[n], after those in the cache, and commit them; every pass may raise OutOfMemoryError.
 
-        Returns the states of the layers `hidden`, float[m, K * D], of the last m tokens: all, except for the last
-        hidden states, which only scored rows have.
+        Returns the states of the layers `hidden`, float[n, K * D].
         """
         compiled = self.compiled is not None and self.compiled.package_for(MOST_ROWS) is not None
         most = MOST_ROWS if compiled else _STATE_ROWS if any(self.support.recurrent) else PREFILL_ROWS
@@ -109,7 +108,7 @@ class TorchTarget:
             states.append(self.run(lay_out_text(chunk, cache.length), cache, hidden))
             cache.commit(range(len(chunk)))
         found = [each for each in states if each is not None]
-        return None if not found else found[-1] if LAST in hidden else torch.cat(found)
+        return torch.cat(found) if found else None
 
     @torch.inference_mode()
     def forward(self, layout: Layout, cache: TreeCache, *, hidden: tuple[int, ...] = ()) -> Scores:

@@ -91,7 +91,7 @@ class FunctionalForward(nn.Module):
         """Score rows, and write their states into the cache's buffers.
 
         A row's range is the slot that the first column of its mask stands for, and how many of the columns it has;
-        without ranges, all rows have the first W slots. Returns logits float[S, V], last hidden states float[S, D], and
+        without ranges, all rows have the first W slots. Returns logits float[S, V], last hidden states float[R, D], and
         if it summarises float[S, V / 64], float[S] and the states of the K `taps`, float[R, K * D].
         """
         layers: list[Any] = []  # transformers' list type takes no subclass
@@ -124,7 +124,7 @@ class FunctionalForward(nn.Module):
         self.ranges = {}  # the exporter objects to attributes that a forward leaves changed
         logits, hidden = output.logits[0], states[LAST][0]
         if scored is not None and not options:
-            logits, hidden = logits[scored], hidden[scored]
+            logits = logits[scored]
         if not self._summarises:
             return logits, hidden
         logits = logits.float()

@@ -1,0 +1,148 @@
+"""The multi-token-prediction (MTP) layer that a checkpoint holds beside its model: found, loaded and run.
+
+DeepSeek-AI, "DeepSeek-V3 Technical Report" (2024), section 2.2. A row's inputs are a token's embedding and the last
+state of the token before it; its output is the LM head's input and the next state. transformers builds the layer and
+reads its weights (`MtpModel`), which the model leaves in its checkpoint. Does not depend on which nodes are expanded.
+"""
+
+import copy
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers.utils import logging
+from transformers.utils.hub import cached_file
+
+from foredraft.errors import StoreError, UsageError, told
+from foredraft.graph.layout import Layout
+from foredraft.model.kv_cache import TreeCache
+from foredraft.model.layers import LAST, shared_copy
+from foredraft.model.mask import attention_mask
+from foredraft.model.speculators import Ends
+from foredraft.model.state_heads import StateHead
+
+_FILES = ("model.safetensors.index.json", "model.safetensors")
+# by field of a configuration, its value for the layer where the configuration does not say
+_USUAL = {"mtp_layer_types": "full_attention", "mtp_mlp_layer_types": "sparse"}
+
+
+class MtpLayers:
+    """The first layer of transformers' `MtpModel`, which drafts all levels of a tree.
+
+    A checkpoint with several, one for each level, drafts with the first alone.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model, self._layer, config = model, model.layers[0], model.config
+        kinds = getattr(config, "layer_types", None)
+        self._kind = kinds[0] if kinds else None
+        self._window = config.sliding_window if self._kind == "sliding_attention" else None
+
+    def new_cache(self) -> TreeCache:
+        return TreeCache((None,))
+
+    def arguments(self, layout: Layout, cache: TreeCache, like: torch.Tensor) -> dict[str, Any]:
+        """As `NextStates` says; the layer sees all of a text, or its window."""
+        positions, rotary = torch.from_numpy(layout.positions[None]).to(like.device), self._model.rotary_emb
+        mask = attention_mask(layout, cache.spans[None], self._window, like.dtype)
+        kind = (self._kind,) if self._model.has_per_layer_rope else ()
+        return {
+            "attention_mask": mask.to(like.device),
+            "position_ids": positions,
+            "position_embeddings": rotary(like, positions, *kind),
+            "past_key_values": cache,
+        }
+
+    def fused(self, states: torch.Tensor) -> torch.Tensor:
+        return states
+
+    def __call__(
+        self, embedded: torch.Tensor, states: torch.Tensor, arguments: Mapping[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `NextStates` says; the LM head's input is the next state."""
+        hidden = self._layer(embedded, states, **arguments)
+        return hidden, hidden
+
+
+def mtp_tensors(model: Any) -> list[str]:
+    """Return the names of the MTP layer's tensors in the checkpoint that a model was loaded from; none if it has none.
+
+    Raises StoreError if the checkpoint cannot be read.
+    """
+    return [name for name in _names(str(model.config.name_or_path)) if name.startswith(_prefixes(model))]
+
+
+def load_mtp(model: Any) -> StateHead[MtpLayers]:
+    """Load the MTP layer of the checkpoint that a model was loaded from, in its dtype and on its device.
+
+    Raises UsageError if there is none or transformers cannot run it, and StoreError if tensors are missing.
+    """
+    try:
+        from transformers.modeling_layers import MtpModel
+    except ImportError as error:
+        raise UsageError(
+            "Method 'mtp' needs a transformers with MtpModel (5.23 has it): update transformers."
+        ) from error
+    if not mtp_tensors(model):
+        raise UsageError(
+            f"The checkpoint of {model.config.name_or_path or 'this model'} holds no MTP layer (tensors "
+            f"{' or '.join(_prefixes(model))}); conversions, such as to GGUF, often drop it. Load the publisher's own "
+            "checkpoint, or choose another method."
+        )
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # it would report the tensors that belong to the model
+    try:
+        loaded = MtpModel.from_pretrained(_declared(model), device_map={"": model.device}).eval()
+    except (ValueError, AttributeError, KeyError) as error:
+        raise UsageError(
+            f"transformers cannot run the MTP layer of a {model.config.model_type} model ({told(error)}); choose "
+            "another method."
+        ) from error
+    except RuntimeError as error:
+        raise StoreError(
+            f"The MTP layer in {model.config.name_or_path} is damaged ({told(error)}). Copy or download it again."
+        ) from error
+    finally:
+        logging.set_verbosity(verbosity)
+    loaded.requires_grad_(requires_grad=False)
+    ends = Ends(model.get_input_embeddings().weight, model.get_output_embeddings(), None)
+    return StateHead(MtpLayers(loaded), ends, (LAST,), loaded.config)
+
+
+def _prefixes(model: Any) -> tuple[str, ...]:
+    return "mtp.", "model.mtp.", f"model.layers.{model.config.num_hidden_layers}."
+
+
+def _declared(model: Any) -> Any:
+    """Return a model with the same weights, whose configuration and class name one MTP layer, as `MtpModel` asks."""
+    named = shared_copy(model)
+    config = named.config = copy.deepcopy(model.config)
+    config.num_mtp_layers, config.dtype = 1, model.dtype
+    for field, usual in _USUAL.items():
+        if getattr(config, field.removeprefix("mtp_"), None) is not None:
+            setattr(config, field, (getattr(config, field, None) or [usual])[:1])
+    patterns = [rf"^{each.replace('.', chr(92) + '.')}" for each in _prefixes(model)]
+    named._keys_to_ignore_on_load_unexpected = patterns  # noqa: SLF001  # how MtpModel knows its tensors
+    return named
+
+
+def _names(location: str) -> Iterable[str]:
+    """Return the names of the tensors in a checkpoint's safetensors, in a folder or downloaded; none without these."""
+    for name in _FILES:
+        file = cached_file(
+            location, name, local_files_only=True, _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        ) if location else None  # fmt: skip
+        if file is None:
+            continue
+        try:
+            if file.endswith(".json"):
+                return list(json.loads(Path(file).read_text())["weight_map"])
+            with safe_open(file, framework="pt") as opened:
+                return list(opened.keys())
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            raise StoreError(f"{file} is damaged ({told(error)}). Copy or download it again.") from error
+    return ()
