@@ -12,7 +12,7 @@ from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.graph.tree import chain_parents
 from foredraft.model.batch_target import batch_target
 from foredraft.model.compiled.build import compile_forward
-from foredraft.model.compiled.recurrence import delta_rows
+from foredraft.model.compiled.recurrence import Lineage, delta_rows
 from foredraft.model.mask import seen_rows
 from foredraft.sampling import SamplingOptions
 from support.batches import counted, drafters, emitted, leased
@@ -169,19 +169,29 @@ def test_a_reused_prefix_leaves_the_same_bits(compiled, end):
 
 
 @pytest.mark.slow
-def test_texts_in_shared_passes_are_those_of_plain_decoding(compiled, monkeypatch):
+@pytest.mark.parametrize("parts", [False, True], ids=["whole passes", "passes in parts"])
+def test_texts_in_shared_passes_are_those_of_plain_decoding(compiled, parts, monkeypatch):
+    """Also where a pass of several texts finds no memory, and each has then one of its own."""
     target = compiled[0]
     writer, given = Generator(target, None, method="none", nodes=9), [prompt_of(20 + 9 * number) for number in range(8)]
     expected = [written(target, prompt, GREEDY, NoDrafter(), new_tokens=NEW_TOKENS)[0] for prompt in given]
     batch, runs = writer.batch(), []
     passes = counted(batch, monkeypatch)
+    theirs = type(batch._target._run).__call__
+
+    def limited(self, *arguments):
+        if parts and len(Lineage(*arguments[6]).sequences) > 1:
+            raise MemoryError
+        return theirs(self, *arguments)
+
+    monkeypatch.setattr(type(batch._target._run), "__call__", limited)
     for number, (prompt, text) in enumerate(zip(given, expected, strict=True)):
         drafter = drafters(prompt, text)[number % 4]
         runs.append(batch.join(writer.begin(prompt, GREEDY, max_new_tokens=NEW_TOKENS, drafter=drafter)))
     while len(batch):
         batch.step()
     assert [emitted(run) for run in runs] == expected
-    assert len(passes) < 2 * NEW_TOKENS
+    assert parts or len(passes) < 2 * NEW_TOKENS
 
 
 def test_rows_are_read_as_by_the_equations_of_the_delta_rule():

@@ -33,7 +33,7 @@ from foredraft.model.layers import LAST
 
 MOST_ROWS = 256  # of a compiled pass; longer prompts take several passes; chosen
 EAGER = "eager"
-_FORMAT = 20  # of a package; increased when the code that it is compiled from changes
+_FORMAT = 21  # of a package; increased when the code that it is compiled from changes
 RECORD = "compiled.json"  # the file beside the packages of a folder
 _CLEARLY = 1.1
 """A package is used if it takes at most this many times as long as the uncompiled model, because the same passes, timed
