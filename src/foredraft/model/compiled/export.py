@@ -45,9 +45,9 @@ class FunctionalForward(nn.Module):
     """The logits and last hidden states of a pass, from its rows and the buffers of a cache.
 
     The model is in evaluation mode; its layers of one sliding window share slots and mask. Recurrent layers keep
-    `records`, or read the `states` that are set for a pass. If it `summarises`, the
-    results of `block_maxima` and `logsumexp` of the logits come with them, as `top_by_blocks` takes them, and the
-    states that enter the layers that EAGLE-3 reads, if there are such layers.
+    `records`, or read the `states` that are set for a pass. If it `summarises`, the results of `block_maxima` and
+    `logsumexp` of the logits come with them, as `top_by_blocks` takes them, and the states that enter the layers that
+    EAGLE-3 reads, if there are such layers.
     """
 
     def __init__(self, model: Any, *, summarises: bool = False, records: bool = True) -> None:

@@ -71,7 +71,7 @@ class RecordStates:
         """Make `most` places for layers of these shapes; memory is taken when it is written to."""
         self._taken = max(each.taps for each in shapes) - 1  # committed inputs that a first row's convolution takes
         self._next = 0  # the slot after the last pass's rows
-        self._rows: dict[int, tuple[int, bool]] = {}  # by the place that they make: the first, and if all are applied
+        self._rows: dict[int, tuple[int, int]] = {}  # by the place that they make: the first, and how many are applied
         self._pending = [0] * most  # the number of each place's records
         planes = {number: (each.size, dtype) for number, each in enumerate(shapes) if each.taps}
         planes |= {len(shapes) + number: (shapes[number].record, torch.float32) for number in planes}
@@ -102,7 +102,7 @@ class RecordStates:
             windows.append(taken)
             parents.append(np.where(own < 0, -1 - number, own + row - start))
             sequences.append([before, after, first + self._taken, pending, known])
-            self._rows[after] = row, known
+            self._rows[after] = row, layout.rows * known
             row += layout.rows
         self._next, slots = row, np.arange(start, row)
         given = (np.concatenate(windows), slots, np.concatenate(parents), np.array(sequences, np.int64))
@@ -110,9 +110,10 @@ class RecordStates:
 
     def commit(self, before: int, after: int, kept: I64) -> None:
         """Commit these of a sequence's rows in the last pass, ascending, to the place that it was given."""
-        row, known = self._rows[after]
+        row, applied = self._rows[after]
+        assert applied in (0, len(kept)), "known text is committed whole"
         committed = np.arange(self._first(before), self._first(before) + self._taken + self._pending[before])
-        self._pending[after] = 0 if known else len(kept)
+        self._pending[after] = len(kept) - applied
         moved = np.append(committed, kept + row)[-(self._taken + self._pending[after]) :]
         for store in self._stores:
             store[:, :, self._first(after) : self._first(after) + len(moved)] = store[:, :, moved]
