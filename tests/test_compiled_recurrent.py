@@ -14,6 +14,7 @@ from foredraft.model.batch_target import batch_target
 from foredraft.model.compiled.build import compile_forward
 from foredraft.model.compiled.recurrence import Lineage, delta_rows
 from foredraft.model.mask import seen_rows
+from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from support.batches import counted, drafters, emitted, leased
 from support.causal_types import tiny_configuration
@@ -192,6 +193,24 @@ def test_texts_in_shared_passes_are_those_of_plain_decoding(compiled, parts, mon
         batch.step()
     assert [emitted(run) for run in runs] == expected
     assert parts or len(passes) < 2 * NEW_TOKENS
+
+
+@pytest.mark.slow
+def test_a_batch_goes_on_compiled_after_the_text_during_which_the_model_was_compiled(compiled):
+    target = compiled[0]
+    expected, _ = written(target, PROMPT, GREEDY, NoDrafter(), new_tokens=NEW_TOKENS)
+    later = TorchTarget(target.model)
+    writer = Generator(later, None, method="none")
+    batch = writer.batch()
+    for number in range(3):
+        run = batch.join(writer.begin(PROMPT, GREEDY, max_new_tokens=NEW_TOKENS))
+        batch.step()
+        later.compiled = target.compiled
+        while len(batch):
+            batch.step()
+        assert run.cached_tokens == (0, 0, len(PROMPT) - 1)[number]
+        if number:
+            assert emitted(run) == expected
 
 
 def test_rows_are_read_as_by_the_equations_of_the_delta_rule():
