@@ -53,7 +53,8 @@ class JointForward:
         return JointStates(self._recurrent, self._model.device)
 
     def __call__(self, *arguments: Any) -> tuple[torch.Tensor, ...]:
-        *rows, self._forward.states, keys, values, matrices = arguments
+        *rows, states, keys, values, matrices = arguments
+        self._forward.states = states or {}
         with replaced_attention(self._model, self._attend):
             results: tuple[torch.Tensor, ...] = self._forward(*rows, None, keys, values, matrices)
         return results
