@@ -45,6 +45,11 @@ class Lease:
         if self.length + len(token_ids) > self.capacity:
             self._arena.move(self, self.length + len(token_ids))
 
+    def attended(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a layer's keys and values of the committed tokens, as `SequenceView.attended` says."""
+        buffers, own = self._arena.buffers, slice(self.start, self.start + self.length)
+        return buffers[layer][:, :, own], buffers[len(buffers) // 2 + layer][:, :, own]
+
     def commit(self, rows: Sequence[int]) -> None:
         """Commit these rows of the last pass, ascending, and discard its others."""
         kept = kept_rows(rows, len(self._last))

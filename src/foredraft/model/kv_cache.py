@@ -228,6 +228,12 @@ class TreeCache(Cache):
             return []
         return [layer.keys for layer in layers] + [layer.values for layer in layers]
 
+    def attended(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a layer's keys and values of the committed tokens, as `SequenceView.attended` says."""
+        kept = self._tree_layers[layer]
+        own = slice(kept.span.stored - self.held)
+        return kept.keys[:, :, own], kept.values[:, :, own]
+
     def matrices(self) -> list[torch.Tensor]:
         """Return the matrices of all recurrent layers that have some, then those that a pass may write."""
         layers = [each for each in self._tree_layers if isinstance(each, RecordLayer) and each.matrices.numel()]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from inspect import signature
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -81,8 +82,8 @@ class FunctionalForward(nn.Module):
         """Score rows, and write their states into the cache's buffers.
 
         A row's range is the slot that the first column of its mask stands for, and how many of the columns it has;
-        without ranges, all rows have the first W slots. Returns logits float[S, V], last hidden states float[R, D], and
-        if it summarises float[S, V / 64], float[S] and the states of the K `taps`, float[R, K * D].
+        without ranges, all rows have the first W slots. Returns logits float[S, V], last hidden states float[S, D], and
+        if it summarises float[S, V / 64], float[S] and the states of the `taps`, float[R, K * D] for K layers.
         """
         layers: list[Any] = []  # transformers' list type takes no subclass
         attending = {layer: window for layer, window in enumerate(self.window_of) if not self._recurrent[layer]}
@@ -101,7 +102,7 @@ class FunctionalForward(nn.Module):
         if len(self._types) > 1:  # those that attend to nothing have none
             mask = {kind: masks[of] if of < len(masks) else None for kind, of in self._types.items()}
         options = {} if scored is None or not self._scores_some else {"logits_to_keep": scored}
-        with tapped_states(self.model, {LAST, *self.taps}) as states:
+        with tapped_states(self.model, {LAST, *chain.from_iterable(self.taps)}) as states:
             output = self.model(
                 input_ids=rows,
                 attention_mask=mask,
@@ -113,11 +114,11 @@ class FunctionalForward(nn.Module):
         self.ranges = {}  # the exporter objects to attributes that a forward leaves changed
         logits, hidden = output.logits[0], states[LAST][0]
         if scored is not None and not options:
-            logits = logits[scored]
+            logits, hidden = logits[scored], hidden[scored]
         if not self._summarises:
             return logits, hidden
         logits = logits.float()
-        tapped = [torch.cat([states[number][0] for number in self.taps], dim=-1)] if self.taps else []
+        tapped = [torch.cat([states[number][0] for number in layers], dim=-1) for layers in self.taps]
         return logits, hidden, block_maxima(logits), logits.logsumexp(-1), *tapped
 
 
