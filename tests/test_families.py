@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoConfig, DynamicCache, PreTrainedConfig
 
+from foredraft.contracts import SequenceView
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import UnsupportedModelError
 from foredraft.graph.layout import lay_out
@@ -114,7 +115,7 @@ def test_a_tree_grown_level_by_level_scores_as_full_forwards_do(family, length):
     target, ids, rng = target_of(family), prompt_of(length), np.random.default_rng(3)
     rollout = Rollout(target, most_rows=12)
     for _ in range(4):  # each tree stands on what was kept of the one before, and on tokens it did not draft
-        assert error_of(rollout.start(ids)[0], full_scores(target, ids)) < 1e-4
+        assert error_of(rollout.start(SequenceView(ids, len(ids)))[0], full_scores(target, ids)) < 1e-4
         paths = {-1: ids}
         for count in (2, 4, 5):
             parents = rng.choice(sorted(paths), count).astype(np.int32)

@@ -12,7 +12,7 @@ import foredraft.api as api_module
 from foredraft.api import Generator, load
 from foredraft.bench.cell import describe_environment
 from foredraft.cli.job import load_plain
-from foredraft.contracts import Scores
+from foredraft.contracts import Scores, SequenceView
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import ForedraftWarning, NumericsError, UsageError
 from foredraft.graph.layout import lay_out, lay_out_text
@@ -124,13 +124,17 @@ def test_the_draft_model_may_have_fixed_shapes_too(sampling):
 def grown(target, ids):
     """Return the scores of a tree of more than COLUMNS rows, ten a level, and of the next tree's root and first row."""
     rollout, scores = Rollout(target, COLUMNS + 20), []
-    scores.append(rollout.start(ids))
+    scores.append(rollout.start(SequenceView(ids, len(ids))))
     for level in range(COLUMNS // 10 + 2):
         rows = np.arange(10, dtype=np.int32)
         scores.append(rollout.expand(rows + 3, rows + 10 * (level - 1) if level else np.full(10, -1, np.int32)))
     rollout.keep([0, 10])
     ids = np.concatenate([ids, [3, 3, 7]])
-    return [*scores, rollout.start(ids), rollout.expand(np.array([5], np.int32), np.array([-1], np.int32))]
+    return [
+        *scores,
+        rollout.start(SequenceView(ids, len(ids))),
+        rollout.expand(np.array([5], np.int32), np.array([-1], np.int32)),
+    ]
 
 
 def test_rows_that_are_held_are_seen_and_beyond_the_columns_the_model_runs_as_it_is():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from foredraft.contracts import SequenceView
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import StoreError, UsageError
 from foredraft.model.dflash import DFlashBlock, load_dflash
@@ -45,7 +46,7 @@ def test_drafts_are_scored_as_by_the_library_of_the_format(case, tmp_path):
     else:
         rollout = StateRollout(load_eagle3(tmp_path, model), 4)
         for root in ROOTS:
-            found += rollout.start(ids[: root + 1], states[:root])
+            found += rollout.start(SequenceView(ids[: root + 1], root + 1, states[:root]))
             for row in range(2):
                 found += rollout.expand(ids[root + row + 1][None].astype(np.int32), np.array([row - 1], np.int32))
     torch.testing.assert_close(torch.stack(found), torch.tensor(SCORES[case]), atol=1e-4, rtol=0)

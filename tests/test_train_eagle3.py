@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from foredraft.contracts import SequenceView
 from foredraft.model.eagle3 import load_eagle3
 from foredraft.model.speculators import save_eagle3
 from foredraft.model.state_rollout import StateRollout
@@ -43,7 +44,7 @@ def test_rows_are_trained_as_they_draft(family, ids, tmp_path):
     states = target.prefill(window.copy(), target.new_cache(), head.reads)
     rollout, columns = StateRollout(head, AHEAD), slice(None) if ids is None else ids.argsort()
     for length in (2, 7, WINDOW - AHEAD + 1):
-        found = [rollout.start(window[:length], states[: length - 1])]
+        found = [rollout.start(SequenceView(window[:length], length, states[: length - 1]))]
         following = window[length:, None].astype(np.int32)
         found += [rollout.expand(following[step], np.array([step - 1], np.int32)) for step in range(AHEAD - 1)]
         for step, scores in enumerate(found):

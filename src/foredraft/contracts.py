@@ -160,6 +160,9 @@ class SequenceView:
     # float[m, K * D], the target's states that `Needs.hidden` names, of the m tokens before the root that it has run;
     # m < n - 1 if the first ones' keys and values were there before. None without such a need
     states: "torch.Tensor | None" = None
+    # returns the keys and values, float[1, heads, m, size] each, that a layer of the target keeps of the last m tokens
+    # before the root; None without `Needs.keys`
+    attended: "Callable[[int], tuple[torch.Tensor, torch.Tensor]] | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +171,9 @@ class Needs:
 
     top_k: int = 0  # most probable tokens of the target after every row, in steps with a draft
     # the target's hidden states that the view is to show, by layer as transformers' `hidden_states` numbers them: what
-    # enters layer 0, 1, ..., and -1 for the last one, which the LM head scores
+    # enters layer 0, 1, ..., the number of layers for the last norm, and -1 for the LM head, of rows that are scored
     hidden: tuple[int, ...] = ()
+    keys: bool = False  # whether the view is to show the target's keys and values
     every_step: bool = True  # whether it is also called in steps without a budget, which are almost plain ones if not
     control: str | None = None  # the default control; None for the general default
     models: tuple[Any, ...] = ()  # that it runs, to be compiled like the target
@@ -326,7 +330,7 @@ class Target(Protocol):
     def prefill(self, token_ids: TokenIds, cache: Any, hidden: tuple[int, ...] = ()) -> "torch.Tensor | None":
         """Put `token_ids`, int64[n], into the cache and commit them.
 
-        Returns their hidden states of these layers, as `Needs.hidden` names them, float[n, K * D].
+        Returns the hidden states of these layers, as `Needs.hidden` names them, of the last tokens, at most n.
         """
 
     def forward(self, layout: Layout, cache: Any, *, hidden: tuple[int, ...] = ()) -> Scores:

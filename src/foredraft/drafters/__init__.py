@@ -33,6 +33,7 @@ _OWN = {
     "eagle3": "foredraft.drafters.eagle3:Eagle3Drafter",
     "dflash": "foredraft.drafters.dflash:DFlashDrafter",
     "mtp": "foredraft.drafters.mtp:MtpDrafter",
+    "assistant": "foredraft.drafters.assistant:AssistantDrafter",
 }
 
 

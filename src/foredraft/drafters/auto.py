@@ -163,7 +163,7 @@ class AutoDrafter:
                     f"Method {neural.name!r} must see every step, and auto shows it only those in which it drafts; "
                     "blend in a method that catches up by itself and declares Needs(every_step=False)."
                 )
-            self.needs = replace(self.needs, hidden=asked.hidden, models=asked.models)
+            self.needs = replace(self.needs, hidden=asked.hidden, keys=asked.keys, models=asked.models)
             if options.model is None:
                 self.source_names = (*self.source_names[:NEURAL], f"auto, {neural.name}")
 

@@ -41,7 +41,10 @@ def proposed(run: "Run", budget: Budget) -> Draft:
     """Return the drafting's checked draft; without a budget it is called only if it needs every step."""
     if budget.nodes <= 0 and not run.drafter.needs.every_step:
         return EMPTY_DRAFT
-    draft = run.drafting.propose(run.seq.view(), budget)
+    view = run.seq.view()
+    if run.drafter.needs.keys:
+        view = replace(view, attended=run.seq.cache.attended)
+    draft = run.drafting.propose(view, budget)
     draft.check(run.target.vocabulary, len(run.drafter.source_names))
     return draft
 

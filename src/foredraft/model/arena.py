@@ -62,6 +62,11 @@ class Lease:
             self.following = self.place  # a pass that failed made no state
             self.following = self._arena.free_place()
 
+    def attended(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a layer's keys and values of the committed tokens, as `SequenceView.attended` says."""
+        buffers, own = self._arena.buffers, slice(self.start, self.start + self.length)
+        return buffers[layer][:, :, own], buffers[len(buffers) // 2 + layer][:, :, own]
+
     def commit(self, rows: Sequence[int]) -> None:
         """Commit these rows of the last pass, ascending, and discard its others."""
         kept = kept_rows(rows, len(self._last))

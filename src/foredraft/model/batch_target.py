@@ -192,12 +192,12 @@ class JointBatch:
         with self.target.waiting.one_pass(compiled=self.target.compiled is not None):
             results = self._run(*arguments, buffers[:half], buffers[half:], states.matrices if states else [])
         found: list[tuple[Scores | None, torch.Tensor | None]] = []
-        start = row = 0  # of the scored rows, and of all, which have states
+        start = row = 0  # of the scored rows, and of all, which have the states of layers before the last
         for count, wanted, layers in zip(rows, scored, hidden, strict=True):
-            first = (start, row, start, start, row)
-            own = [each[at : at + count] for at, each in zip(first, results, strict=False)]
+            tapped = [each[row : row + count] for each in results[4:]]
+            own = [*(each[start : start + count] for each in results[:4]), *tapped]
             scores = scores_of_pass(own, layers) if wanted else None
-            found.append((scores, None if wanted else states_of_pass(own, layers)))
+            found.append((scores, None if wanted or LAST in layers else states_of_pass(own, layers)))
             start, row = start + count * wanted, row + count
         return found
 

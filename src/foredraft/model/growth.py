@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Target, TokenIds, Verdict
+from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Target, Verdict
 from foredraft.graph.dag import DraftGraph, add_level, empty_graph, leaves, unmerge
 from foredraft.graph.layout import Layout, lay_out_text
 from foredraft.graph.tree import FloatArray, IntArray, ancestor_mask, child_with, depths
@@ -64,10 +64,10 @@ class Growing(Protocol):
     def committed(self) -> int:
         """The number of the sequence's tokens that it has read."""
 
-    def start(self, ids: TokenIds, states: torch.Tensor | None = None) -> torch.Tensor | None:
-        """Read a sequence, int64[n]; begin a tree and return the root's logits, float[1, V].
+    def start(self, view: SequenceView) -> torch.Tensor | None:
+        """Read a sequence; begin a tree and return the root's logits, float[1, V].
 
-        `states` are the target's, as in `SequenceView`. None if nothing can be drafted from them.
+        None if nothing can be drafted from what the view shows of the target.
         """
 
     def expand(self, tokens: IntArray, parents: IntArray) -> torch.Tensor:
@@ -111,7 +111,8 @@ class Rollout:
         return int(self._cache.length)
 
     @torch.inference_mode()
-    def start(self, ids: TokenIds, _states: torch.Tensor | None = None) -> torch.Tensor:
+    def start(self, view: SequenceView) -> torch.Tensor:
+        ids = view.ids
         if len(self._parents):
             self.keep([])
         if self._root is not None and self._cache.length == len(ids):  # the last draft was not verified
@@ -188,7 +189,7 @@ class RolloutDrafting:
         (vocabulary, window), ids = self.rollout.limits, view.ids
         self.graph, depth = None, budget.depth if window is None else min(budget.depth, window - len(ids))
         unknown = ids[self.rollout.committed :].max(initial=0) >= vocabulary
-        if budget.nodes <= 0 or depth <= 0 or unknown or (logits := self.rollout.start(ids, view.states)) is None:
+        if budget.nodes <= 0 or depth <= 0 or unknown or (logits := self.rollout.start(view)) is None:
             return EMPTY_DRAFT
         self._imitation = replace(self._imitation, draft=self._imitation.draft + 1)
         self.graph, q, depth = self._grow(view, logits, replace(budget, depth=depth))

@@ -107,6 +107,27 @@ class TreeLayer(CacheLayerMixin):
     get_max_cache_shape = get_max_length  # the name of the same method in transformers before 5.20
 
 
+class BufferLayer(TreeLayer):
+    """One layer's buffers as transformers' cache layer: rows go to given slots, attention sees the first ones.
+
+    Its length is 0, as positions and masks are given, and nobody needs to derive them.
+    """
+
+    is_compileable = True
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor, visible: int) -> None:
+        super().__init__(Span(None))
+        self.keys, self.values, self.is_initialized = keys, values, True
+        self._slots, self._visible = slots, visible
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: object, **_kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.keys.index_copy_(2, self._slots, key_states)
+        self.values.index_copy_(2, self._slots, value_states)
+        return self.keys[:, :, : self._visible], self.values[:, :, : self._visible]
+
+
 class RecordLayer(TreeLayer):
     """A recurrent layer of compiled passes: in place of keys, inputs of a convolution, and of values, records of rows.
 
@@ -223,6 +244,12 @@ class TreeCache(Cache):
         if not all(layer.is_initialized for layer in layers):
             return []
         return [layer.keys for layer in layers] + [layer.values for layer in layers]
+
+    def attended(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a layer's keys and values of the committed tokens, as `SequenceView.attended` says."""
+        kept = self._tree_layers[layer]
+        own = slice(kept.span.stored - self.held)
+        return kept.keys[:, :, own], kept.values[:, :, own]
 
     def matrices(self) -> list[torch.Tensor]:
         """Return the matrices of all recurrent layers that have some."""

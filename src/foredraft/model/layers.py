@@ -96,30 +96,36 @@ def eagle_layers(count: int) -> tuple[int, ...]:
     return (2, count // 2, count - 3) if count > 5 else (0, count // 2, count - 1)
 
 
-def usual_taps(model: Any) -> tuple[int, ...]:
-    """Return these layers of a model, whose states a compiled pass returns; none if its layers are no plain list."""
+def usual_taps(model: Any) -> tuple[tuple[int, ...], ...]:
+    """Return the layers whose states a compiled pass returns together: EAGLE-3's, and what enters the last norm.
+
+    None if the model's layers are no plain list.
+    """
     try:
-        return eagle_layers(model_parts(model).count)
+        count = model_parts(model).count
     except UnsupportedModelError:
         return ()
+    return eagle_layers(count), (count,)
 
 
 @contextmanager
 def tapped_states(model: Any, layers: Iterable[int]) -> Iterator[dict[int, torch.Tensor]]:
-    """Collect what enters these layers in the block, float[B, R, D]; for `LAST`, what leaves them and the norm."""
+    """Collect what enters these layers in the block, float[B, R, D]; for `LAST`, what enters the LM head.
+
+    The number of layers names the last norm. The LM head may be given fewer rows than a layer: those that are scored.
+    """
     found: dict[int, torch.Tensor] = {}
-    own = model.get_submodule(model_parts(model).layers) if set(layers) - {LAST} else ()
+    parts = model_parts(model) if set(layers) - {LAST} else None
+    own = [] if parts is None else [*model.get_submodule(parts.layers), model.get_submodule(parts.norm)]
     with ExitStack() as stack:
         for number in layers:
-            hook = partial(_keep, found, number)
-            module: nn.Module = model.base_model if number == LAST else own[number]
-            kept = module.register_forward_hook if number == LAST else module.register_forward_pre_hook
-            stack.enter_context(kept(hook))
+            module = model.get_output_embeddings() if number == LAST else own[number]
+            stack.enter_context(module.register_forward_pre_hook(partial(_keep, found, number)))
         yield found
 
 
-def _keep(found: dict[int, torch.Tensor], number: int, _module: nn.Module, inputs: Any, outputs: Any = None) -> None:
-    found[number] = (inputs if outputs is None else outputs)[0]
+def _keep(found: dict[int, torch.Tensor], number: int, _module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+    found[number] = inputs[0]
 
 
 def _norms(model: Any, layers: str) -> list[str]:

@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import nn
 from transformers.utils import logging
 from transformers.utils.hub import cached_file
 
 from foredraft.errors import StoreError, UsageError, told
 from foredraft.graph.layout import Layout
 from foredraft.model.kv_cache import TreeCache
-from foredraft.model.layers import LAST, shared_copy
+from foredraft.model.layers import model_parts, shared_copy
 from foredraft.model.mask import attention_mask
 from foredraft.model.speculators import Ends
 from foredraft.model.state_heads import StateHead
@@ -32,11 +33,11 @@ _USUAL = {"mtp_layer_types": "full_attention", "mtp_mlp_layer_types": "sparse"}
 class MtpLayers:
     """The first layer of transformers' `MtpModel`, which drafts all levels of a tree.
 
-    A checkpoint with several, one for each level, drafts with the first alone.
+    A checkpoint with several, one for each level, drafts with the first alone. `norm` is the target's last one.
     """
 
-    def __init__(self, model: Any) -> None:
-        self._model, self._layer, config = model, model.layers[0], model.config
+    def __init__(self, model: Any, norm: nn.Module) -> None:
+        self._model, self._layer, self._norm, config = model, model.layers[0], norm, model.config
         kinds = getattr(config, "layer_types", None)
         self._kind = kinds[0] if kinds else None
         self._window = config.sliding_window if self._kind == "sliding_attention" else None
@@ -57,7 +58,7 @@ class MtpLayers:
         }
 
     def fused(self, states: torch.Tensor) -> torch.Tensor:
-        return states
+        return self._norm(states)  # type: ignore[no-any-return]  # a module's output is Any
 
     def __call__(
         self, embedded: torch.Tensor, states: torch.Tensor, arguments: Mapping[str, Any]
@@ -109,7 +110,8 @@ def load_mtp(model: Any) -> StateHead[MtpLayers]:
         logging.set_verbosity(verbosity)
     loaded.requires_grad_(requires_grad=False)
     ends = Ends(model.get_input_embeddings().weight, model.get_output_embeddings(), None)
-    return StateHead(MtpLayers(loaded), ends, (LAST,), loaded.config)
+    parts = model_parts(model)
+    return StateHead(MtpLayers(loaded, model.get_submodule(parts.norm)), ends, (parts.count,), loaded.config)
 
 
 def _prefixes(model: Any) -> tuple[str, ...]:

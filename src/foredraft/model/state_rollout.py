@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from foredraft.contracts import TokenIds
+from foredraft.contracts import SequenceView
 from foredraft.graph.layout import Layout, lay_out_text
 from foredraft.graph.tree import IntArray
 from foredraft.model.growth import laid_out
@@ -56,9 +56,10 @@ class StateRollout:
         return self._text.begun + self._text.length
 
     @torch.inference_mode()
-    def start(self, ids: TokenIds, states: torch.Tensor | None = None) -> torch.Tensor | None:
+    def start(self, view: SequenceView) -> torch.Tensor | None:
         """Read a text as `Growing` says; its first token with a row is the one after the first known state."""
         self.keep([])
+        ids, states = view.ids, view.states
         if states is None:
             return None
         for new in self._text.missing(len(ids), states):

@@ -97,7 +97,8 @@ class TorchTarget:
     def prefill(self, token_ids: TokenIds, cache: TreeCache, hidden: tuple[int, ...] = ()) -> torch.Tensor | None:
         """Run tokens, int64[n], after those in the cache, and commit them; every pass may raise OutOfMemoryError.
 
-        Returns the states of the layers `hidden`, float[n, K * D].
+        Returns the states of the layers `hidden`, float[m, K * D], of the last m tokens: all, except for the last
+        hidden states, which only scored rows have.
         """
         compiled = self.compiled is not None and self.compiled.package_for(MOST_ROWS) is not None
         most = MOST_ROWS if compiled else _STATE_ROWS if any(self.support.recurrent) else PREFILL_ROWS
@@ -108,7 +109,7 @@ class TorchTarget:
             states.append(self.run(lay_out_text(chunk, cache.length), cache, hidden))
             cache.commit(range(len(chunk)))
         found = [each for each in states if each is not None]
-        return torch.cat(found) if found else None
+        return None if not found else found[-1] if LAST in hidden else torch.cat(found)
 
     @torch.inference_mode()
     def forward(self, layout: Layout, cache: TreeCache, *, hidden: tuple[int, ...] = ()) -> Scores:
@@ -262,7 +263,7 @@ def scores_of_pass(results: Sequence[torch.Tensor], hidden: tuple[int, ...]) -> 
 
 def states_of_pass(results: Sequence[torch.Tensor], hidden: tuple[int, ...]) -> torch.Tensor | None:
     """Return the states of these layers from what `FunctionalForward` returns, as `TorchTarget.prefill` does."""
-    return None if not hidden else results[1] if LAST in hidden else results[4]
+    return None if not hidden else results[1] if LAST in hidden else results[4 if len(hidden) > 1 else 5]
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from inspect import signature
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from foredraft.model.compiled.kernels import LANES, attend
 from foredraft.model.compiled.library import CompiledLibrary
 from foredraft.model.compiled.package import MOST_ROWS
 from foredraft.model.compiled.recurrence import Lineage, TracedLayer, layer_shapes, lineage
-from foredraft.model.kv_cache import Span, TreeCache, TreeLayer, allocated
+from foredraft.model.kv_cache import BufferLayer, Span, TreeCache, allocated
 from foredraft.model.layers import LAST, tapped_states, usual_taps
 from foredraft.model.mask import joined_mask
 from foredraft.model.recurrent.adoption import adopt
@@ -91,8 +92,8 @@ class FunctionalForward(nn.Module):
         """Score rows, and write their states into the cache's buffers.
 
         A row's range is the slot that the first column of its mask stands for, and how many of the columns it has;
-        without ranges, all rows have the first W slots. Returns logits float[S, V], last hidden states float[R, D], and
-        if it summarises float[S, V / 64], float[S] and the states of the K `taps`, float[R, K * D].
+        without ranges, all rows have the first W slots. Returns logits float[S, V], last hidden states float[S, D], and
+        if it summarises float[S, V / 64], float[S] and the states of the `taps`, float[R, K * D] for K layers.
         """
         layers: list[Any] = []  # transformers' list type takes no subclass
         attending = {layer: window for layer, window in enumerate(self.window_of) if not self._recorded[layer]}
@@ -106,14 +107,14 @@ class FunctionalForward(nn.Module):
                 continue
             visible = masks[window].shape[-1] if ranges is None else keys[layer].shape[2]
             torch._check(visible <= keys[layer].shape[2])  # noqa: SLF001  # the documented way to tell the exporter
-            buffer = _BufferLayer(keys[layer], values[layer], slots[window], visible)
+            buffer = BufferLayer(keys[layer], values[layer], slots[window], visible)
             layers.append(JointLayer(buffer, self.states[layer]) if layer in self.states else buffer)
         mask: Any = {name: None if of is None else masks[of] for name, of in self._masks.items()}
         if self._one_mask:  # then layers that attend to nothing are given none
             (mask,) = (each for each in mask.values() if each is not None)
         options = {} if scored is None or not self._scores_some else {"logits_to_keep": scored}
         given = {"attention_mask": mask, "position_ids": positions} if self._attends else {}
-        with tapped_states(self.model, {LAST, *self.taps}) as states:
+        with tapped_states(self.model, {LAST, *chain.from_iterable(self.taps)}) as states:
             output = self.model(
                 input_ids=rows,
                 use_cache=True,
@@ -124,33 +125,12 @@ class FunctionalForward(nn.Module):
         self.ranges = {}  # the exporter objects to attributes that a forward leaves changed
         logits, hidden = output.logits[0], states[LAST][0]
         if scored is not None and not options:
-            logits = logits[scored]
+            logits, hidden = logits[scored], hidden[scored]
         if not self._summarises:
             return logits, hidden
         logits = logits.float()
-        tapped = [torch.cat([states[number][0] for number in self.taps], dim=-1)] if self.taps else []
+        tapped = [torch.cat([states[number][0] for number in layers], dim=-1) for layers in self.taps]
         return logits, hidden, block_maxima(logits), logits.logsumexp(-1), *tapped
-
-
-class _BufferLayer(TreeLayer):
-    """One layer's buffers as transformers' cache layer: rows go to given slots, attention sees the first ones.
-
-    Its length is 0, as positions and masks are given, and nobody needs to derive them.
-    """
-
-    is_compileable = True
-
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor, visible: int) -> None:
-        super().__init__(Span(None))
-        self.keys, self.values, self.is_initialized = keys, values, True
-        self._slots, self._visible = slots, visible
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: object, **_kwargs: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        self.keys.index_copy_(2, self._slots, key_states)
-        self.values.index_copy_(2, self._slots, value_states)
-        return self.keys[:, :, : self._visible], self.values[:, :, : self._visible]
 
 
 class Subject:

@@ -81,7 +81,7 @@ class CompiledRecord:
     shapes: tuple[LayerShape, ...]  # of each layer
     torch: str  # the version that compiled
     warning: str  # what an earlier torch compiled better; "" for nothing
-    taps: tuple[int, ...] = ()  # the layers whose states a pass returns besides the last ones
+    taps: tuple[tuple[int, ...], ...] = ()  # layers whose states a pass returns, beside the last
 
     def told(self) -> list[str]:
         """Describe how each package was compiled, with the warning."""
@@ -117,7 +117,7 @@ class CompiledForward:
 
     def returns(self, hidden: tuple[int, ...]) -> bool:
         """Return whether passes return the states of these layers, as `Needs.hidden` names them."""
-        return not set(hidden) - {LAST} or hidden == self.record.taps
+        return not set(hidden) - {LAST} or hidden in self.record.taps
 
     def rounds_alike(self, rows: int) -> bool:
         """Return whether all passes of up to `rows` rows are compiled, and give a row the same bits."""
@@ -202,7 +202,7 @@ def read_record(folder: Path) -> CompiledRecord | None:
         if data["format"] != _FORMAT or {EAGER, *(package.name for package in packages)} != set(costs):
             raise ValueError(f"format {data['format']}, with costs of {', '.join(costs)}")
         shapes = tuple(LayerShape._make((*sizes, tuple(matrices))) for *sizes, matrices in data["shapes"])
-        same_bits, taps = bool(data["same_bits"]), tuple(map(int, data["taps"]))
+        same_bits, taps = bool(data["same_bits"]), tuple(tuple(map(int, layers)) for layers in data["taps"])
         return CompiledRecord(packages, costs, same_bits, shapes, data["torch"], data["warning"], taps)
     except FileNotFoundError:
         return None
