@@ -2,8 +2,10 @@
 
 import json
 import logging
+import re
 import socket
 import threading
+import time
 
 import httpx
 import llguidance.hf
@@ -144,6 +146,36 @@ def test_too_large_headers_are_answered_with_431_and_bodies_may_be_larger(addres
         except OSError:
             return
         assert b" 431 " in endless.recv(100)
+
+
+def _sent(address, **fields):
+    """A connection on which a whole request was sent."""
+    host, port = address.removeprefix("http://").split(":")
+    body = json.dumps({"model": "toy", "prompt": "Hello.", "ignore_eos": True, **fields}).encode()
+    connection = socket.create_connection((host, int(port)), timeout=60)
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(body)}\r\n\r\n"
+    connection.sendall(head.encode() + body)
+    return connection
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_closes_only_its_side_is_answered_and_one_that_is_gone_is_cancelled(address, stream):
+    with _sent(address, stream=stream, max_tokens=400) as half:
+        half.shutdown(socket.SHUT_WR)
+        answer = httpx.Response(200, content=b"".join(iter(lambda: half.recv(1 << 16), b""))).text
+    assert "HTTP/1.1 200" in answer
+    assert '"finish_reason":"length"' in answer
+    _sent(address, stream=stream, max_tokens=4000).close()
+    for _ in range(100):
+        time.sleep(0.1)
+        running = re.search(r"num_requests_running\S* (\S+)", httpx.get(f"{address}/metrics").text)[1]
+        if float(running) == 0:
+            break
+    else:
+        pytest.fail("it is still written")
+    ended = re.findall(r'finished_reason="(\w+)"\S* (\S+)', httpx.get(f"{address}/metrics").text)
+    assert float(dict(ended)["abort"]) >= 1
 
 
 @pytest.mark.slow
