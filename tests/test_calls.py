@@ -3,13 +3,13 @@
 import json
 import re
 import tarfile
-from os.path import commonprefix
 from pathlib import Path
 
 import llguidance
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from foredraft.errors import UsageError
 from foredraft.server.bodies import Choice, FunctionTool, Tools
 from foredraft.server.dialects import CALLS, dialect_of
 from foredraft.server.grammars import grammar_of
@@ -100,7 +100,8 @@ def test_a_call_that_a_template_writes_is_read_as_it_was(name):
     more = {"chat_template": template, "tools": told, "bos_token": "<s>", "eos_token": "</s>"}
     [whole], _ = render_jinja_template([[*said, answer]], **more)
     begun, prompt = (render_jinja_template([said], add_generation_prompt=each, **more)[0][0] for each in (True, False))
-    parts = parts_of(template, whole[len(commonprefix([whole, begun if whole.startswith(begun) else prompt])) :])
+    assert whole.startswith(prompt)
+    parts = parts_of(template, whole.removeprefix(begun if whole.startswith(begun) else prompt))
     assert calls_of(parts) == [["get_weather", given]]
 
 
@@ -242,6 +243,41 @@ def written_by(matcher, calls, given):
     assert text.encode()[:taken].decode() == text
     assert matcher.is_accepting()
     return text
+
+
+@pytest.mark.parametrize(
+    ("family", "schema", "keyword"),
+    [
+        ("Qwen 3 Coder", {"type": "string", "pattern": "a+"}, "pattern"),
+        ("GLM 4.6", {"type": "string", "maxLength": 3}, "maxLength"),
+        ("Gemma 4", {"type": "string", "minLength": 3}, "minLength"),
+        ("Gemma 4", {"type": "array", "maxItems": 3}, "maxItems"),
+        ("Gemma 4", {"$ref": "#/$defs/a"}, "$ref"),
+        ("LFM 2", {"type": "string"}, "minProperties"),
+    ],
+)
+def test_what_a_form_cannot_enforce_is_refused(family, schema, keyword):
+    dialect, whole = dialect_of(f"{ANSWERS[family]['template']} tools"), {"properties": {"a": schema}}
+    tool = FunctionTool(name="f", parameters=whole | ({keyword: 1} if keyword == "minProperties" else {}))
+    with pytest.raises(UsageError, match=re.escape(keyword)):
+        grammar_of(None, Tools.of([tool], Choice("required")), dialect, {}, None, {})
+
+
+@pytest.mark.parametrize("family", ["Hermes", "LFM 2", "Gemma 4", "Qwen 3 Coder"])
+def test_limits_of_a_number_are_kept(family):
+    dialect = dialect_of(f"{ANSWERS[family]['template']} tools")
+    tool = FunctionTool(
+        name="f", parameters={"properties": {"a": {"type": "integer", "maximum": 5}}, "required": ["a"]}
+    )
+    grammar = grammar_of(None, Tools.of([tool], Choice("required")), dialect, {}, None, {})
+    written = {
+        "Hermes": '<tool_call>\n{"name": "f", "arguments": {"a": 5}}\n</tool_call>',
+        "LFM 2": "<|tool_call_start|>[f(a=5)]<|tool_call_end|>",
+        "Gemma 4": "<|tool_call>call:f{a:5}<tool_call|>",
+        "Qwen 3 Coder": "<tool_call>\n<function=f>\n<parameter=a>\n5\n</parameter>\n</function>\n</tool_call>",
+    }[family]
+    assert accepted(grammar, written)[1]
+    assert not accepted(grammar, written.replace("5", "6"))[1]
 
 
 def test_a_named_tool_is_the_only_one():

@@ -42,14 +42,16 @@ class Calls:
 
 
 _BLANK = r"(?:\\n|[^\w<>])*"  # in a template: line breaks, and what ends one expression and begins the next
-_QWEN = TaggedCall(">", r"\s*<parameter=\s*([^<>]*?)\s*>", "<parameter={0}>\n", "\n</parameter>\n", "</function>")
+_QWEN = TaggedCall(">\n", r"\s*<parameter=\s*([^<>]*?)\s*>", "<parameter={0}>\n", "\n</parameter>\n", "</function>")
 _GLM = TaggedCall(
     "\n", r"\s*<arg_key>\s*([^<>]*?)\s*</arg_key>\s*<arg_value>", "<arg_key>{0}</arg_key>\n<arg_value>",
     "</arg_value>\n", "</tool_call>",
 )  # fmt: skip
-_MINIMAX = TaggedCall('">', r'\s*<parameter name="([^<>"]*)">', '<parameter name="{0}">', "</parameter>\n", "</invoke>")
+_MINIMAX = TaggedCall(
+    '">\n', r'\s*<parameter name="([^<>"]*)">', '<parameter name="{0}">', "</parameter>\n", "</invoke>"
+)
 _DSML = TaggedCall(
-    '">', r'\s*<｜DSML｜parameter name="([^<>"]*)"[^<>]*>', '<｜DSML｜parameter name="{0}" string="{1}">',
+    '">\n', r'\s*<｜DSML｜parameter name="([^<>"]*)"[^<>]*>', '<｜DSML｜parameter name="{0}" string="{1}">',
     "</｜DSML｜parameter>\n", "</｜DSML｜invoke>",
 )  # fmt: skip
 _DEEPSEEK = r"\s*(?:function)?(?:<｜tool▁sep｜>)?(?P<name>[\w.-]+)(?:<｜tool▁sep｜>|\s*```json)\s*(?=\{|\Z)"
@@ -74,7 +76,8 @@ THOUGHTS = (
     Thoughts(r"<\|inner_prefix\|>", "<|inner_prefix|>", "<|inner_suffix|>"),
     Thoughts("Here is my thought process:", "Here is my thought process:", "Here is my response:"),
     Thoughts("<mm:think>", "<mm:think>", "</mm:think>"),
-    Thoughts("<think></think>.*<response></response>", "<think>", "</think>", ("<response>", "</response>"), answer="<response>"),
+    Thoughts("<think></think>.*<response></response>", "<think>", "</think>", ("<response>", "</response>"),
+             answer="<response>"),
     Thoughts("<think>.*<answer>", "<think>", "</think>", ("<answer>", "</answer>"), answer="<answer>"),
     Thoughts("<thought>", "<thought>", "</thought>"),
     Thoughts("</?think>", "<think>", "</think>"),
@@ -92,7 +95,8 @@ CALLS = (
           ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),
           '<｜DSML｜function_calls>\n<｜DSML｜invoke name="', "", '\n<｜DSML｜invoke name="',
           "\n</｜DSML｜function_calls>"),
-    Calls(r"\A(?!.*function_calls>).*｜DSML｜", ('<｜DSML｜invoke name="',), _DSML, ("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"),
+    Calls(r"\A(?!.*function_calls>).*｜DSML｜", ('<｜DSML｜invoke name="',), _DSML,
+          ("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"),
           '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="', "", '\n<｜DSML｜invoke name="', "\n</｜DSML｜tool_calls>"),
     Calls("<minimax:tool_call>", ('<invoke name="',), _MINIMAX, ("<minimax:tool_call>", "</minimax:tool_call>"),
           '<minimax:tool_call>\n<invoke name="', "", '\n<invoke name="', "\n</minimax:tool_call>"),
@@ -100,7 +104,8 @@ CALLS = (
           NamedCall(_DEEPSEEK, "function<｜tool▁sep｜>{}\n```json\n"), _OF_DEEPSEEK, _FIRST_OF_DEEPSEEK,
           "\n```<｜tool▁call▁end｜>", _NEXT_OF_DEEPSEEK, "<｜tool▁calls▁end｜>"),
     Calls(r"\A(?!.*```json).*<｜tool▁calls▁begin｜>", ("<｜tool▁call▁begin｜>",),
-          NamedCall(_DEEPSEEK, "{}<｜tool▁sep｜>"), _OF_DEEPSEEK, _FIRST_OF_DEEPSEEK, "<｜tool▁call▁end｜>", _NEXT_OF_DEEPSEEK, "<｜tool▁calls▁end｜>"),
+          NamedCall(_DEEPSEEK, "{}<｜tool▁sep｜>"), _OF_DEEPSEEK, _FIRST_OF_DEEPSEEK,
+          "<｜tool▁call▁end｜>", _NEXT_OF_DEEPSEEK, "<｜tool▁calls▁end｜>"),
     Calls(r"<\|tool_calls_section_begin\|>", ("<|tool_call_begin|>",),
           NamedCall(_KIMI, "functions.{}:0<|tool_call_argument_begin|>"),
           ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_end|>"),
@@ -111,11 +116,13 @@ CALLS = (
     Calls(rf"<tool_call>{_BLANK}<function=", ("<function=",), _QWEN, ("<tool_call>", "</tool_call>"),
           "<tool_call>\n<function=", "\n</tool_call>", "\n<tool_call>\n<function="),
     Calls(r"\A(?!.*<parameter=).*<function=", ("<function=",),
-          NamedCall(r"(?P<name>[^<>\s]+)>\s*(?=\{|\Z)", "{}>"), ("</function>",), "<function=", "</function>", "<function="),
+          NamedCall(r"(?P<name>[^<>\s]+)>\s*(?=\{|\Z)", "{}>"), ("</function>",), "<function=", "</function>",
+          "<function="),
     Calls("<arg_key>", ("<tool_call>",), _GLM, (), "<tool_call>", "", "\n<tool_call>"),
     Calls(r"\[TOOL_CALLS\].*\[ARGS\]", ("[TOOL_CALLS]",), NamedCall(_MISTRAL, "{}[ARGS]"), (), "[TOOL_CALLS]", "",
           "[TOOL_CALLS]"),
-    Calls(r"\A(?!.*\[ARGS\]).*\[TOOL_CALLS\]", ("[TOOL_CALLS]",), JsonCall(listed=True), (), "[TOOL_CALLS][", "", ", ", "]"),
+    Calls(r"\A(?!.*\[ARGS\]).*\[TOOL_CALLS\]", ("[TOOL_CALLS]",), JsonCall(listed=True), (), "[TOOL_CALLS][", "",
+          ", ", "]"),
     Calls(r"<\|START_ACTION\|>", ("<|START_ACTION|>",), JsonCall("tool_name", "parameters", listed=True),
           ("<|END_ACTION|>",), "<|START_ACTION|>[", "", ", ", "]<|END_ACTION|>"),
     Calls(r"<\|tool_(?:call_start|list_start)\|>", ("<|tool_call_start|>",), PythonCall(), ("<|tool_call_end|>",),
