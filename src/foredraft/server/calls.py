@@ -118,7 +118,7 @@ class TaggedCall:
     """A name, and arguments between tags: `f><parameter=a>1</parameter></function>`.
 
     `name` ends the name (its line break may be missing), `key` matches what precedes a value, and `written` is it with
-    `{0}` for the argument's name, and `{1}` for whether it is a string; `close` follows a value, and `end` the last one.
+    `{0}` for the argument's name, and `{1}` for whether it is a string; `close` follows a value, `end` the last one.
     Values that the schema calls strings are as they are written, but for one line break at each end; others are JSON.
     """
 

@@ -1,0 +1,88 @@
+"""Ask a server for JSON objects, and print how many ended, were valid, and how many of their tokens are white space.
+
+`python scripts/json_mode.py ADDRESS MODEL`. 200 prompts are asked at temperature 0 and 1, with 512 tokens at most. The
+exit status is 1 if an object that ended is no JSON.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+from typing import Any
+
+import httpx
+
+KINDS = (
+    "a person",
+    "a city",
+    "a book",
+    "a recipe",
+    "a plant",
+    "an animal",
+    "a film",
+    "a company",
+    "a planet",
+    "a song",
+)
+WISHES = (
+    "Describe {}.", "Describe {} as JSON.", "Write a JSON object about {}.", "Invent {}, as JSON with nested objects.",
+    "List five facts about {}.", "List the parts of {} as a JSON array within an object.", "What is {}?",
+    "Give me the name, the age and three properties of {}.", "Compare {} with another one, as JSON.",
+    "Make a table of {} in three rows.", "Translate the name of {} into four languages.", "Rate {} from 1 to 10.",
+    "Write a form that asks about {}.", "Fill in: name, size, colour, price of {}.", "Tell me a story about {}.",
+    "Extract the names: Ann and Bob saw {}.", "Is {} alive? Answer true or false, and why.", "Draw {} in words.",
+    "Give the schema of {}.", "Return an empty object if you do not know {}.",
+)  # fmt: skip
+MOST_TOKENS, AT_ONCE = 512, 8
+
+
+async def answered(
+    http: httpx.AsyncClient, room: asyncio.Semaphore, body: dict[str, Any]
+) -> tuple[str, list[str], str]:
+    """Return a text, its tokens, and the finish reason."""
+    async with room:
+        answer = await http.post("/v1/chat/completions", json=body)
+    answer.raise_for_status()
+    choice = answer.json()["choices"][0]
+    tokens = [each["token"] for each in choice["logprobs"]["content"]]
+    return choice["message"]["content"], tokens, choice["finish_reason"]
+
+
+def is_object(text: str) -> bool:
+    """Return whether a text is an object in JSON."""
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
+
+async def run(address: str, model: str) -> bool:
+    """Print a line for each temperature, and return whether all that ended is valid."""
+    prompts, room, held = [wish.format(kind) for kind in KINDS for wish in WISHES], asyncio.Semaphore(AT_ONCE), True
+    print("temperature  asked  ended  valid of these  white tokens of all")
+    async with httpx.AsyncClient(base_url=address, timeout=3600) as http:
+        for temperature in (0, 1):
+            options = {"temperature": temperature, "seed": 1, "max_tokens": MOST_TOKENS, "model": model}
+            options |= {"response_format": {"type": "json_object"}, "logprobs": True}
+            bodies = [{"messages": [{"role": "user", "content": each}]} | options for each in prompts]
+            found = await asyncio.gather(*(answered(http, room, body) for body in bodies))
+            ended = [text for text, _, finish in found if finish == "stop"]
+            valid = sum(map(is_object, ended))
+            tokens = [token for _, each, _ in found for token in each]
+            white = sum(token.isspace() for token in tokens) / len(tokens)
+            print(f"{temperature:11} {len(found):6} {len(ended):6} {valid:15} {white:20.1%}", flush=True)
+            held = held and valid == len(ended)
+    return held
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("address")
+    parser.add_argument("model")
+    given = parser.parse_args()
+    sys.exit(not asyncio.run(run(given.address, given.model)))
+
+
+if __name__ == "__main__":
+    main()
