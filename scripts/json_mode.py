@@ -1,7 +1,7 @@
 """Ask a server for JSON objects, and print how many ended, were valid, and how many of their tokens are white space.
 
-`python scripts/json_mode.py ADDRESS MODEL`. 200 prompts are asked at temperature 0 and 1, with 512 tokens at most. The
-exit status is 1 if an object that ended is no JSON.
+`python scripts/json_mode.py ADDRESS MODEL`. 200 prompts, or fewer, are asked at temperature 0 and 1, with 512 tokens at
+most. The exit status is 1 if an object that ended is no JSON.
 """
 
 import argparse
@@ -33,7 +33,7 @@ WISHES = (
     "Extract the names: Ann and Bob saw {}.", "Is {} alive? Answer true or false, and why.", "Draw {} in words.",
     "Give the schema of {}.", "Return an empty object if you do not know {}.",
 )  # fmt: skip
-MOST_TOKENS, AT_ONCE = 512, 8
+MOST_TOKENS, AT_ONCE = 512, 16
 
 
 async def answered(
@@ -56,9 +56,10 @@ def is_object(text: str) -> bool:
         return False
 
 
-async def run(address: str, model: str) -> bool:
+async def run(address: str, model: str, count: int) -> bool:
     """Print a line for each temperature, and return whether all that ended is valid."""
     prompts, room, held = [wish.format(kind) for kind in KINDS for wish in WISHES], asyncio.Semaphore(AT_ONCE), True
+    prompts = prompts[:: len(prompts) // count]
     print("temperature  asked  ended  valid of these  white tokens of all")
     async with httpx.AsyncClient(base_url=address, timeout=3600) as http:
         for temperature in (0, 1):
@@ -80,8 +81,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("address")
     parser.add_argument("model")
+    parser.add_argument("--prompts", type=int, default=len(KINDS) * len(WISHES))
     given = parser.parse_args()
-    sys.exit(not asyncio.run(run(given.address, given.model)))
+    sys.exit(not asyncio.run(run(given.address, given.model, given.prompts)))
 
 
 if __name__ == "__main__":
