@@ -19,6 +19,7 @@ _MOST_HEADERS = 64 << 10  # bytes of a request's line and headers, as in other s
 _MOST_RECEIVED = _MOST_HEADERS + (256 << 10)  # before they end: what follows them may come in the same read of asyncio
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_COMMENT = b"3\r\n:\n\n\r\n"  # a chunk that holds an event without fields
 _PROBE_SECONDS = 0.2  # between two of them (chosen)
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -61,16 +62,17 @@ class _Protocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def eof_received(self) -> bool:
-        """Answer a client that has closed only its own side; one that is gone resets the connection when it is asked.
+        """Answer a client that has closed only its own side; one that is gone resets the connection if asked.
 
-        Both have sent the same. The status 100, which clients pass over, is sent to find out, until there is an answer.
+        As both have sent the same, what clients pass over is sent until the answer has ended: the status 100, and in a
+        stream, whose chunks are whole events, a comment.
         """
         cycle = self.cycle
         if cycle is None or cycle.more_body or cycle.response_complete or self.transport.is_closing():
             return False
         cycle.keep_alive = False
-        if not cycle.response_started:
-            self.transport.write(_CONTINUE)
+        if not cycle.response_started or cycle.chunked_encoding:
+            self.transport.write(_COMMENT if cycle.response_started else _CONTINUE)
             self.loop.call_later(_PROBE_SECONDS, self.eof_received)
         return True
 
