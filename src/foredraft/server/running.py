@@ -61,14 +61,14 @@ class _Protocol(HttpToolsProtocol):
         self._head = None
         super().on_headers_complete()
 
-    def eof_received(self) -> bool:
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's own; uvicorn's returns None
         """Answer a client that has closed only its own side; one that is gone resets the connection if asked.
 
         As both have sent the same, what clients pass over is sent until the answer has ended: the status 100, and in a
         stream, whose chunks are whole events, a comment.
         """
         cycle = self.cycle
-        if cycle is None or cycle.more_body or cycle.response_complete or self.transport.is_closing():
+        if self._head is not None or cycle.more_body or cycle.response_complete or self.transport.is_closing():
             return False
         cycle.keep_alive = False
         if not cycle.response_started or cycle.chunked_encoding:
