@@ -1,4 +1,4 @@
-"""Ask a server for JSON objects, and print how many ended, were valid, and how many of their tokens are white space.
+"""Ask a server for JSON objects, and print how many ended, were valid, and the share of white tokens.
 
 `python scripts/json_mode.py ADDRESS MODEL`. 200 prompts, or fewer, are asked at temperature 0 and 1, with 512 tokens at
 most. The exit status is 1 if an object that ended is no JSON.
@@ -7,7 +7,9 @@ most. The exit status is 1 if an object that ended is no JSON.
 import argparse
 import asyncio
 import json
+import re
 import sys
+from collections import Counter
 from typing import Any
 
 import httpx
@@ -33,6 +35,7 @@ WISHES = (
     "Extract the names: Ann and Bob saw {}.", "Is {} alive? Answer true or false, and why.", "Draw {} in words.",
     "Give the schema of {}.", "Return an empty object if you do not know {}.",
 )  # fmt: skip
+QUOTE = re.compile(r"\\.")  # a backslash, and the letter behind it, which does not end a string
 MOST_TOKENS, AT_ONCE = 512, 16
 
 
@@ -48,6 +51,16 @@ async def answered(
     return choice["message"]["content"], tokens, choice["finish_reason"]
 
 
+def white(tokens: list[str]) -> Counter[str]:
+    """Return how many tokens are white space between what JSON is made of, and how many within a string."""
+    found, text = Counter[str](), ""
+    for token in tokens:
+        if token.isspace():
+            found["within" if QUOTE.sub("", text).count('"') % 2 else "between"] += 1
+        text += token
+    return found
+
+
 def is_object(text: str) -> bool:
     """Return whether a text is an object in JSON."""
     try:
@@ -60,7 +73,7 @@ async def run(address: str, model: str, count: int) -> bool:
     """Print a line for each temperature, and return whether all that ended is valid."""
     prompts, room, held = [wish.format(kind) for kind in KINDS for wish in WISHES], asyncio.Semaphore(AT_ONCE), True
     prompts = prompts[:: len(prompts) // count]
-    print("temperature  asked  ended  valid of these  white tokens of all")
+    print("temperature  asked  ended  valid of these  white tokens of all  within strings")
     async with httpx.AsyncClient(base_url=address, timeout=3600) as http:
         for temperature in (0, 1):
             options = {"temperature": temperature, "seed": 1, "max_tokens": MOST_TOKENS, "model": model}
@@ -70,8 +83,10 @@ async def run(address: str, model: str, count: int) -> bool:
             ended = [text for text, _, finish in found if finish == "stop"]
             valid = sum(map(is_object, ended))
             tokens = [token for _, each, _ in found for token in each]
-            white = sum(token.isspace() for token in tokens) / len(tokens)
-            print(f"{temperature:11} {len(found):6} {len(ended):6} {valid:15} {white:20.1%}", flush=True)
+            counts = sum((white(each) for _, each, _ in found), Counter())
+            between, within = (counts[name] / len(tokens) for name in ("between", "within"))
+            shown = f"{len(found):6} {len(ended):6} {valid:15} {between:20.1%} {within:15.1%}"
+            print(f"{temperature:11} {shown}", flush=True)
             held = held and valid == len(ended)
     return held
 
