@@ -22,7 +22,7 @@ HERE = Path(__file__).resolve().parent
 TOY = HERE.parent / "tests" / "toy" / "target"
 ENVIRONMENTS = {"python": "requirements.txt", "llama-index": "llama-index.txt"}  # that need other versions of `openai`
 TEMPLATE = (
-    "{% if tools %}<|user|>{{ tools | tojson }} <tool_call>{% endif %}{% for m in messages %}<|{{ m.role }}|>"
+    '{% if tools %}<|user|>{{ tools | tojson }} <tool_call>{"name{% endif %}{% for m in messages %}<|{{ m.role }}|>'
     "{{ m.content }}{% for call in m.tool_calls %}{{ call.function.name }}({{ call.function.arguments | tojson }})"
     "{% endfor %}{% endfor %}<|assistant|>{% if enable_thinking %}<think>{% endif %}"
 )  # of Hermes' form

@@ -1,19 +1,49 @@
 """Thoughts and tool calls in the answers of each family of models, in whichever pieces they come."""
 
 import json
+import re
+import tarfile
 from pathlib import Path
 
 import llguidance
 import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
 
+from foredraft.errors import UsageError
 from foredraft.server.bodies import Choice, FunctionTool, Tools
-from foredraft.server.dialects import dialect_of
+from foredraft.server.dialects import CALLS, dialect_of
 from foredraft.server.grammars import grammar_of
 from foredraft.server.parts import Splitter
 
-_DATA = json.loads((Path(__file__).parent / "data" / "answers_of_families.json").read_text(encoding="utf-8"))
+_FOLDER = Path(__file__).parent / "data"
+_DATA = json.loads((_FOLDER / "answers_of_families.json").read_text(encoding="utf-8"))
 TOOLS, ANSWERS = _DATA["tools"], _DATA["families"]
 """Answers as each family's documentation shows them: what is in the template, the answer, and what it holds."""
+
+HERMES = '<tool_call>{"name'
+
+
+def _templates():
+    """The chat templates that llama.cpp is tested with, by their names there."""
+    with tarfile.open(_FOLDER / "chat_templates.tar.xz") as archive:
+        return {file.name.removesuffix(".jinja"): archive.extractfile(file).read().decode() for file in archive}
+
+
+TEMPLATES = _templates()
+UNKNOWN = {
+    "Apertus-8B-Instruct", "Apriel-1.6-15b-Thinker-fixed", "CohereForAI-c4ai-command-r-plus-tool_use",
+    "GigaChat3-10B-A1.8B", "GigaChat3.1-10B-A1.8B", "HuggingFaceTB-SmolLM3-3B", "Kimi-K3", "LFM2.5-Instruct",
+    "MiniMax-M1", "MiniMax-M3", "deepseek-ai-DeepSeek-R1-Distill-Llama-8B", "deepseek-ai-DeepSeek-V3.1",
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "fireworks-ai-llama-3-firefunction-v2", "google-gemma-2-2b-it",
+    "llama-cpp-rwkv-world", "meetkai-functionary-medium-v3.2", "microsoft-Phi-3.5-mini-instruct", "muse-glimmer",
+    "openbmb-MiniCPM5-1B", "tencent-Hy3", "unsloth-Apriel-1.5", "upstage-Solar-Open-100B",
+}  # fmt: skip
+"""Templates that tell no tools, or in whose form calls are not read, so that tools are refused."""
+NO_CALLS = {
+    "Kimi-K2-Instruct", "Kimi-K2-Thinking", "LFM2-8B-A1B", "ibm-granite-granite-3.3-2B-Instruct",
+    "llama-cpp-deepseek-r1",
+}  # fmt: skip
+"""Templates that tell tools, but write no call, or not with transformers."""
 
 
 def parts_of(needles, text, cuts=(), schemas=TOOLS, **options):
@@ -53,6 +83,28 @@ def test_an_answer_is_its_thought_its_text_and_its_calls(family):
         assert parts_of(needles, text, [cut]) == whole, f"in two pieces, the first {text[:cut]!r}"
 
 
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_call_that_a_template_writes_is_read_as_it_was(name):
+    """Of the rows of the table one fits the template, or none if calls in its form are not read."""
+    template = TEMPLATES[name]
+    fits = [row for row in CALLS if "tools" in template and re.search(row.needle, template, re.DOTALL)]
+    assert len(fits) == (name not in UNKNOWN)
+    if not fits or name in NO_CALLS:
+        return
+    told = [{"type": "function", "function": {"name": each, "description": "d", "parameters": TOOLS[each]}}
+            for each in TOOLS]  # fmt: skip
+    given = {"city": "Paris", "days": 3, "hours": [6, 18]}
+    call = {"id": "abcdefghi", "type": "function", "function": {"name": "get_weather", "arguments": given}}
+    said = [{"role": "user", "content": "Hi"}]
+    answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+    more = {"chat_template": template, "tools": told, "bos_token": "<s>", "eos_token": "</s>"}
+    [whole], _ = render_jinja_template([[*said, answer]], **more)
+    begun, prompt = (render_jinja_template([said], add_generation_prompt=each, **more)[0][0] for each in (True, False))
+    assert whole.startswith(prompt)
+    parts = parts_of(template, whole.removeprefix(begun if whole.startswith(begun) else prompt))
+    assert calls_of(parts) == [["get_weather", given]]
+
+
 @pytest.mark.parametrize("family", [family for family, answer in ANSWERS.items() if answer["calls"]])
 def test_arguments_come_while_they_are_written(family):
     """Those of a call that is cut are what was written of them, as with OpenAI."""
@@ -72,16 +124,16 @@ def test_arguments_come_while_they_are_written(family):
 @pytest.mark.parametrize(
     ("needles", "text"),
     [
-        ("<tool_call>", '<tool_call>{"name": "f", "arguments": null}</tool_call>'),
-        ("<tool_call>", '<tool_call>{"name": "f", "arguments": "word"}</tool_call>'),
-        ("<tool_call>", 'It writes <tool_call> and </tool'),
-        ("<tool_call>", '<tool_call>{"name": "f", "arg'),
-        ("<tool_call>", "<tool_call>"),
+        (HERMES, '<tool_call>{"name": "f", "arguments": null}</tool_call>'),
+        (HERMES, '<tool_call>{"name": "f", "arguments": "word"}</tool_call>'),
+        (HERMES, 'It writes <tool_call> and </tool'),
+        (HERMES, '<tool_call>{"name": "f", "arg'),
+        (HERMES, "<tool_call>"),
         ('ipython "parameters"', '{"answer": "a JSON text", "name": "x"}'),
         ('ipython "parameters"', 'In JSON: {"name": "now", "parameters": {}}'),
         ("[func_name1(params_name1=", "[1, 2, 3] is a list"),
         ("[func_name1(params_name1=", "[unknown(a=1)]"),
-        ("<parameter=<function=", "a <function= of two"),
+        ("<tool_call><function=", "a <function= of two"),
     ],
 )  # fmt: skip
 def test_what_is_no_call_stays_text(needles, text):
@@ -91,7 +143,7 @@ def test_what_is_no_call_stays_text(needles, text):
 
 def test_marks_inside_of_arguments_are_arguments():
     text = '<tool_call>{"name": "f", "arguments": {"a": "</tool_call> <tool_call>"}} </tool_call>.'
-    assert parts_of("<tool_call>", text) == [("call", "f", '{"a": "</tool_call> <tool_call>"}'), ("text", None, ".")]
+    assert parts_of(HERMES, text) == [("call", "f", '{"a": "</tool_call> <tool_call>"}'), ("text", None, ".")]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +158,7 @@ def test_marks_inside_of_arguments_are_arguments():
 )  # fmt: skip
 def test_arguments_have_the_types_of_the_schema(schema, written, value):
     text = f"<function=f>\n<parameter=a>\n{written}\n</parameter>\n</function>"
-    [(_, _, arguments)] = parts_of("<function=<parameter=", text, schemas={"f": {"properties": {"a": schema}}})
+    [(_, _, arguments)] = parts_of("<tool_call><function=", text, schemas={"f": {"properties": {"a": schema}}})
     assert json.loads(arguments) == {"a": value}
 
 
@@ -191,6 +243,41 @@ def written_by(matcher, calls, given):
     assert text.encode()[:taken].decode() == text
     assert matcher.is_accepting()
     return text
+
+
+@pytest.mark.parametrize(
+    ("family", "schema", "keyword"),
+    [
+        ("Qwen 3 Coder", {"type": "string", "pattern": "a+"}, "pattern"),
+        ("GLM 4.6", {"type": "string", "maxLength": 3}, "maxLength"),
+        ("Gemma 4", {"type": "string", "minLength": 3}, "minLength"),
+        ("Gemma 4", {"type": "array", "maxItems": 3}, "maxItems"),
+        ("Gemma 4", {"$ref": "#/$defs/a"}, "$ref"),
+        ("LFM 2", {"type": "string"}, "minProperties"),
+    ],
+)
+def test_what_a_form_cannot_enforce_is_refused(family, schema, keyword):
+    dialect, whole = dialect_of(f"{ANSWERS[family]['template']} tools"), {"properties": {"a": schema}}
+    tool = FunctionTool(name="f", parameters=whole | ({keyword: 1} if keyword == "minProperties" else {}))
+    with pytest.raises(UsageError, match=re.escape(keyword)):
+        grammar_of(None, Tools.of([tool], Choice("required")), dialect, {}, None, {})
+
+
+@pytest.mark.parametrize("family", ["Hermes", "LFM 2", "Gemma 4", "Qwen 3 Coder"])
+def test_limits_of_a_number_are_kept(family):
+    dialect = dialect_of(f"{ANSWERS[family]['template']} tools")
+    tool = FunctionTool(
+        name="f", parameters={"properties": {"a": {"type": "integer", "maximum": 5}}, "required": ["a"]}
+    )
+    grammar = grammar_of(None, Tools.of([tool], Choice("required")), dialect, {}, None, {})
+    written = {
+        "Hermes": '<tool_call>\n{"name": "f", "arguments": {"a": 5}}\n</tool_call>',
+        "LFM 2": "<|tool_call_start|>[f(a=5)]<|tool_call_end|>",
+        "Gemma 4": "<|tool_call>call:f{a:5}<tool_call|>",
+        "Qwen 3 Coder": "<tool_call>\n<function=f>\n<parameter=a>\n5\n</parameter>\n</function>\n</tool_call>",
+    }[family]
+    assert accepted(grammar, written)[1]
+    assert not accepted(grammar, written.replace("5", "6"))[1]
 
 
 def test_a_named_tool_is_the_only_one():

@@ -31,6 +31,7 @@ from foredraft.model.compiled.package import (
     RECORD,
     CompiledForward,
     compiled_folder,
+    compiling,
     find_compiled,
     kept_forward,
     read_record,
@@ -362,6 +363,15 @@ def test_a_damaged_cache_is_told_and_not_used(cache, tmp_path, change, monkeypat
     monkeypatch.setenv("FOREDRAFT_CACHE", str(copy))
     with pytest.warns(ForedraftWarning, match="goes on without it"):
         assert kept_forward(small_model()) is None
+
+
+def test_what_another_process_compiles_at_the_moment_is_not_damaged(cache, tmp_path):
+    """It has replaced the package, and not yet the record."""
+    copy = damaged(cache, tmp_path, truncate)
+    with compiling(compiled_folder(small_model(), copy)):
+        assert find_compiled(small_model(), copy) is None
+    with pytest.raises(StoreError, match="damaged"):
+        find_compiled(small_model(), copy)
 
 
 def test_the_quickest_runs_each_number_of_rows():

@@ -38,7 +38,7 @@ CALLING = {"role": "assistant", "content": "", "tool_calls": [
 ]}  # fmt: skip
 KEY, OTHER = "a-key-of-the-tests", "another-key-of-tests"
 TEMPLATE = (
-    "{% if tools %}<|user|>Tools: {{ tools | tojson }} <tool_call>{% endif %}"
+    '{% if tools %}<|user|>Tools: {{ tools | tojson }} <tool_call>{"name{% endif %}'
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
     "{% for call in m.tool_calls %}{{ call.function.name }}({{ call.function.arguments | tojson }}){% endfor %}"
     "{% endfor %}<|assistant|>"

@@ -4,6 +4,7 @@ import json
 import logging
 import socket
 import threading
+import time
 
 import httpx
 import llguidance.hf
@@ -123,6 +124,20 @@ def test_formats_are_refused_and_prompts_too_long_for_any_tokens(address):
 
 
 @pytest.mark.slow
+def test_bodies_of_many_items_and_long_formats_are_refused_before_they_are_read(address):
+    tool = {"type": "function", "function": {"name": "f"}}
+    for fields in (
+        {"messages": [{"role": "user", "content": "a"}] * 5000},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 5000}]},
+        {"tools": [tool] * 5000},
+    ):
+        refused = asked(address, **fields)
+        assert (refused.status_code, "at most 4096" in refused.text) == (400, True)
+    refused = asked(address, response_format={"type": "regex", "pattern": "a(b|c)*" * 150_000})
+    assert (refused.status_code, "1,050,0" in refused.text) == (400, True)
+
+
+@pytest.mark.slow
 def test_too_large_headers_are_answered_with_431_and_bodies_may_be_larger(address):
     for value in ("x" * 70_000, "x" * 900_000):
         assert httpx.get(f"{address}/health", headers={"x-a": value}).status_code == 431
@@ -144,6 +159,31 @@ def test_too_large_headers_are_answered_with_431_and_bodies_may_be_larger(addres
         except OSError:
             return
         assert b" 431 " in endless.recv(100)
+
+
+def _sent(address, **fields):
+    """A connection on which a whole request was sent."""
+    host, port = address.removeprefix("http://").split(":")
+    body = json.dumps({"model": "toy", "prompt": "Hello.", "ignore_eos": True, **fields}).encode()
+    connection = socket.create_connection((host, int(port)), timeout=60)
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(body)}\r\n\r\n"
+    connection.sendall(head.encode() + body)
+    return connection
+
+
+@pytest.mark.slow
+def test_a_client_that_closes_only_its_side_is_answered_and_one_that_is_gone_is_cancelled(address):
+    for number, stream in enumerate((False, True), 1):
+        with _sent(address, stream=stream, max_tokens=400) as half:
+            half.shutdown(socket.SHUT_WR)
+            answer = b"".join(iter(lambda connection=half: connection.recv(1 << 16), b"")).decode()
+        assert "HTTP/1.1 200" in answer
+        assert '"finish_reason":"length"' in answer
+        _sent(address, stream=stream, max_tokens=4000).close()
+        until = time.monotonic() + 10
+        while f'finished_reason="abort",model_name="toy"}} {number}.0' not in httpx.get(f"{address}/metrics").text:
+            assert time.monotonic() < until, "it is still written"
+            time.sleep(0.1)
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from support.toys import TOY
 pytestmark = pytest.mark.slow
 ASKED = [{"role": "user", "content": "What is the weather in Paris?"}]
 TEMPLATE = (
-    "{% if tools %}<|user|>{{ tools | tojson }} <tool_call>{% endif %}{% for m in messages %}<|{{ m.role }}|>"
+    '{% if tools %}<|user|>{{ tools | tojson }} <tool_call>{"name{% endif %}{% for m in messages %}<|{{ m.role }}|>'
     "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
     "{% for call in m.tool_calls %}{{ call.function.name }}({{ call.function.arguments | tojson }}){% endfor %}"
     "{% endfor %}<|assistant|><think>{% if enable_thinking is defined and not enable_thinking %}</think>{% endif %}"

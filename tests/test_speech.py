@@ -20,7 +20,7 @@ def tokenizer():
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     made = PreTrainedTokenizerFast(tokenizer_object=backend)
     made.add_special_tokens({"additional_special_tokens": SPECIAL})
-    made.chat_template = "<think></think><tool_call> tools"
+    made.chat_template = '<think></think><tool_call>{"name" tools'
     return made
 
 

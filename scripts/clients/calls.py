@@ -6,7 +6,9 @@ that it did not fail, and that what was asked for is there. Clients that are not
 
 import asyncio
 import json
+import os
 import sys
+import tempfile
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -235,9 +237,34 @@ def with_llama_index() -> dict[str, Callable[[], Any]]:
     }  # fmt: skip
 
 
+def with_agent() -> dict[str, Callable[[], Any]]:
+    """Return a task for mini-swe-agent, a coding agent whose tool is a shell."""
+    os.environ["MSWEA_SILENT_STARTUP"] = "1"
+    import httpx
+    from minisweagent.agents.default import DefaultAgent
+    from minisweagent.environments.local import LocalEnvironment
+    from minisweagent.models.litellm_model import LitellmModel
+
+    def turn() -> Any:
+        [quote] = httpx.post(f"{BASE}/tokenize", json={"prompt": '"', "model": NAME}).json()["tokens"]
+        asked = {"api_base": URL, "api_key": "none", "max_tokens": 120, "tool_choice": "required"}
+        asked |= {"parallel_tool_calls": False, "logit_bias": {str(quote): 8}}  # so that the command soon ends
+        model = LitellmModel(model_name=f"openai/{NAME}", model_kwargs=asked, cost_tracking="ignore_errors")
+        texts = {"system_template": "You have a shell.", "instance_template": "{{task}}"}
+        with tempfile.TemporaryDirectory() as folder:
+            shell = LocalEnvironment(cwd=folder, env={"PATH": folder})  # in which there are no commands
+            agent = DefaultAgent(model, shell, **texts, step_limit=3)
+            ended = agent.run("List the files.")
+        results = [each for each in agent.messages if each["role"] == "tool"]
+        return ended["exit_status"] == "LimitsExceeded" and len(results) == agent.n_calls == 3
+
+    return {"task": turn}
+
+
 CLIENTS = {
     "openai": with_openai, "anthropic": with_anthropic, "openai-agents": with_agents, "litellm": with_litellm,
     "langchain-openai": with_langchain, "pydantic-ai": with_pydantic_ai, "llama-index": with_llama_index,
+    "mini-swe-agent": with_agent,
 }  # fmt: skip
 
 for client, make in CLIENTS.items():

@@ -28,7 +28,7 @@ from foredraft.server.anthropic import CountRequest, MessagesRequest
 from foredraft.server.openai import ChatRequest, CompletionRequest
 from foredraft.server.replies import RequestError, failure_of, sent
 from foredraft.server.responses import ResponsesRequest
-from foredraft.server.service import Service
+from foredraft.server.service import LONG, Service
 
 AnyBody = TypeVar("AnyBody", bound=bodies.Body)
 
@@ -50,6 +50,7 @@ def make_app(service: Service, keys: tuple[str, ...], hosts: tuple[str, ...], or
     those of other sites whose pages may use it, or "*".
     """
     app = FastAPI(title="foredraft", docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.in_turn = service.in_turn
     app.state.name, app.state.keys, app.state.hosts, app.state.origins = service.name, keys, hosts, origins
     if origins:
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
@@ -214,7 +215,8 @@ async def _read(request: Request, kind: type[AnyBody]) -> tuple[str, AnyBody]:
                     raise RequestError(413, problem, code="body_too_large")
     except TimeoutError as error:
         raise RequestError(408, f"The body took more than {_BODY_SECONDS:.0f} seconds; send it at once.") from error
-    body = kind.model_validate_json(bytes(data))
+    validated = partial(kind.model_validate_json, bytes(data))
+    body = await request.app.state.in_turn(validated, long=True) if len(data) > LONG else validated()
     model = getattr(body, "model", None)
     if model is not None:
         _check_model(request, model, "model")

@@ -27,12 +27,11 @@ from foredraft.server.fields import is_ignored
 from foredraft.server.replies import RequestError
 
 Item = TypeVar("Item")
-Many = Annotated[list[Item], Field(fail_fast=True)]
+Long = Annotated[list[Item], Field(fail_fast=True)]
 """A list that may be long: validation stops at the first error, because finding all would block other requests."""
-Some = Annotated[list[Item], Field(fail_fast=True, min_length=1)]
-
 Share = Annotated[float, Field(ge=0, le=1)]
 MOST_TEXTS = 64  # per request (chosen)
+_MOST_ITEMS = 4096  # messages, tools, parts of a message (chosen)
 _MOST_FIELDS = 100  # names of an object; the largest body here has 34 (chosen)
 _MOST_STOPS, _LONGEST_STOP = (
     16,
@@ -54,6 +53,8 @@ def at_most(count: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+Many = Annotated[list[Item], Field(fail_fast=True), at_most(_MOST_ITEMS)]
+Some = Annotated[list[Item], Field(fail_fast=True, min_length=1), at_most(_MOST_ITEMS)]
 Stops = Annotated[list[Annotated[str, Field(min_length=1, max_length=_LONGEST_STOP)]], at_most(_MOST_STOPS)]
 
 Shape = str | dict[str, Any]  # what a text must match: a regular expression, or a JSON schema
@@ -373,10 +374,10 @@ class DetokenizeRequest(Body):
     """`/detokenize`."""
 
     model: str | None = None
-    tokens: Many[int]
+    tokens: Long[int]
 
 
 class TextsRequest(Body):
     """Texts to add to a store."""
 
-    texts: Some[str]
+    texts: Annotated[Long[str], Field(min_length=1)]

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from foredraft.errors import UsageError
 from foredraft.server.marks import first_mark
 from foredraft.server.notation import Notation
 
@@ -42,7 +43,10 @@ class Style(Protocol):
         """Return what is known of the call that a text begins with, or None if it is no call; `last` as in marks."""
 
     def rule(self, name: str, schema: Mapping[str, Any], to: Notation) -> str:
-        """Return the expression for a call of a tool whose arguments have a schema."""
+        """Return the expression for a call of a tool whose arguments have a schema.
+
+        A schema with a keyword that it would not enforce is a UsageError.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +117,9 @@ class NamedCall:
 class TaggedCall:
     """A name, and arguments between tags: `f><parameter=a>1</parameter></function>`.
 
-    `name` ends the name, `key` matches what precedes a value, and `written` is it with `{0}` for the argument's name,
-    and `{1}` for whether it is a string; `close` follows a value, and `end` the last one. Values that the schema calls
-    strings are as they are written, but for one line break at each end; others are JSON.
+    `name` ends the name (its line break may be missing), `key` matches what precedes a value, and `written` is it with
+    `{0}` for the argument's name, and `{1}` for whether it is a string; `close` follows a value, `end` the last one.
+    Values that the schema calls strings are as they are written, but for one line break at each end; others are JSON.
     """
 
     name: str
@@ -127,7 +131,7 @@ class TaggedCall:
 
     def read(self, text: str, schemas: Schemas, *, last: bool) -> Reading | None:
         begin = len(text) - len(text.lstrip())
-        place, mark = first_mark(text[begin:], [self.name, "<"], last=last)
+        place, mark = first_mark(text[begin:], [self.name.rstrip("\n") or self.name, "<"], last=last)
         name = text[begin : begin + place]
         if mark is None:
             return None if last or len(text) > _LONGEST_HEAD else Reading()
@@ -153,9 +157,11 @@ class TaggedCall:
         return Reading(name, "{" + ", ".join(written) + "}", end)
 
     def rule(self, name: str, schema: Mapping[str, Any], to: Notation) -> str:
+        _check(schema, *_OBJECT)
         parts = [to.text(name + self.name)]
         for key, given in schema.get("properties", {}).items():
-            is_text = _types(given) == {"string"}
+            if is_text := _types(given) == {"string"}:
+                _check(given, "type", "enum")
             choices = [each for each in given.get("enum", ()) if isinstance(each, str)] if is_text else []
             begun, closed = to.text(self.written.format(key, str(is_text).lower())), to.text(self.close)
             if choices:
@@ -191,6 +197,7 @@ class PythonCall:
         return Reading(name, json.dumps(given), stop)
 
     def rule(self, name: str, schema: Mapping[str, Any], to: Notation) -> str:
+        _check(schema, *_OBJECT)
         given = schema.get("properties", {}).items()
         values = {key: f"{to.text(key + '=')} {to.json(each, schema)}" for key, each in given}
         return f'{to.text(name + "(")} {to.separated(values, schema.get("required", ()), ", ")} ")"'
@@ -229,6 +236,9 @@ class BraceCall:
 
     def _value(self, given: Mapping[str, Any], to: Notation) -> str:
         kinds = _types(given)
+        if kinds and not kinds & {"string", "object", "array"}:
+            return to.json(given)
+        _check(given, *{"object": _OBJECT, "array": ("type", "items")}.get("".join(kinds), ("type", "enum")))
         if "enum" in given:
             quoted = [
                 f"{self.quote}{each}{self.quote}" if isinstance(each, str) else json.dumps(each)
@@ -249,6 +259,20 @@ class BraceCall:
         if kinds == {"string"}:
             return text
         return f"({to.json({'type': plain})}" + (f" | {text})" if not kinds or "string" in kinds else ")")
+
+
+_OBJECT = ("type", "properties", "required", "additionalProperties", "$defs", "definitions")
+_NOTES = ("title", "description", "default", "examples", "deprecated", "$schema", "$comment")  # which bind nothing
+
+
+def _check(schema: Mapping[str, Any], *enforced: str) -> None:
+    """Raise UsageError for a keyword that is not enforced where this is asked."""
+    for keyword in schema:
+        if keyword not in (*enforced, *_NOTES):
+            raise UsageError(
+                f"In the form in which this model writes calls, {keyword!r} of a tool's schema cannot be enforced; "
+                "leave it out, or leave out strict and tool_choice."
+            )
 
 
 _HEAD = re.compile(

@@ -1,7 +1,7 @@
 """The marks that models write around their thoughts and tool calls, chosen by what their chat templates hold.
 
-Two tables, of which the first row that fits a template counts. The marks are those of the templates that the models
-come with, and of vLLM's documentation. Does not read a text.
+Two tables: of calls at most one row fits a template, and of thoughts the first that does counts. The marks are those of
+the templates that the models come with, and of vLLM's documentation. Does not read a text.
 """
 
 import re
@@ -41,14 +41,17 @@ class Calls:
     bare: str = ""  # a character that begins a call which no mark precedes, at the beginning of an answer
 
 
-_QWEN = TaggedCall(">", r"\s*<parameter=\s*([^<>]*?)\s*>", "<parameter={0}>\n", "\n</parameter>\n", "</function>")
+_BLANK = r"(?:\\n|[^\w<>])*"  # in a template: line breaks, and what ends one expression and begins the next
+_QWEN = TaggedCall(">\n", r"\s*<parameter=\s*([^<>]*?)\s*>", "<parameter={0}>\n", "\n</parameter>\n", "</function>")
 _GLM = TaggedCall(
     "\n", r"\s*<arg_key>\s*([^<>]*?)\s*</arg_key>\s*<arg_value>", "<arg_key>{0}</arg_key>\n<arg_value>",
     "</arg_value>\n", "</tool_call>",
 )  # fmt: skip
-_MINIMAX = TaggedCall('">', r'\s*<parameter name="([^<>"]*)">', '<parameter name="{0}">', "</parameter>\n", "</invoke>")
+_MINIMAX = TaggedCall(
+    '">\n', r'\s*<parameter name="([^<>"]*)">', '<parameter name="{0}">', "</parameter>\n", "</invoke>"
+)
 _DSML = TaggedCall(
-    '">', r'\s*<｜DSML｜parameter name="([^<>"]*)"[^<>]*>', '<｜DSML｜parameter name="{0}" string="{1}">',
+    '">\n', r'\s*<｜DSML｜parameter name="([^<>"]*)"[^<>]*>', '<｜DSML｜parameter name="{0}" string="{1}">',
     "</｜DSML｜parameter>\n", "</｜DSML｜invoke>",
 )  # fmt: skip
 _DEEPSEEK = r"\s*(?:function)?(?:<｜tool▁sep｜>)?(?P<name>[\w.-]+)(?:<｜tool▁sep｜>|\s*```json)\s*(?=\{|\Z)"
@@ -72,7 +75,9 @@ THOUGHTS = (
              answer="<|START_RESPONSE|>"),
     Thoughts(r"<\|inner_prefix\|>", "<|inner_prefix|>", "<|inner_suffix|>"),
     Thoughts("Here is my thought process:", "Here is my thought process:", "Here is my response:"),
-    Thoughts("<think>.*<response>", "<think>", "</think>", ("<response>", "</response>"), answer="<response>"),
+    Thoughts("<mm:think>", "<mm:think>", "</mm:think>"),
+    Thoughts("<think></think>.*<response></response>", "<think>", "</think>", ("<response>", "</response>"),
+             answer="<response>"),
     Thoughts("<think>.*<answer>", "<think>", "</think>", ("<answer>", "</answer>"), answer="<answer>"),
     Thoughts("<thought>", "<thought>", "</thought>"),
     Thoughts("</?think>", "<think>", "</think>"),
@@ -90,15 +95,17 @@ CALLS = (
           ("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),
           '<｜DSML｜function_calls>\n<｜DSML｜invoke name="', "", '\n<｜DSML｜invoke name="',
           "\n</｜DSML｜function_calls>"),
-    Calls("｜DSML｜", ('<｜DSML｜invoke name="',), _DSML, ("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"),
+    Calls(r"\A(?!.*function_calls>).*｜DSML｜", ('<｜DSML｜invoke name="',), _DSML,
+          ("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"),
           '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="', "", '\n<｜DSML｜invoke name="', "\n</｜DSML｜tool_calls>"),
     Calls("<minimax:tool_call>", ('<invoke name="',), _MINIMAX, ("<minimax:tool_call>", "</minimax:tool_call>"),
           '<minimax:tool_call>\n<invoke name="', "", '\n<invoke name="', "\n</minimax:tool_call>"),
     Calls("<｜tool▁calls▁begin｜>.*```json", ("<｜tool▁call▁begin｜>",),
           NamedCall(_DEEPSEEK, "function<｜tool▁sep｜>{}\n```json\n"), _OF_DEEPSEEK, _FIRST_OF_DEEPSEEK,
           "\n```<｜tool▁call▁end｜>", _NEXT_OF_DEEPSEEK, "<｜tool▁calls▁end｜>"),
-    Calls("<｜tool▁calls▁begin｜>", ("<｜tool▁call▁begin｜>",), NamedCall(_DEEPSEEK, "{}<｜tool▁sep｜>"), _OF_DEEPSEEK,
-          _FIRST_OF_DEEPSEEK, "<｜tool▁call▁end｜>", _NEXT_OF_DEEPSEEK, "<｜tool▁calls▁end｜>"),
+    Calls(r"\A(?!.*```json).*<｜tool▁calls▁begin｜>", ("<｜tool▁call▁begin｜>",),
+          NamedCall(_DEEPSEEK, "{}<｜tool▁sep｜>"), _OF_DEEPSEEK, _FIRST_OF_DEEPSEEK,
+          "<｜tool▁call▁end｜>", _NEXT_OF_DEEPSEEK, "<｜tool▁calls▁end｜>"),
     Calls(r"<\|tool_calls_section_begin\|>", ("<|tool_call_begin|>",),
           NamedCall(_KIMI, "functions.{}:0<|tool_call_argument_begin|>"),
           ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_end|>"),
@@ -106,14 +113,16 @@ CALLS = (
           "<|tool_calls_section_end|>"),
     Calls("<seed:tool_call>", ("<function=",), _QWEN, ("<seed:tool_call>", "</seed:tool_call>"),
           "<seed:tool_call>\n<function=", "\n</seed:tool_call>", "\n<seed:tool_call>\n<function="),
-    Calls("<parameter=", ("<function=",), _QWEN, ("<tool_call>", "</tool_call>"), "<tool_call>\n<function=",
-          "\n</tool_call>", "\n<tool_call>\n<function="),
-    Calls("<function=", ("<function=",), NamedCall(r"(?P<name>[^<>\s]+)>\s*(?=\{|\Z)", "{}>"), ("</function>",),
-          "<function=", "</function>", "<function="),
+    Calls(rf"<tool_call>{_BLANK}<function=", ("<function=",), _QWEN, ("<tool_call>", "</tool_call>"),
+          "<tool_call>\n<function=", "\n</tool_call>", "\n<tool_call>\n<function="),
+    Calls(r"\A(?!.*<parameter=).*<function=", ("<function=",),
+          NamedCall(r"(?P<name>[^<>\s]+)>\s*(?=\{|\Z)", "{}>"), ("</function>",), "<function=", "</function>",
+          "<function="),
     Calls("<arg_key>", ("<tool_call>",), _GLM, (), "<tool_call>", "", "\n<tool_call>"),
     Calls(r"\[TOOL_CALLS\].*\[ARGS\]", ("[TOOL_CALLS]",), NamedCall(_MISTRAL, "{}[ARGS]"), (), "[TOOL_CALLS]", "",
           "[TOOL_CALLS]"),
-    Calls(r"\[TOOL_CALLS\]", ("[TOOL_CALLS]",), JsonCall(listed=True), (), "[TOOL_CALLS][", "", ", ", "]"),
+    Calls(r"\A(?!.*\[ARGS\]).*\[TOOL_CALLS\]", ("[TOOL_CALLS]",), JsonCall(listed=True), (), "[TOOL_CALLS][", "",
+          ", ", "]"),
     Calls(r"<\|START_ACTION\|>", ("<|START_ACTION|>",), JsonCall("tool_name", "parameters", listed=True),
           ("<|END_ACTION|>",), "<|START_ACTION|>[", "", ", ", "]<|END_ACTION|>"),
     Calls(r"<\|tool_(?:call_start|list_start)\|>", ("<|tool_call_start|>",), PythonCall(), ("<|tool_call_end|>",),
@@ -122,8 +131,8 @@ CALLS = (
           "]</TOOLCALL>"),
     Calls(r"<\|tool_call\|>", ("<|tool_call|>",), JsonCall(listed=True), ("<|/tool_call|>",), "<|tool_call|>[", "",
           ", ", "]"),
-    Calls("<tool_call>", ("<tool_call>",), JsonCall(), ("</tool_call>",), "<tool_call>\n", "\n</tool_call>",
-          "\n<tool_call>\n"),
+    Calls(rf'<tool_call>{_BLANK}{{\\?"name', ("<tool_call>",), JsonCall(), ("</tool_call>",), "<tool_call>\n",
+          "\n</tool_call>", "\n<tool_call>\n"),
     Calls(r"func_name1\(|\[\w+\(\w+=", (), PythonCall(bare=True), (), "[", "", ", ", "]", "["),
     Calls(r'(?:<\|python_tag\|>|ipython).*"parameters"', ("<|python_tag|>",),
           JsonCall("name", "parameters", listed=True, bare=True), (), "", "", "; ", "", "{"),

@@ -9,10 +9,12 @@ from typing import Any
 
 from llguidance import LLMatcher
 
+from foredraft.errors import UsageError
 from foredraft.server.bodies import Shape, Tools
 from foredraft.server.dialects import Calls, Dialect
 from foredraft.server.notation import WHITE, Notation
 
+_LONGEST = 1 << 17  # characters of a schema or a regular expression, and of all tools' (chosen)
 _WHITE = r"/[ \t\n]{0,4}/"  # between a thought and what follows it; models write two line breaks
 
 
@@ -23,11 +25,13 @@ def grammar_of(
     """Return the grammar of an answer, or None if it may be any text.
 
     `thought` says whether a thought has begun; None that there is none. `specials` are the ids of special tokens, and
-    `added` those of all tokens that are whole marks.
+    `added` those of all tokens that are whole marks. What is too long, or would be enforced in part, is a UsageError.
     """
     to, calls = Notation(specials), dialect.calls if tools.bound else None
     if shape is None and calls is None:
         return None
+    if (size := len(json.dumps([shape, tools.schemas if calls else None]))) > _LONGEST:
+        raise UsageError(f"The response format has {size:,} characters, of at most {_LONGEST:,}; use a simpler one.")
     head, answer = _thought(dialect, to, thought, Notation(added))
     said = f"{answer} @shape".strip() if shape is not None else ""
     if calls is not None:

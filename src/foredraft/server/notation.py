@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-WHITE = {"whitespace_pattern": r"[ \n]"}
-"""One white character at most between the tokens of JSON. With any number of them, weak models write white space until
-the limit; with none, they close arrays and strings early, because the tokens that they prefer begin with a space."""
+WHITE = {"whitespace_pattern": " "}
+"""One space at most between the tokens of JSON. With any white space, weak models write it until the limit; with none,
+they close arrays and strings early, because the tokens that they prefer begin with a space."""
 
 
 class Notation:

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, Privat
 from foredraft.drafters.prediction import PREDICTION
 from foredraft.server import bodies
 from foredraft.server.answers import Answers, Delta
-from foredraft.server.bodies import Body, FunctionTool, Many, TextRequest, Tools, text_of
+from foredraft.server.bodies import Body, FunctionTool, Long, Many, TextRequest, Tools, text_of
 from foredraft.server.metrics import drafting_of
 from foredraft.server.parts import Call, Part, Piece
 from foredraft.server.processors import Position, TokenLogprob
@@ -237,7 +237,7 @@ class _Characters:
 class CompletionRequest(_Request):
     """`/v1/completions`."""
 
-    prompt: Annotated[str | Many[str] | Many[_Id] | Many[Many[_Id]], BeforeValidator(_not_too_many)]
+    prompt: Annotated[str | Many[str] | Long[_Id] | Many[Long[_Id]], BeforeValidator(_not_too_many)]
     max_tokens: PositiveInt = 16
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     within, id_prefix, whole_object, chunk_object = "completions", "cmpl", "text_completion", "text_completion"

@@ -66,8 +66,10 @@ def failure_of(error: Exception) -> RequestError:
 
 def _of_body(error: ValidationError) -> RequestError:
     errors = error.errors(include_url=False, include_input=False)
-    # of the alternatives of a field, the one that fits furthest; a field that is not honoured is one place further
-    first = max(errors, key=lambda each: len(each["loc"]) + (each["type"] in (UNKNOWN, REFUSED)))
+    # of the alternatives of a field, the one that fits furthest; a field that is not honoured is one place further, and
+    # of those that fit equally, one with a reason of ours
+    own = (UNKNOWN, REFUSED)
+    first = max(errors, key=lambda each: (len(each["loc"]) + (each["type"] in own), each["type"] == "value_error"))
     named = [each for each in first["loc"] if not _is_alternative(each)]
     message, code = first["msg"].removeprefix("Value error, "), None
     if first["type"] in (UNKNOWN, REFUSED):

@@ -37,9 +37,9 @@ _SELECTABLE = ("none", "auto", "adaptix", "rest", "prompt_lookup", "lookahead") 
 _MOST_GENERATORS = 32  # kept (chosen); the learned state of `auto` takes a few megabytes
 _UNLIMITED = 1 << 20  # default maximum of new tokens for a model without a window (chosen)
 _STEP_SECONDS = 0.2  # of a step that prefills, so that others wait no longer; fewer prompt tokens are in it (chosen)
-_FORMAT_SECONDS = 2.0  # for preparing a format, then it is refused (chosen)
+_FORMAT_SECONDS = 1.5  # for preparing a format, then it is refused (chosen)
 _SLOW_THREADS = 2  # so that one text or format that takes long delays none of the others (chosen)
-_LONG = 1 << 15  # characters of a request, from which it is prepared by those threads; 20 ms of tokenizing (chosen)
+LONG = 1 << 15  # characters of a request, from which it is prepared by those threads; 20 ms of tokenizing (chosen)
 _MOST_PREDICTED = 1 << 18  # characters of all predictions of a request that are read; 0.2 s of tokenizing (chosen)
 
 
@@ -89,7 +89,7 @@ class Service:
         self.writer.check_room(self._preparing_now + count)
         self._preparing_now += count
         try:
-            long = sum(map(_characters, request.prompts)) + len(request.options.get("prediction") or "") > _LONG
+            long = sum(map(_characters, request.prompts)) + len(request.options.get("prediction") or "") > LONG
             prompts = await self.in_turn(self._encoded, request, long=long)
             matchers = {grammar: await self._matcher(grammar) for _, _, grammar in prompts if grammar is not None}
             choices = await self.in_turn(self._choices, request, prompts, matchers, key, news, long=long)
@@ -173,7 +173,7 @@ class Service:
             return await asyncio.wait_for(made, _FORMAT_SECONDS)
         except TimeoutError as error:
             raise UsageError(
-                f"The response format takes more than {_FORMAT_SECONDS:.0f} seconds to prepare; use a simpler one."
+                f"The response format takes more than {_FORMAT_SECONDS} seconds to prepare; use a simpler one."
             ) from error
 
     def _encoded(self, request: TextRequest) -> list[_Prompt]:
