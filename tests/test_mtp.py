@@ -73,8 +73,9 @@ def test_auto_blends_the_layer_in_by_default_if_there_is_one(has_one, tmp_path):
 
 def test_a_checkpoint_without_the_layer_or_with_a_part_of_it_is_refused(tmp_path):
     bare = tiny_model(tiny_configuration("qwen3_5_text"))
-    with pytest.raises(UsageError, match=r"holds no MTP layer \(tensors mtp\."):
-        drafter_of(TorchTarget(bare))
+    for bare.config.name_or_path in ("", "file.gguf", "a/model", "/a/folder/file.gguf"):
+        with pytest.raises(UsageError, match=r"holds no MTP layer \(tensors mtp\."):
+            drafter_of(TorchTarget(bare))
     part = save_checkpoint(tmp_path, "qwen3_5_text", without="mtp.norm.weight")[0]
     with pytest.raises(StoreError, match="post_norm"):
         drafter_of(TorchTarget(part))

@@ -7,15 +7,18 @@ reads its weights (`MtpModel`), which the model leaves in its checkpoint. Does n
 
 import copy
 import json
+import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers.utils import logging
-from transformers.utils.hub import cached_file
 
 from foredraft.errors import StoreError, UsageError, told
 from foredraft.graph.layout import Layout
@@ -84,9 +87,7 @@ def load_mtp(model: Any) -> StateHead[MtpLayers]:
     try:
         from transformers.modeling_layers import MtpModel
     except ImportError as error:
-        raise UsageError(
-            "Method 'mtp' needs a transformers with MtpModel (5.23 has it): update transformers."
-        ) from error
+        raise UsageError("Method 'mtp' needs transformers 5.23 or newer; update transformers.") from error
     if not mtp_tensors(model):
         raise UsageError(
             f"The checkpoint of {model.config.name_or_path or 'this model'} holds no MTP layer (tensors "
@@ -126,22 +127,22 @@ def _declared(model: Any) -> Any:
     for field, usual in _USUAL.items():
         if getattr(config, field.removeprefix("mtp_"), None) is not None:
             setattr(config, field, (getattr(config, field, None) or [usual])[:1])
-    patterns = [rf"^{each.replace('.', chr(92) + '.')}" for each in _prefixes(model)]
+    patterns = [f"^{re.escape(each)}" for each in _prefixes(model)]
     named._keys_to_ignore_on_load_unexpected = patterns  # noqa: SLF001  # how MtpModel knows its tensors
     return named
 
 
 def _names(location: str) -> Iterable[str]:
     """Return the names of the tensors in a checkpoint's safetensors, in a folder or downloaded; none without these."""
-    for name in _FILES:
-        file = cached_file(
-            location, name, local_files_only=True, _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-        ) if location else None  # fmt: skip
-        if file is None:
+    for name in _FILES if location else ():
+        file: Any = Path(location, name)
+        if not Path(location).is_dir():
+            with suppress(HFValidationError):  # a model of another origin, such as a GGUF file
+                file = try_to_load_from_cache(location, name)
+        if not isinstance(file, str | Path) or not Path(file).exists():
             continue
         try:
-            if file.endswith(".json"):
+            if name.endswith(".json"):
                 return list(json.loads(Path(file).read_text())["weight_map"])
             with safe_open(file, framework="pt") as opened:
                 return list(opened.keys())
