@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from foredraft.contracts import DraftContext, Needs
 from foredraft.drafters import Resources
+from foredraft.errors import UsageError
 from foredraft.model.assistant import Assistant, AssistantRollout, load_assistant
 from foredraft.model.candidates import Imitation
 from foredraft.model.growth import GrowthRules, RolloutDrafting
@@ -21,7 +22,7 @@ from foredraft.model.target import loaded_target
 class AssistantOptions:
     """Options of `assistant`."""
 
-    model: str  # a folder or hub id (vLLM's name)
+    model: str | None = None  # a folder or hub id (vLLM's name), which has to be given
     # children of a node at most; 1 drafts chains, and num_speculative_tokens limits their length
     out_degree: int = 4
     least_probability: float = 0.2  # a less probable token is drafted but not expanded
@@ -50,6 +51,8 @@ class AssistantDrafter:
     def create(cls, options: AssistantOptions, resources: Resources) -> "AssistantDrafter":
         """Load the assistant; raises UsageError if it is not one for this target."""
         target = loaded_target(resources.target, cls.name, "from the target's keys and values")
+        if options.model is None:
+            raise UsageError("Method 'assistant' needs the option model, the assistant's folder or hub id; give it.")
         return cls(options, load_assistant(options.model, target.model))
 
     def open(self, context: DraftContext) -> RolloutDrafting:
