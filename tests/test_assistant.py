@@ -15,7 +15,8 @@ from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from support import exits
 from support.assistants import save_assistant, sharing_modes, target_model
-from support.families import LONG, NEW_TOKENS, VOCABULARY, prompt_of
+from support.causal_types import tiny_configuration
+from support.families import LONG, NEW_TOKENS, VOCABULARY, prompt_of, tiny_model
 
 SHAPES = {"chain": {"out_degree": 1, "least_probability": 0.0}, "tree": {"out_degree": 3, "least_probability": 0.0}}
 SAMPLED = "T=0.7 top_p=0.9"
@@ -98,5 +99,7 @@ def test_another_target_or_another_kind_of_model_is_refused(changes, says, targe
         save_assistant(tmp_path, target.model, **changes)
     with pytest.raises(UsageError, match=says):
         drafter_of(target, str(tmp_path))
+    with pytest.raises(UsageError, match=r"is a gemma3_text model|is a gemma4_text model"):
+        drafter_of(TorchTarget(tiny_model(tiny_configuration("gemma3_text"))), str(tmp_path))
     with pytest.raises(UsageError, match="No assistant could be loaded from"):
         drafter_of(target, str(tmp_path / "nothing"))

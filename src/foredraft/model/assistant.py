@@ -44,6 +44,8 @@ def load_assistant(named: str, target: Any) -> Assistant:
     wrong = ""
     if config.model_type not in _TYPES:
         wrong = f"a {config.model_type} model; method 'assistant' takes those of the types {' and '.join(_TYPES)}"
+    elif not own.model_type.startswith("gemma4"):
+        wrong = f"for a Gemma 4 model, and the target is a {own.model_type} model"
     elif config.backbone_hidden_size != own.hidden_size:
         wrong = f"for hidden states of {config.backbone_hidden_size} numbers, and the target's have {own.hidden_size}"
     elif text.vocab_size != own.vocab_size:
@@ -92,10 +94,10 @@ class AssistantRollout:
         return logits
 
     def keep(self, _path: Sequence[int]) -> None:
-        self._outputs = self._outputs[:0]
+        self._kept, self._outputs = {}, self._outputs[:0]
 
     def close(self) -> None:
-        self._kept, self._outputs = {}, torch.empty(0)
+        self.keep([])
 
     def _passed(self, tokens: IntArray, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Run R tokens after their states, float[R, D]; return logits, float[R, V], and the next states."""
