@@ -183,6 +183,17 @@ def test_dear_passes_of_one_text_do_not_keep_the_next_from_drafting():
     assert np.mean(np.array(sizes[100:]) > 0) > 0.9
 
 
+def test_texts_that_wait_in_a_batch_do_not_change_what_it_learned():
+    """Prompts of a server are prefilled in pieces of as many rows as the control says: 60 short ones change nothing."""
+    costs = StepCosts()
+    batch = BatchControl(lambda: MODERATE, 64, 16, costs)
+    costs.wide_pace = 6.0
+    before = batch.rows_within(10.0)
+    for _ in range(60):
+        MeasuredControl(MODERATE, costs=costs)
+    assert batch.rows_within(10.0) == before
+
+
 def test_a_machine_that_was_busy_for_a_while_does_not_keep_one_control_from_drafting():
     """Beside other processes, wide passes take ten times as long for 400 steps; a server has one control for all."""
     curve = CostCurve((1, 2, 4, 8, 16, 64), (1.0, 1.25, 1.6, 2.4, 4.0, 15.0))

@@ -133,6 +133,9 @@ def test_bodies_of_many_items_and_long_formats_are_refused_before_they_are_read(
     ):
         refused = asked(address, **fields)
         assert (refused.status_code, "at most 4096" in refused.text) == (400, True)
+    parts = {"role": "user", "content": [{"type": "text", "text": "a"}] * 4000}
+    refused = asked(address, messages=[parts] * 5)
+    assert (refused.status_code, "at most 16384" in refused.text) == (400, True)
     refused = asked(address, response_format={"type": "regex", "pattern": "a(b|c)*" * 150_000})
     assert (refused.status_code, "1,050,0" in refused.text) == (400, True)
 

@@ -32,6 +32,7 @@ Long = Annotated[list[Item], Field(fail_fast=True)]
 Share = Annotated[float, Field(ge=0, le=1)]
 MOST_TEXTS = 64  # per request (chosen)
 _MOST_ITEMS = 4096  # messages, tools, parts of a message (chosen)
+_MOST_PARTS = 16_384  # in all messages, and calls; as many are checked in 0.2 s (chosen)
 _MOST_FIELDS = 100  # names of an object; the largest body here has 34 (chosen)
 _MOST_STOPS, _LONGEST_STOP = (
     16,
@@ -48,6 +49,9 @@ def at_most(count: int) -> BeforeValidator:
     def check(given: Any) -> Any:
         if isinstance(given, dict | list) and len(given) > count:
             raise ValueError(f"it has {len(given)} items; at most {count} are allowed")
+        inner = (each for item in given if isinstance(item, dict) for each in item.values() if isinstance(each, list))
+        if isinstance(given, list) and (parts := sum(map(len, inner))) > _MOST_PARTS:
+            raise ValueError(f"its items have {parts} parts; at most {_MOST_PARTS} are allowed")
         return given
 
     return BeforeValidator(check)
