@@ -28,7 +28,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-lo
 .NOTPARALLEL:
 .PHONY: demo check test test-interpreted test-vllm lint format types imports referee docs docs-fresh docs-check dist dist-check changelog clean help
 
-demo: $(RUNTIME)  ## Install, prepare the model once, then write two texts by transformers, plainly and drafted.
+demo: $(RUNTIME)  ## Install, prepare the model once, then write three texts by transformers, plainly and drafted.
 	$(BIN)/foredraft demo
 
 check: lint types imports docs-fresh  ## What is quick of `make test`, in a minute and a half: run it while working.
@@ -63,15 +63,17 @@ types: $(DEV)  ## Strict type checking of the package.
 imports: $(DEV)  ## Who may import whom.
 	$(BIN)/lint-imports
 
-docs: $(DEV)  ## Write the generated pages, docs/reference/commands.md, options.md and structure.md, and the families in docs/how-to/models.md.
+docs: $(DEV)  ## Write the generated pages, docs/reference/commands.md, fields.md, options.md and structure.md, and the families in docs/how-to/models.md.
 	$(BIN)/python scripts/families_table.py
 	$(BIN)/python scripts/help_pages.py
 	$(BIN)/python scripts/structure_page.py
+	$(BIN)/python scripts/fields_page.py
 
 docs-fresh: $(DEV)  ## Fail when a generated page is out of date.
 	$(BIN)/python scripts/families_table.py --check
 	$(BIN)/python scripts/help_pages.py --check
 	$(BIN)/python scripts/structure_page.py --check
+	$(BIN)/python scripts/fields_page.py --check
 
 docs-check: docs-fresh  ## The same, and fail when a link of the site leads nowhere.
 	$(BIN)/mkdocs build --quiet --strict

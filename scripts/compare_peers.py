@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
+from drawing import COLORS, STYLE, new_figure, png
 from foredraft.bench.cell import Environment, describe_environment
-from foredraft.bench.report import COLORS, STYLE, check_matplotlib, new_figure, png
 from foredraft.bench.summary import speed_up
 from foredraft.bench.tasks import DEFAULT_TASKS, load_task
 from foredraft.model.loading import load_model, load_tokenizer
@@ -361,7 +361,6 @@ def parsed() -> argparse.Namespace:
 def main() -> None:
     """Install, start and measure the peers, and write the page."""
     given = parsed()
-    check_matplotlib()
     model, saved = load_model(given.model), Path(given.model)
     environment, vocabulary = describe_environment(TorchTarget(model), given.model), model.config.vocab_size
     (given.work / "files").mkdir(parents=True, exist_ok=True)

@@ -107,8 +107,8 @@ def measure_loans(
 def _draft_along(
     model: TorchTarget, ids: TokenIds, ends: Sequence[int], rules: GrowthRules, out_degree: int, sums: _Sums
 ) -> None:
-    drafting = RolloutDrafting(model, rules, Imitation(vocabulary=model.vocabulary, ids=model.ids), _MOST_ROWS)
-    drafting.rollout = Rollout(model, _ROOM)
+    imitation = Imitation(vocabulary=model.vocabulary, ids=model.ids)
+    drafting = RolloutDrafting(Rollout(model, _ROOM), rules, imitation)
     for end in ends:
         drafting.propose(SequenceView(ids[:end], 0), Budget(nodes=_MOST_ROWS, depth=rules.levels))
         graph = drafting.graph

@@ -1,11 +1,13 @@
-"""Write the table of families in docs/how-to/models.md from foredraft.model.families, which the tests assert.
+"""Write the tables of families in docs/how-to/models.md from foredraft.model.families, which the tests assert.
 
-`--check` writes nothing and exits 1 if the table is out of date.
+What layers keep of a text is that of the configurations with which the tests try the families. `--check` writes nothing
+and exits 1 if the tables are out of date.
 """
 
 import argparse
 import sys
 import textwrap
+from itertools import pairwise
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -19,9 +21,30 @@ def listed(names: frozenset[str] | tuple[str, ...]) -> str:
     return ", ".join(f"`{name}`" for name in sorted(names))
 
 
+def states() -> dict[str, tuple[str, ...]]:
+    """Return the tested families by what their layers keep of a text."""
+    from transformers.utils.logging import set_verbosity_error
+
+    from foredraft.model.families import STATES, TESTED_FAMILIES, UNMASKED_LAYERS
+    from foredraft.model.support import inspect
+    from support.causal_types import tiny_configuration
+
+    set_verbosity_error()  # of sizes and ids that do not fit tiny models
+    found: dict[str, tuple[str, ...]] = {}
+    for family in sorted(TESTED_FAMILIES):
+        support = inspect(tiny_configuration(family))
+        layers = zip(support.layer_types, support.windows, strict=True)
+        windows = {window for kind, window in layers if kind not in UNMASKED_LAYERS}
+        kept = ["keys and values of all positions"] if None in windows else []
+        kept += ["keys and values of a window"] if windows - {None} else []
+        kept += [state for state, families in STATES.items() if family in families]
+        found["; ".join(kept)] = (*found.get("; ".join(kept), ()), family)
+    return found
+
+
 def table() -> str:
-    """Return the families whose texts are exact, and those refused by reason, as Markdown."""
-    sys.path.insert(0, str(REPOSITORY / "src"))
+    """Return the families whose texts are exact, by what they keep, and those refused by reason, as Markdown."""
+    sys.path[:0] = [str(REPOSITORY / "src"), str(REPOSITORY / "tests")]
     from foredraft.model.families import (
         DECODERS,
         LAYER_FAMILIES,
@@ -35,8 +58,12 @@ def table() -> str:
         refused[LAYER_REASONS[kind]] = (*refused.get(LAYER_REASONS[kind], ()), *names)
     decoders = f"where the configuration sets `is_decoder`, {listed(DECODERS)}"
     count = sum(len(names) for names in refused.values())
+    kept = states()
+    usual = max(kept, key=lambda each: len(kept[each]))
     paragraphs = [
         f"**Exact: {len(TESTED_FAMILIES)} families.** {listed(TESTED_FAMILIES - DECODERS)}; and {decoders}.",
+        f"**What layers keep of a text,** in the models with which the tests try these families: {usual}, or",
+        *(f"- {each}: {listed(names)}" for each, names in kept.items() if each != usual),
         f"**Refused: {count} families,** because such a model",
         *(f"- {reason}: {listed(names)}" for reason, names in refused.items()),
     ]
@@ -47,7 +74,8 @@ def table() -> str:
         )
         for each in paragraphs
     ]  # fmt: skip
-    return "\n".join([wrapped[0], "", wrapped[1], "", *wrapped[2:], ""])
+    gaps = (f"{'' if each[0] == '-' and before[0] == '-' else chr(10)}{each}" for before, each in pairwise(wrapped))
+    return "\n".join([wrapped[0], *gaps, ""])
 
 
 def main() -> None:

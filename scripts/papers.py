@@ -181,7 +181,7 @@ def main() -> None:
     parser.add_argument("--head", action="append", default=[], help="NAME=FOLDER, an additional EESD head; repeatable")
     parser.add_argument("--store", action="append", default=[], help="NAME=FOLDER, a datastore for REST; repeatable")
     parser.add_argument("--size", action="append", default=[], type=int, help="scored tokens of one more EESD head")
-    parser.add_argument("--skipped", type=Path, help="a file of `foredraft train layer-skip`, for one more row")
+    parser.add_argument("--skipped", type=Path, help="a file of scripts/skipped_layers.py, for one more row")
     parser.add_argument("--row", action="append", help="measure only these rows, such as 'REST*'; repeatable")
     parser.add_argument("--table", action="store_true", help="print the tables instead of measuring")
     arguments = parser.parse_args()

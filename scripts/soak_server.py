@@ -1,9 +1,11 @@
 """Load-test a server with misbehaving clients, and check every text.
 
-`python scripts/soak_server.py --minutes 20 --clients 64`. Clients concurrently request answers with and without
-streaming, cancel, read slowly, send damaged bodies, and fill and remove stores. Each finished text is
-compared with plain decoding's. At the end the server is killed while it works and restarted, and its stores are
-checked. The exit status is 1 if a text differs, an answer is lost, a store is damaged, or memory grows.
+`python scripts/soak_server.py --minutes 20 --clients 64`. Requests, some of them with tools, thoughts or a schema, are
+answered by plain decoding, one at a time; then they are drafted, one at a time and eight at once. Clients concurrently
+request such answers with and without streaming, cancel, read slowly, send damaged bodies, and fill and remove stores.
+Then the server is killed while it works and restarted, its stores are checked, and all requests are made again. Each
+finished answer is compared with plain decoding's. The exit status is 1 if one differs or is lost, a log-probability
+differs by more than 1e-5, a store is damaged, or memory grows.
 """
 
 import argparse
@@ -22,8 +24,7 @@ from typing import Any
 import httpx
 import psutil
 
-import foredraft
-from foredraft.bench.tasks import DEFAULT_TASKS, load_tasks
+from foredraft.bench.tasks import load_tasks
 from foredraft.errors import StoreError
 from foredraft.index.datastore import MANIFEST, check_datastore
 
@@ -33,19 +34,88 @@ FIRST_SAMPLES = 20  # of 15 seconds each: it grew for five minutes on 2 cores
 WAYS: list[Any] = [None, None, False, {"method": "prompt_lookup"}, {"method": "adaptix", "num_speculative_tokens": 7}]
 
 
-def requests(model: str, count: int, data: Path | None) -> list[tuple[dict[str, Any], str]]:
-    """Return request bodies, each with plain decoding's text."""
-    tasks = load_tasks(DEFAULT_TASKS, data, count)
-    prompts = [task.turns[0] for task in tasks if len(task.turns[0]) < 1500][:count]
-    writer = foredraft.load(model, method="none")
+NEAR = 1e-5  # difference of log-probabilities
+CHAT = "/v1/chat/completions"
+SCHEMA = {
+    "type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer", "maximum": 99}},
+    "required": ["city", "days"], "additionalProperties": False,
+}  # fmt: skip
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": SCHEMA, "strict": True}}]
+KINDS: tuple[dict[str, Any], ...] = (
+    {}, {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}},
+    {"response_format": {"type": "json_object"}}, {"chat_template_kwargs": {"enable_thinking": True}},
+    {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}, {"tools": TOOLS},
+    {"tools": TOOLS, "chat_template_kwargs": {"enable_thinking": True}},
+)  # fmt: skip
+Said = dict[str, Any]  # of an answer: content, reasoning, calls, finish
+Known = list[tuple[dict[str, Any], Said]]
+
+
+def bodies(count: int, data: Path | None, *, tools: bool) -> list[dict[str, Any]]:
+    """Return different request bodies, those with tools only if asked for."""
+    prompts = [task.turns[0] for task in load_tasks((), data, count) if len(task.turns[0]) < 1500]
+    kinds = [kind for kind in KINDS if tools or "tools" not in kind]
     found = []
-    for number, prompt in enumerate(prompts):
-        said = [{"role": "user", "content": prompt}]
+    for number in range(count):
+        said = [{"role": "user", "content": prompts[number % len(prompts)]}]
         options: dict[str, Any] = {"temperature": 0.0} if number % 2 else {"temperature": 0.7, "seed": number}
-        tokens = 16 + 24 * (number % 5)
-        text = writer.generate(said, max_new_tokens=tokens, **options).text
-        found.append(({"messages": said, "max_tokens": tokens} | options, text))
+        found.append({"messages": said, "max_tokens": 16 + 24 * (number % 5)} | options | kinds[number % len(kinds)])
     return found
+
+
+def said_by(choice: dict[str, Any]) -> Said:
+    """Return what an answer says."""
+    message = choice["message"]
+    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())]
+    text, thought = message["content"] or "", message.get("reasoning_content", "")
+    return {"content": text, "reasoning": thought, "calls": calls, "finish": choice["finish_reason"]}
+
+
+def said_in(chunks: list[dict[str, Any]]) -> Said:
+    """Return what a streamed answer says."""
+    message: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}
+    finish = None
+    for choice in (choice for chunk in chunks for choice in chunk.get("choices", ())):
+        delta, finish = choice["delta"], choice["finish_reason"] or finish
+        for name in ("content", "reasoning_content"):
+            message[name] += delta.get(name) or ""
+        for call in delta.get("tool_calls", ()):
+            if call["index"] == len(message["tool_calls"]):
+                message["tool_calls"].append({"function": {"name": call["function"]["name"], "arguments": ""}})
+            message["tool_calls"][call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+    return said_by({"message": message, "finish_reason": finish})
+
+
+async def all_said(
+    address: str, asked: list[dict[str, Any]], at_once: int, **fields: Any
+) -> list[tuple[Said, list[float]]]:
+    """Return what the answers to all bodies say, so many at once, and their log-probabilities."""
+    room = asyncio.Semaphore(at_once)
+    async with httpx.AsyncClient(base_url=address, timeout=600) as http:
+
+        async def one(body: dict[str, Any]) -> tuple[Said, list[float]]:
+            async with room:
+                answer = await http.post(CHAT, json=body | {"logprobs": True} | fields)
+            answer.raise_for_status()
+            choice = answer.json()["choices"][0]
+            return said_by(choice), [token["logprob"] for token in choice["logprobs"]["content"]]
+
+        return await asyncio.gather(*(one(body) for body in asked))
+
+
+def differences(how: str, plain: list[tuple[Said, list[float]]], drafted: list[tuple[Said, list[float]]]) -> list[str]:
+    """Return a line for each answer that differs from plain decoding's, and print how many do and by how much."""
+    far = [
+        max((abs(one - other) for one, other in zip(first, second, strict=False)), default=0.0)
+        for (_, first), (_, second) in zip(plain, drafted, strict=True)
+    ]
+    wrong = [
+        f"{how}: {found} ({distance:.1g}) instead of {expected}"
+        for (expected, _), (found, _), distance in zip(plain, drafted, far, strict=True)
+        if expected != found or distance > NEAR
+    ]
+    print(f"{how}: {len(wrong)} of {len(plain)} differ; log-probabilities by {max(far):.1g} at most", flush=True)
+    return wrong
 
 
 def damaged(body: bytes, rng: random.Random) -> bytes:
@@ -67,7 +137,7 @@ def damaged(body: bytes, rng: random.Random) -> bytes:
 class Soak:
     """Clients of a server at `address` until the time `until`, with counts of their actions and a list of errors."""
 
-    def __init__(self, address: str, known: list[tuple[dict[str, Any], str]], until: float) -> None:
+    def __init__(self, address: str, known: Known, until: float) -> None:
         self.address, self.known, self.until = address, known, until
         self.counts: Counter[str] = Counter()
         self.wrong: list[str] = []
@@ -83,40 +153,39 @@ class Soak:
                 except httpx.HTTPError as error:
                     self.wrong.append(f"{act.__name__}: {type(error).__name__} {error}")
 
-    def body(self, rng: random.Random) -> tuple[dict[str, Any], str]:
+    def body(self, rng: random.Random) -> tuple[dict[str, Any], Said]:
         """Return a request with random drafting options, and its expected text."""
-        body, text = rng.choice(self.known)
+        body, said = rng.choice(self.known)
         way = rng.choice(WAYS)
-        predicted = (
-            {"prediction": {"type": "content", "content": text[5:]}} if way is None and rng.random() < 0.3 else {}
-        )
-        return body | ({} if way is None else {"speculative": way}) | predicted, text
+        predicts = way is None and rng.random() < 0.3
+        predicted = {"prediction": {"type": "content", "content": said["content"][5:]}} if predicts else {}
+        return body | ({} if way is None else {"speculative": way}) | predicted, said
 
-    def check(self, act: str, text: str, expected: str, finish: str | None) -> None:
-        """Compare a finished text with the expected one."""
+    def check(self, act: str, said: Said, expected: Said) -> None:
+        """Compare a finished answer with the expected one."""
         self.counts[act] += 1
-        if text != expected or finish not in ("stop", "length"):
-            self.wrong.append(f"{act}: {text[:60]!r} ({finish}) instead of {expected[:60]!r}")
+        self.counts["with calls"] += bool(said["calls"])
+        if said != expected:
+            self.wrong.append(f"{act}: {said} instead of {expected}")
 
     async def whole(self, http: httpx.AsyncClient, rng: random.Random) -> None:
         """Request an answer without streaming, sometimes one of several, or with log-probabilities."""
-        body, text = self.body(rng)
+        body, said = self.body(rng)
         more: dict[str, Any] = rng.choice([{}, {}, {"n": 2}, {"logprobs": True, "top_logprobs": 2}])
-        answer = await http.post("/v1/chat/completions", json=body | more)
+        answer = await http.post(CHAT, json=body | more)
         if answer.status_code in BUSY:
             self.counts["busy"] += 1
             await asyncio.sleep(float(answer.headers["retry-after"]) * rng.random())
         elif answer.status_code != 200:
             self.wrong.append(f"whole: {answer.status_code} {answer.text[:200]}")
         else:
-            choice = answer.json()["choices"][0]
-            self.check("whole", choice["message"]["content"], text, choice["finish_reason"])
+            self.check("whole", said_by(answer.json()["choices"][0]), said)
 
     async def stream(self, http: httpx.AsyncClient, rng: random.Random) -> None:
         """Read a streamed answer, sometimes slowly."""
         body, expected = self.body(rng)
-        slow, pieces, finish, done = rng.random() < 0.2, [], None, False
-        async with http.stream("POST", "/v1/chat/completions", json=body | {"stream": True}) as answer:
+        slow, chunks, done = rng.random() < 0.2, [], False
+        async with http.stream("POST", CHAT, json=body | {"stream": True}) as answer:
             if answer.status_code in BUSY:
                 self.counts["busy"] += 1
                 return
@@ -125,17 +194,15 @@ class Soak:
                     await asyncio.sleep(0.2)
                 done = done or line == "data: [DONE]"
                 if line.startswith("data: {"):
-                    for choice in json.loads(line[6:]).get("choices", []):
-                        pieces.append(choice["delta"].get("content") or "")
-                        finish = choice["finish_reason"] or finish
+                    chunks.append(json.loads(line[6:]))
         if not done:
             self.wrong.append("stream: ended without [DONE]")
-        self.check("slow stream" if slow else "stream", "".join(pieces), expected, finish)
+        self.check("slow stream" if slow else "stream", said_in(chunks), expected)
 
     async def cancel(self, http: httpx.AsyncClient, rng: random.Random) -> None:
         """Disconnect in the middle of an answer."""
         body, _ = self.body(rng)
-        async with http.stream("POST", "/v1/chat/completions", json=body | {"stream": True}) as answer:
+        async with http.stream("POST", CHAT, json=body | {"stream": True}) as answer:
             left = rng.randint(0, 12)
             async for _line in answer.aiter_lines():
                 left -= 1
@@ -146,7 +213,7 @@ class Soak:
     async def garbage(self, http: httpx.AsyncClient, rng: random.Random) -> None:
         """Send a damaged body, which may still be a valid request with an unknown text."""
         body = damaged(json.dumps(self.body(rng)[0]).encode(), rng)
-        answer = await http.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
+        answer = await http.post(CHAT, content=body, headers={"content-type": "application/json"})
         self.counts[f"damaged body: {answer.status_code}"] += 1
         if answer.status_code >= 500 and answer.status_code not in BUSY:
             self.wrong.append(f"damaged body: {answer.status_code} {answer.text[:200]} for {body[:200]!r}")
@@ -155,15 +222,16 @@ class Soak:
         """Add to a store, draft from it, or remove it."""
         name, act = f"store{rng.randint(1, 3)}", rng.random()
         if act < 0.5:
-            answer = await http.post(f"/v1/stores/{name}/texts", json={"texts": [rng.choice(self.known)[1] + " "]})
+            answer = await http.post(
+                f"/v1/stores/{name}/texts", json={"texts": [rng.choice(self.known)[1]["content"] + " "]}
+            )
         elif act < 0.6:
             answer = await http.delete(f"/v1/stores/{name}")
         else:
-            body, text = rng.choice(self.known)
-            answer = await http.post("/v1/chat/completions", json=body | {"speculative": {"stores": [name]}})
+            body, said = rng.choice(self.known)
+            answer = await http.post(CHAT, json=body | {"speculative": {"stores": [name]}})
             if answer.status_code == 200:
-                choice = answer.json()["choices"][0]
-                self.check("with a store", choice["message"]["content"], text, choice["finish_reason"])
+                self.check("with a store", said_by(answer.json()["choices"][0]), said)
         self.counts[f"store: {answer.status_code}"] += 1
         if answer.status_code >= 500 and answer.status_code not in BUSY:
             self.wrong.append(f"store: {answer.status_code} {answer.text[:200]}")
@@ -175,6 +243,12 @@ def started(model: str, stores: Path) -> tuple[subprocess.Popen[str], str]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603  # what is started is this package
     assert process.stdout is not None, "it is a pipe"
     return process, process.stdout.readline().partition("/v1 ")[0]
+
+
+def tools_are_taken(address: str) -> bool:
+    """Return whether the model's chat template takes tools."""
+    body = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 1, "tools": TOOLS}
+    return httpx.post(f"{address}{CHAT}", json=body, timeout=600).status_code == 200
 
 
 async def watch(process: subprocess.Popen[str], until: float) -> list[int]:
@@ -206,15 +280,19 @@ def main() -> None:
     """Run the load test and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--data", type=Path, help="folder of the tasks' files; by default from the hub")
+    parser.add_argument("--data", type=Path, help="folder of the tasks' files; by default the embedded set")
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--texts", type=int, default=40, help="number of different requests")
     given = parser.parse_args()
-    known = requests(given.model, given.texts, given.data)
     with tempfile.TemporaryDirectory() as folder:
         stores = Path(folder)
         process, address = started(given.model, stores)
+        asked = bodies(given.texts, given.data, tools=tools_are_taken(address))
+        plain = asyncio.run(all_said(address, asked, 1, speculative=False))
+        wrong = differences("alone", plain, asyncio.run(all_said(address, asked, 1)))
+        wrong += differences("eight at once", plain, asyncio.run(all_said(address, asked, 8)))
+        known = [(body, said) for body, (said, _) in zip(asked, plain, strict=True)]
         soak = Soak(address, known, time.monotonic() + 60 * given.minutes)
         memory = asyncio.run(soaked(process, soak, given.clients))
         last = Soak(address, known, time.monotonic() + 6)
@@ -227,6 +305,7 @@ def main() -> None:
                 list(check_datastore(place.parent))
             except StoreError as error:
                 soak.wrong.append(f"after the kill: {error}")
+        soak.wrong += wrong + differences("after the restart", plain, asyncio.run(all_said(address, asked, 8)))
         process.send_signal(signal.SIGTERM)
         status = process.wait()
     for what, count in sorted(soak.counts.items()):

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+os.environ.pop("COLUMNS", None)  # tables are as wide as where their output is piped
 os.environ["HF_HUB_OFFLINE"] = "1"  # read at the hub library's import; else unknown names are retried for minutes
 
 import pytest  # as above

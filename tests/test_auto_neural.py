@@ -19,6 +19,7 @@ from support.drafts import opened, propose
 from support.exits import plain, target_of, written
 from support.families import SETTINGS, VOCABULARY, each_of
 from support.heads import head_folder, head_of
+from support.speculators import dflash_config, dflash_tensors, eagle3_config, eagle3_tensors, save_drafter
 from support.toys import TOY, TOY_HEADS
 from support.worth import asked
 
@@ -50,13 +51,18 @@ def blended(kind, family, folder):
         "eesd chain": lambda: {"method": "eesd", "head": head_folder(family, 1, folder), **CHAIN},
         "eesd tree": lambda: {"method": "eesd", "head": "none", "layers": 2, "least_probability": 0.0},
         "medusa": lambda: {"method": "medusa", "head": head_of(family, folder)},
+        "eagle3": lambda: {"method": "eagle3", "model": save_drafter(folder, eagle3_config(), eagle3_tensors())},
+        "dflash": lambda: {
+            "method": "dflash",
+            "model": save_drafter(folder, dflash_config(aux_hidden_state_layer_ids=[0, 1, 3]), dflash_tensors()),
+        },
     }[kind]()
     options = {"store": "none", "table": "none", "drafter": drafter}
     return make_drafter("auto", options, Resources(VOCABULARY, target=target_of(family)))
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("kind", ["eesd chain", "eesd tree", "medusa"])
+@pytest.mark.parametrize("kind", ["eesd chain", "eesd tree", "medusa", "eagle3", "dflash"])
 @each_of(FAMILIES)
 def test_the_text_is_that_of_plain_decoding_asked_or_not(family, kind, setting, tmp_path, monkeypatch):
     monkeypatch.setattr(auto, "Worth", asked(True, True, False))
@@ -189,4 +195,3 @@ def test_what_it_drafts_is_explained(monkeypatch):
     generator.attach("auto", recorded, nodes=6)
     generator.generate("The old lighthouse", max_new_tokens=16)
     assert count_drafts(recorded.verdicts, recorded.source_names).drafted_by_source["auto, eesd"] > 0
-    assert all(verdict.hidden is None for verdict in recorded.verdicts)

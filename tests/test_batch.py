@@ -18,9 +18,8 @@ from foredraft.model.compiled.build import compile_forward
 from foredraft.model.compiled.package import find_compiled
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
+from support.families import VOCABULARY, target_of
 from support.tokenizers import pretrained_words
-
-VOCABULARY = 97
 
 
 @pytest.fixture(
@@ -93,9 +92,11 @@ def test_a_text_does_not_depend_on_its_company(compiled, method, nodes):
         assert lane.seq.finish == "length"
 
 
-def test_texts_written_one_by_one_are_the_same(compiled):
-    """A target that is not compiled runs a pass per sequence."""
-    target = TorchTarget(compiled.model)
+ALONE = "gptj"  # a family whose attention is not transformers', so that each text has passes of its own
+
+
+def test_texts_written_one_by_one_are_the_same():
+    target = target_of(ALONE)
     writer = generator(target, "prompt_lookup", nodes=4)
     batch = writer.batch()
     assert isinstance(batch_target(target, 2**20), SequentialBatch)
@@ -106,9 +107,9 @@ def test_texts_written_one_by_one_are_the_same(compiled):
     assert [emitted(lane) for lane in lanes] == [alone(target, *each) for each in given]
 
 
-def test_a_pass_that_finds_no_memory_ends_its_text_alone(compiled, monkeypatch):
+def test_a_pass_that_finds_no_memory_ends_its_text_alone(monkeypatch):
     """Of a target that runs a pass for each sequence: one fails in its prompt, one after some tokens."""
-    target = TorchTarget(compiled.model)
+    target = target_of(ALONE)
     writer = generator(target, "none")
     batch, given = writer.batch(), [(np.arange(20) + number, SamplingOptions(), 30) for number in range(3)]
     lanes = [batch.join(writer.begin(prompt, how, max_new_tokens=count)) for prompt, how, count in given]
@@ -120,9 +121,9 @@ def test_a_pass_that_finds_no_memory_ends_its_text_alone(compiled, monkeypatch):
     for name in ("forward", "run"):
         theirs = getattr(target, name)
 
-        def limited(layout, cache, theirs=theirs, **options):
+        def limited(layout, cache, *hidden, own=theirs, **options):
             full(layout, cache, (0, 30))
-            return theirs(layout, cache, **options)
+            return own(layout, cache, *hidden, **options)
 
         monkeypatch.setattr(target, name, limited)
     while len(batch):
@@ -205,9 +206,8 @@ def test_a_control_that_raises_ends_its_text_alone(compiled):
     assert emitted(good) == alone(compiled, prompt, SamplingOptions(), 9)
 
 
-def test_texts_with_passes_of_their_own_learn_what_these_cost(compiled):
-    target = TorchTarget(compiled.model)
-    writer = generator(target, "auto")
+def test_texts_with_passes_of_their_own_learn_what_these_cost():
+    writer = generator(target_of(ALONE), "auto")
     batch = writer.batch()
     for number in range(3):
         batch.join(writer.begin(np.arange(20) + number, SamplingOptions(), max_new_tokens=20))
@@ -518,7 +518,7 @@ def test_many_prompts_are_written_as_each_alone(compiled):
 def test_an_arena_keeps_what_it_leases_apart():
     """Random leases compared with copies: written, partly committed, moved, closed and reused."""
     rng = np.random.default_rng(2)
-    arena = Arena(2, 3, 4, torch.float32, 8192)
+    arena = Arena([(3, 4), (2, 8)] * 2, torch.float32, 8192)
     kept = {}
     for _ in range(400):
         if kept and rng.random() < 0.2:

@@ -6,10 +6,8 @@ import json
 import random
 import re
 import socket
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,16 +16,15 @@ from foredraft.api import load
 from foredraft.bench.cell import CELLS_FILE, VERSION, Cell, append_cell, describe_environment, differences, read_cells
 from foredraft.bench.method import cold_and_warm, parse_method
 from foredraft.bench.recommendation import advise
-from foredraft.bench.report import checked_cells, write_report
 from foredraft.bench.runner import MethodWriter, PeerWriter, Run, stalled_seconds, write_interleaved
-from foredraft.bench.serve import PLAIN, loads, shared_out
 from foredraft.bench.summary import ALL, Ratio, mean_speed_up, speed_up, summarize_cells
 from foredraft.bench.tasks import TaskPrompt, interleaved, load_task, load_tasks
 from foredraft.cli import main
 from foredraft.contracts import CostCurve, StepRecord
 from foredraft.drafters.prompt_lookup import PromptLookupDrafter
-from foredraft.errors import ForedraftError, StoreError, UsageError
+from foredraft.errors import ForedraftError, UsageError
 from foredraft.model.target import TorchTarget
+from server_load import PLAIN, loads, shared_out
 from support.llamas import llama
 from support.toys import TOY, TOY_DRAFT
 
@@ -75,9 +72,9 @@ def copied(finished, tmp_path):
 
 
 def cells_of(folder):
-    cells, damaged = checked_cells(folder)
+    cells, damaged = read_cells(folder)
     assert damaged == []
-    return cells
+    return list(cells.values())
 
 
 def texts(folder):
@@ -346,14 +343,12 @@ def test_stalls_are_in_no_figure_but_their_own(finished):
 
 
 @pytest.mark.parametrize(("part", "name"), [("machine", "processor"), ("versions", "torch"), ("model", "hash")])
-def test_unlike_environments_are_neither_added_to_nor_compared(copied, generator, part, name):
+def test_unlike_environments_are_not_added_to(copied, generator, part, name):
     cell = cells_of(copied)[0]
     other = {**cell.environment, part: {**cell.environment[part], name: "another"}}
     append_cell(copied, dataclasses.replace(cell, environment=other))
     with pytest.raises(UsageError, match=f"another environment.*{name}"):
         run(generator, copied)
-    with pytest.raises(UsageError, match=f"different environments.*{name}"):
-        checked_cells(copied)
 
 
 def test_weights_and_configuration_both_tell_models_apart():
@@ -511,43 +506,11 @@ def test_the_fastest_method_is_advised_and_those_beside_it_are_named(finished):
     assert "no method is significantly faster than plain decoding" in slow[0]
 
 
-# --- the report and the command line
+# --- the command line
 
 
 @pytest.mark.slow
-def test_the_report_is_one_page_that_asks_for_nothing(copied, tmp_path_factory):
-    lines = (copied / CELLS_FILE).read_text().splitlines(keepends=True)
-    lines.append(
-        lines[0].replace('"failure": ""', '"failure": "no"').replace("prompt_lookup", "<script>alert(1)</script>")
-    )
-    (copied / CELLS_FILE).write_text("".join(lines))
-    out = tmp_path_factory.mktemp("report")
-    page, table, pictures = write_report(copied, out)
-    text = page.read_text()
-    assert "<script" not in text
-    assert "&lt;script" in text
-    links = re.findall(r'(?:src|srcset|href|url)\s*[=(]\s*["\']?([^"\'\s>)]{0,30})', text)
-    assert links
-    assert all(link.startswith("data:") for link in links)
-    assert text.count("<img") == len(list(pictures.glob("*.png")))
-    assert "| prompt_lookup |" in table.read_text()
-    assert "| method | task |" in table.read_text()
-
-
-def test_a_report_without_matplotlib_says_what_to_install(finished, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(UsageError, match=re.escape('pip install "foredraft[report]"')):
-        write_report(finished, tmp_path)
-
-
-@pytest.mark.slow
-def test_a_report_that_cannot_be_written_says_so(finished):
-    with pytest.raises(StoreError, match=r"/dev/null/report.* cannot be written"):
-        write_report(finished, Path("/dev/null/report"))
-
-
-@pytest.mark.slow
-def test_the_command_measures_keeps_and_reports(tmp_path, capsys):
+def test_the_command_measures_and_keeps(tmp_path, capsys):
     out = tmp_path / "cells"
     options = ["--task", "embedded/chat", "--prompts", "1", "--max-new-tokens", "8", "--dtype", "float32"]
     command = ["bench", "run", *options, "--method", "prompt_lookup", "--out", str(out)]
@@ -557,8 +520,6 @@ def test_the_command_measures_keeps_and_reports(tmp_path, capsys):
     assert (row["task"], row["texts"], row["identical"], row["statistics"]["emitted"]) == ("embedded/chat", 1, 1, 8)
     assert main(command) == 0
     assert "0 cells measured, 1 found" in capsys.readouterr().out
-    assert main(["bench", "report", str(out)]) == 0
-    assert capsys.readouterr().out.split() == [str(out / name) for name in ("report.html", "report.md", "pictures")]
 
 
 @pytest.mark.parametrize(
@@ -571,7 +532,6 @@ def test_the_command_measures_keeps_and_reports(tmp_path, capsys):
         (["run", "--temperature", "-1"], "temperature is -1"),
         (["run", "--task", "/nowhere/file.jsonl:field"], "There is no file /nowhere/file.jsonl"),
         (["run", "--out", "/dev/null/cells"], "cannot be written to /dev/null/cells"),
-        (["report", "/nowhere"], "There is no folder /nowhere"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_a_sentence(arguments, says, capsys):

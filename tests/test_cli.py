@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -138,6 +139,17 @@ def test_a_first_load_compiles_beside_itself_and_later_ones_do_not(tmp_path, mon
 def test_what_is_compiled_beside_a_first_load_runs():
     kernels.compile_drafting()
     kernels.compile_steps()
+
+
+def test_a_busy_port_is_told_before_the_model_is_loaded(run, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = busy.getsockname()[1]
+        assert refused(run("serve", str(tmp_path / "no.gguf"), "--port", str(port)), 2, f"port {port}")
+
+
+def test_tables_are_as_wide_as_the_columns_that_are_asked_for(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    assert max(len(line) for line in run("methods", "rest").out.splitlines() if "│" in line or "─" in line) <= 60
 
 
 @pytest.mark.parametrize(
@@ -576,7 +588,7 @@ def test_info_works_from_a_configuration_alone(run, tmp_path):
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"model_type": "mamba", "hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 50}, "cannot step back"),
+        ({"model_type": "rwkv", "hidden_size": 16, "num_hidden_layers": 2, "vocab_size": 50}, "cannot step back"),
         ({"model_type": "t5"}, "supports decoder-only"),
     ],
 )

@@ -31,12 +31,14 @@ from foredraft.model.compiled.package import (
     RECORD,
     CompiledForward,
     compiled_folder,
+    compiling,
     find_compiled,
     kept_forward,
     read_record,
     write_record,
 )
 from foredraft.model.kv_cache import Span
+from foredraft.model.layers import LAST, usual_taps
 from foredraft.model.mask import attention_mask
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
@@ -93,13 +95,14 @@ def test_the_functional_forward_scores_and_writes_as_the_model_does(family):
         target.prefill(ids[:-1], each)
     tokens, parents = random_tree(np.random.default_rng(4), 9)
     layout = lay_out(int(ids[-1]), tokens, parents, len(ids) - 1)
-    expected_scores = target.forward(layout, expected, hidden=True)
+    expected_scores = target.forward(layout, expected, hidden=(LAST,))
     buffers = given.reserved_buffers(layout.rows)
     ranges = Subject(model).takes_ranges
-    arguments = row_arguments(layout, given.spans.values(), target.dtype, ranges=ranges)
+    places = {window: [(0, span.stored)] for window, span in given.spans.items()}
+    arguments = row_arguments([layout], places, np.arange(layout.rows), target.dtype, ranges=ranges)
     layers = len(buffers) // 2
     with torch.inference_mode(), compiled_attention(functional) if ranges else nullcontext():
-        scores, hidden = functional(*arguments, buffers[:layers], buffers[layers:])
+        scores, hidden = functional(*arguments, buffers[:layers], buffers[layers:], [])
     for ours, theirs in ((scores, expected_scores.logits), (hidden, expected_scores.hidden)):
         assert torch.allclose(ours, theirs, atol=1e-4, rtol=1e-4)
     for ours, theirs in zip(given.reserved_buffers(0), expected.reserved_buffers(0), strict=True):
@@ -271,19 +274,28 @@ def test_the_layers_before_an_early_exit_are_compiled_and_write_the_same_text(pa
     assert sum(record.drafted for record in records) > 0
 
 
-def test_states_that_a_drafter_asks_for_are_the_compiled_passes(cache, monkeypatch):
+@pytest.mark.parametrize("hidden", [(LAST,), *usual_taps(small_model())], ids=["last", "layers", "norm"])
+def test_states_that_a_drafter_asks_for_are_the_compiled_passes(hidden, cache, monkeypatch):
     """The heads that go by them draft for compiled passes too."""
     target, plain = compiled_target(cache), TorchTarget(small_model())
     caches = [each.new_cache() for each in (plain, target)]
     tokens, parents = random_tree(np.random.default_rng(4), 9)
     layout = lay_out(5, tokens, parents, 11)
-    found = []
+    found, read = [], []
     for each, own in zip((plain, target), caches, strict=True):
-        each.prefill(prompt_of(11), own)
-        found.append(each.forward(layout, own, hidden=True).hidden)
+        read.append(each.prefill(prompt_of(11), own, hidden))
+        found.append(each.forward(layout, own, hidden=hidden).hidden)
         monkeypatch.setattr(small_model(), "forward", None)  # the passes of `target` are the compiled ones
     torch.testing.assert_close(*found, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(*read, atol=1e-4, rtol=1e-4)
+    assert len(read[0]) == (1 if hidden == (LAST,) else 11), "only scored rows have last states"
     assert target.forward(layout, caches[1]).hidden is None
+
+
+def test_other_states_are_those_of_the_uncompiled_model(cache):
+    target, plain = compiled_target(cache), TorchTarget(small_model())
+    read = [each.prefill(prompt_of(11), each.new_cache(), (1, 0)) for each in (plain, target)]
+    assert torch.equal(*read)
 
 
 def test_a_second_compilation_keeps_what_is_there(cache):
@@ -351,6 +363,15 @@ def test_a_damaged_cache_is_told_and_not_used(cache, tmp_path, change, monkeypat
     monkeypatch.setenv("FOREDRAFT_CACHE", str(copy))
     with pytest.warns(ForedraftWarning, match="goes on without it"):
         assert kept_forward(small_model()) is None
+
+
+def test_what_another_process_compiles_at_the_moment_is_not_damaged(cache, tmp_path):
+    """It has replaced the package, and not yet the record."""
+    copy = damaged(cache, tmp_path, truncate)
+    with compiling(compiled_folder(small_model(), copy)):
+        assert find_compiled(small_model(), copy) is None
+    with pytest.raises(StoreError, match="damaged"):
+        find_compiled(small_model(), copy)
 
 
 def test_the_quickest_runs_each_number_of_rows():

@@ -1,6 +1,7 @@
 """Every registered drafter passes every conformance check, and the checks catch faulty drafters."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from foredraft.engine.state import SequenceState
 from foredraft.graph.tree import chain_parents
 from foredraft.testing import CHECKS, VOCABULARY, ToyTarget, check_drafter, checks
 from support.scripted import AdversaryDrafter, OracleDrafter, RandomTreeDrafter
-from support.tiny_models import tiny_draft_model, tiny_heads, tiny_target
+from support.tiny_models import tiny_checkpoint, tiny_draft_model, tiny_heads, tiny_target
 
 ADAPTIX = [
     {"table": "none", "search": search, "learn": learn, "feedback": feedback, "share": share}
@@ -61,8 +62,13 @@ VARIANTS = {
     "draft_graph": [{"least_probability": 0.0, "least_share": 0.0, "tau": 1}, {"least_probability": 0.0}],
     "eesd": [{}, {"out_degree": 1, "least_probability": 0.0, "levels": 10}, {"head": "none", "layers": 2}],
     "medusa": [{}, {"nodes": 5}],
+    "eagle3": [{"least_probability": 0.0, "least_share": 0.0}, {"out_degree": 1, "levels": 3}],
+    "dflash": [{}, {"out_degree": 1}, {"nodes": 5}],
+    "mtp": [{"least_probability": 0.0}, {"out_degree": 1, "levels": 3}],
 }
 """The options with which each registered method is tested; a new method needs an entry."""
+ELSEWHERE = {"assistant"}
+"""It reads the target's keys and values, and the toy has none: tests/test_assistant.py."""
 
 OPTIONS_DECIDE = (
     checks.proposals_stay_within_the_budget,
@@ -109,7 +115,7 @@ def with_models(method, options):
     if method.startswith("draft_"):
         return {"model": "tiny", **options}
     if method in tiny_heads():
-        return {"head": tiny_heads()[method], **options}
+        return {"model" if method in ("eagle3", "dflash") else "head": tiny_heads()[method], **options}
     if "drafter" in options:
         drafter = options["drafter"]
         inner = {"method": drafter} if isinstance(drafter, str) else drafter
@@ -118,15 +124,18 @@ def with_models(method, options):
 
 
 def maker(method, options):
-    return lambda: make_drafter(method, with_models(method, options), RESOURCES)
+    own = replace(RESOURCES, target=tiny_checkpoint()) if method == "mtp" else RESOURCES
+    return lambda: make_drafter(method, with_models(method, options), own)
 
 
 def test_every_registered_method_is_covered():
-    assert set(VARIANTS) == set(method_names()), "Give every method at least one set of options in VARIANTS."
+    assert set(VARIANTS) | ELSEWHERE == set(method_names()), (
+        "Give every method at least one set of options in VARIANTS."
+    )
     assert all(VARIANTS.values())
 
 
-@pytest.mark.parametrize("method", method_names())
+@pytest.mark.parametrize("method", VARIANTS)
 def test_every_registered_class_provides_what_the_door_reads(method):
     kind = drafter_class(method)
     assert kind.name == method
@@ -333,8 +342,8 @@ def test_the_checker_catches_a_text_that_differs(check, monkeypatch):
     """Make the engine commit the wrong row, because no drafter can change the text of a correct engine."""
     commit = SequenceState.commit
 
-    def commits_a_sibling(seq, verdict):
-        commit(seq, verdict)
+    def commits_a_sibling(seq, verdict, states=None):
+        commit(seq, verdict, states)
         if len(verdict.path) > 1:  # as if the first accepted row had been gathered from another slot
             seq.cache.slots[seq.cache.length - 1] = (seq.cache.slots[seq.cache.length - 1] + 1) % VOCABULARY
 

@@ -113,12 +113,12 @@ MODERATE = CostCurve((1, 2, 64), (1.0, 1.1, 7.3))
 DEAR = CostCurve((1, 2, 64), (1.0, 2.0, 64.0))
 
 
-def decide(control, accepted, seconds, other=lambda asked: 0.0, steps=300, offered=16):
+def decide(control, accepted, seconds, other=lambda asked: 0.0, steps=300, offered=16, rate=0.8):
     """Drive a control; return each step's number of verified nodes. `accepted` says how much of a draft is right."""
     sizes = []
     for number in range(steps):
         budget = control.budget(50)
-        draft = control.trim(chain(min(offered, budget.nodes)), budget) if budget.nodes else EMPTY_DRAFT
+        draft = control.trim(chain(min(offered, budget.nodes), rate), budget) if budget.nodes else EMPTY_DRAFT
         right = min(accepted(number), len(draft))
         new = range(100 * number, 100 * number + right + 1)
         control.observe(
@@ -181,6 +181,28 @@ def test_dear_passes_of_one_text_do_not_keep_the_next_from_drafting():
     decide(MeasuredControl(MODERATE, costs=costs), lambda number: 3, long, steps=200)
     sizes = decide(MeasuredControl(MODERATE, costs=costs), lambda number: 3, honest(MODERATE), steps=150)
     assert np.mean(np.array(sizes[100:]) > 0) > 0.9
+
+
+def test_texts_that_wait_in_a_batch_do_not_change_what_it_learned():
+    """Prompts of a server are prefilled in pieces of as many rows as the control says: 60 short ones change nothing."""
+    costs = StepCosts()
+    batch = BatchControl(lambda: MODERATE, 64, 16, costs)
+    costs.wide_pace = 6.0
+    before = batch.rows_within(10.0)
+    for _ in range(60):
+        MeasuredControl(MODERATE, costs=costs)
+    assert batch.rows_within(10.0) == before
+
+
+def test_a_machine_that_was_busy_for_a_while_does_not_keep_one_control_from_drafting():
+    """Beside other processes, wide passes take ten times as long for 400 steps; a server has one control for all."""
+    curve = CostCurve((1, 2, 4, 8, 16, 64), (1.0, 1.25, 1.6, 2.4, 4.0, 15.0))
+    table, random = curve.table(MOST_NODES + 1), np.random.default_rng(0)
+    busy = lambda number, rows: float(table[rows]) * (10 if 300 <= number < 700 and rows > 1 else 1)  # noqa: E731  # one line
+    right = lambda number: int(random.geometric(0.45)) - 1  # noqa: E731  # one line
+    sizes = np.array(decide(MeasuredControl(curve), right, busy, lambda asked: 0.05, 2000, offered=6, rate=0.55))
+    assert (sizes[700:800] > 0).mean() < 0.5, "it did not pay"
+    assert (sizes[-500:] > 0).mean() > 0.9, "and does again"
 
 
 def test_drafting_rests_when_it_loses_and_is_tried_again_at_growing_intervals():

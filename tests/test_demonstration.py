@@ -14,7 +14,7 @@ from support.toys import TOY
 def outcome(milliseconds, **changes):
     generator = foredraft.load(TOY, method="prompt_lookup", dtype="float32", device="cpu", compile=False)
     drafted = generator.generate([5, 6, 7, 5, 6, 7, 5, 6], max_new_tokens=12, eos_token_id=())
-    given = {"scene": SCENES[1], "method": "auto", "drafted": drafted, "same": True}
+    given = {"scene": SCENES[-1], "method": "auto", "drafted": drafted, "same": True}
     return Outcome(
         milliseconds=dict(zip(("transformers", "none", "auto"), milliseconds, strict=True)), **given | changes
     )
@@ -23,13 +23,11 @@ def outcome(milliseconds, **changes):
 @pytest.mark.slow
 def test_the_sentence_says_what_was_measured_and_why_there_is_little_to_gain():
     said = outcome((30.0, 10.0, 10.0)).sentence()
-    assert said.startswith(
-        "3.0 times as fast as transformers' generate, 1.0 times our own plain decoding; the same text."
+    assert said.startswith("1.0 times our own plain decoding, 3.0 times as fast as transformers' generate, ")
+    assert "the same text: new prose is hard to predict" in said
+    assert (
+        outcome((30.0, 10.0, 5.0), scene=SCENES[0]).sentence().startswith("2.0 times our own plain decoding, 6.0 times")
     )
-    assert "New prose is hard to predict" in said
-    gained = outcome((30.0, 10.0, 5.0)).sentence()
-    assert gained.startswith("6.0 times as fast as transformers' generate, 2.0 times our own plain decoding")
-    assert "of its 12 tokens were drafted" in gained
     assert "please report it" in outcome((30.0, 10.0, 5.0), same=False).sentence()
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoConfig, DynamicCache, PreTrainedConfig
 
+from foredraft.contracts import SequenceView
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import UnsupportedModelError
 from foredraft.graph.layout import lay_out
@@ -114,7 +115,7 @@ def test_a_tree_grown_level_by_level_scores_as_full_forwards_do(family, length):
     target, ids, rng = target_of(family), prompt_of(length), np.random.default_rng(3)
     rollout = Rollout(target, most_rows=12)
     for _ in range(4):  # each tree stands on what was kept of the one before, and on tokens it did not draft
-        assert error_of(rollout.start(ids)[0], full_scores(target, ids)) < 1e-4
+        assert error_of(rollout.start(SequenceView(ids, len(ids)))[0], full_scores(target, ids)) < 1e-4
         paths = {-1: ids}
         for count in (2, 4, 5):
             parents = rng.choice(sorted(paths), count).astype(np.int32)
@@ -186,12 +187,10 @@ REFUSED = {
     "bloom": (lambda: AutoConfig.for_model("bloom"), "ALiBi"),
     "mpt": (lambda: AutoConfig.for_model("mpt"), "ALiBi"),
     "falcon with alibi": (lambda: AutoConfig.for_model("falcon", alibi=True), "ALiBi.*rotary or learned"),
-    "mamba": (lambda: AutoConfig.for_model("mamba"), "recurrent state"),
     "rwkv": (lambda: AutoConfig.for_model("rwkv"), "recurrent state"),
     "a state without types of layers": (lambda: configured(num_hidden_layers=1, state_size=16), "recurrent state"),
-    "qwen3_next": (lambda: AutoConfig.for_model("qwen3_next"), "Layer 0.*linear_attention.*cannot step back"),
     "gpt_neo": (lambda: AutoConfig.for_model("gpt_neo"), "Layer 1.*local_attention.*row's index"),
-    "unknown layers": (lambda: configured(num_hidden_layers=1, layer_types=["conv"]), "Layer 0.*conv"),
+    "unknown layers": (lambda: configured(num_hidden_layers=1, layer_types=["strange"]), "Layer 0.*strange"),
     "t5": (lambda: AutoConfig.for_model("t5"), "encoder-decoder"),
     "gemma3 as an encoder": (lambda: AutoConfig.for_model("gemma3_text", use_bidirectional_attention=True), "encoder"),
     "musicgen": (lambda: AutoConfig.for_model("musicgen"), "encoder-decoder"),
@@ -212,10 +211,9 @@ def test_what_cannot_be_verified_is_refused_with_a_sentence(name):
     assert str(caught.value).endswith((".", ")."))
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "dots3_note"])
-def test_a_model_that_also_sees_is_refused_for_its_text_model(name):
-    with pytest.raises(UnsupportedModelError, match=f"this {name}_text model is of type"):
-        inspect(AutoConfig.for_model(name))
+def test_a_model_that_also_sees_is_refused_for_its_text_model():
+    with pytest.raises(UnsupportedModelError, match="this dots3_note_text model is of type"):
+        inspect(AutoConfig.for_model("dots3_note"))
 
 
 @pytest.mark.parametrize("name", ["gemma3", "gemma4", "llama4", "mllama"])

@@ -1,4 +1,4 @@
-"""The search for skipped sub-layers: its counts, its results, and the command's rejection of bad input."""
+"""The search for skipped sub-layers: its counts, and its results."""
 
 import functools
 import json
@@ -11,7 +11,7 @@ from foredraft.cli import main
 from foredraft.contracts import CostCurve
 from foredraft.model.skipping import Skipped, skipping
 from foredraft.sampling import SamplingOptions
-from foredraft.training.layer_search import (
+from layer_search import (
     SkippingCosts,
     SkippingFigures,
     WrittenText,
@@ -21,6 +21,7 @@ from foredraft.training.layer_search import (
     predicted,
     search,
 )
+from skipped_layers import layer_skip
 from support.families import plain, prompt_of, target_of
 from support.toys import TOY_DRAFT
 
@@ -136,13 +137,10 @@ def data(tmp_path):
     return path
 
 
-QUICK = ["--trials", "3", "--texts", "4", "--max-new-tokens", "8", "--prompt-tokens", "6"]
-
-
 @pytest.mark.slow
-def test_the_command_writes_a_file_that_the_method_takes(data, tmp_path, capsys):
+def test_the_script_writes_a_file_that_the_method_takes(data, tmp_path, capsys):
     out = tmp_path / "skipped.json"
-    assert main(["train", "layer-skip", "--data", str(data), "--out", str(out), *QUICK]) == 0
+    layer_skip([data], out, trials=3, texts=4, max_new_tokens=8, prompt_tokens=6)
     said = capsys.readouterr().out
     assert "of 8 layers, attention of" in said
     assert "texts held out from the search of 3 sets" in said
@@ -155,37 +153,3 @@ def test_the_command_writes_a_file_that_the_method_takes(data, tmp_path, capsys)
     assert json.loads(capsys.readouterr().out)["statistics"]["drafted"] > 0
     assert main([*generate, "--model", TOY_DRAFT, "A fox"]) == 1
     assert "was made for another model" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--trials", "0"], "Invalid value for '--trials'"),
-        (["--texts", "3"], "Invalid value for '--texts'"),
-        (["--prompt-tokens", "0"], "Invalid value for '--prompt-tokens'"),
-        (["--minutes", "0"], "Invalid value for '--minutes'"),
-        (["--temperature", "-1"], "temperature is -1"),
-        (["--data", "no-such-file.jsonl"], "no-such-file.jsonl does not exist"),
-        (["--out", "/dev/null/out.json"], "/dev/null is a file, not a folder"),
-    ],
-)
-def test_bad_input_is_told_before_anything_is_loaded(arguments, says, data, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    base = ["--out", "out.json"] if "--out" not in arguments else []
-    base += ["--data", str(data)] if "--data" not in arguments else []
-    status = 1 if "--out" in arguments else 2  # a place that cannot be written, a wrong argument
-    assert main(["train", "layer-skip", *base, *arguments]) == status
-    assert says in capsys.readouterr().err.replace("\n", " ")
-    assert not (tmp_path / "out.json").exists()
-
-
-def test_too_few_texts_and_an_existing_file_are_refused(tmp_path, capsys):
-    few, out = tmp_path / "few.txt", tmp_path / "out.json"
-    few.write_text("One text.")
-    assert main(["train", "layer-skip", "--data", str(few), "--out", str(out)]) == 2
-    assert "1 documents can be used, and at least 4 are needed" in capsys.readouterr().err
-    out.write_text("mine")
-    assert main(["train", "layer-skip", "--data", str(few), "--out", str(out)]) == 2
-    assert "give --overwrite" in capsys.readouterr().err
-    assert out.read_text() == "mine"

@@ -6,12 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foredraft.contracts import EMPTY_DRAFT, Budget, DraftContext, SequenceView, Verdict
+from foredraft.contracts import Budget, DraftContext, SequenceView
 from foredraft.drafters import Resources, make_drafter
 from foredraft.drafters.medusa import MedusaDrafter, MedusaOptions
 from foredraft.errors import UsageError
 from foredraft.graph.tree import check_tree, depths
-from foredraft.model.heads import load_medusa, static_tree
+from foredraft.model.heads import load_medusa
+from foredraft.model.level_tree import static_tree
 from support.drafts import path_to
 from support.exits import plain, target_of, written
 from support.families import NEW_TOKENS, SETTINGS, VOCABULARY, each_of
@@ -39,15 +40,12 @@ def test_each_level_holds_the_tokens_of_its_head(tmp_path):
 
     drafting = MedusaDrafter(MedusaOptions(), heads, lm_head).open(DraftContext(VOCABULARY))
     ids = np.arange(6, dtype=np.int64)
-    assert len(drafting.propose(SequenceView(ids[:5], 5), Budget(8, 8))) == 0  # there is no hidden state yet
-    drafting.observe(Verdict((1,), (), EMPTY_DRAFT, 4, hidden=torch.zeros(1, 32)))
-    draft = drafting.propose(SequenceView(ids, 5), Budget(24, 8))
+    assert len(drafting.propose(SequenceView(ids, 5), Budget(8, 8))) == 0, "there are no states"
+    draft = drafting.propose(SequenceView(ids, 5, torch.zeros(1, 32)), Budget(24, 8))
     draft.check()
     best = path_to(draft.parents, int(np.argmax(depths(draft.parents))))
     assert draft.tokens[best].tolist() == [10, 11, 12]
     assert max(depths(draft.parents)) == HEADS
-    longer = SequenceView(np.arange(7, dtype=np.int64), 5)
-    assert len(drafting.propose(longer, Budget(8, 8))) == 0, "no state was shown of the last step"
 
 
 def slow_tree(accuracies, nodes, depth):

@@ -12,13 +12,14 @@ import foredraft.api as api_module
 from foredraft.api import Generator, load
 from foredraft.bench.cell import describe_environment
 from foredraft.cli.job import load_plain
-from foredraft.contracts import Scores
+from foredraft.contracts import Scores, SequenceView
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import ForedraftWarning, NumericsError, UsageError
 from foredraft.graph.layout import lay_out, lay_out_text
 from foredraft.model import kv_cache, recordings
 from foredraft.model.fused import COLUMNS, ScoredPass, compiled_pass
 from foredraft.model.growth import Rollout
+from foredraft.model.layers import LAST
 from foredraft.model.loading import load_model
 from foredraft.model.mask import slot_mask
 from foredraft.model.recordings import ROW_COUNTS, RecordedForward, Rows, recorded_forward, slots_for
@@ -52,7 +53,7 @@ def assert_same_passes(model, sizes=(0, 1, 2, 9, 40)):
     expected, given = (prefilled(each, ids[:-1]) for each in (plain, target))
     for tokens, parents in [*(random_tree(rng, nodes) for nodes in sizes), CHAIN]:
         layout = lay_out(int(ids[-1]), tokens, parents, expected.length)
-        scores, own = target.forward(layout, given, hidden=True), plain.forward(layout, expected, hidden=True)
+        scores, own = target.forward(layout, given, hidden=(LAST,)), plain.forward(layout, expected, hidden=(LAST,))
         assert given.store is not None
         torch.testing.assert_close(scores.logits, own.logits, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(scores.hidden, own.hidden, atol=1e-4, rtol=1e-4)
@@ -123,13 +124,17 @@ def test_the_draft_model_may_have_fixed_shapes_too(sampling):
 def grown(target, ids):
     """Return the scores of a tree of more than COLUMNS rows, ten a level, and of the next tree's root and first row."""
     rollout, scores = Rollout(target, COLUMNS + 20), []
-    scores.append(rollout.start(ids))
+    scores.append(rollout.start(SequenceView(ids, len(ids))))
     for level in range(COLUMNS // 10 + 2):
         rows = np.arange(10, dtype=np.int32)
         scores.append(rollout.expand(rows + 3, rows + 10 * (level - 1) if level else np.full(10, -1, np.int32)))
     rollout.keep([0, 10])
     ids = np.concatenate([ids, [3, 3, 7]])
-    return [*scores, rollout.start(ids), rollout.expand(np.array([5], np.int32), np.array([-1], np.int32))]
+    return [
+        *scores,
+        rollout.start(SequenceView(ids, len(ids))),
+        rollout.expand(np.array([5], np.int32), np.array([-1], np.int32)),
+    ]
 
 
 def test_rows_that_are_held_are_seen_and_beyond_the_columns_the_model_runs_as_it_is():

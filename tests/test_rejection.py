@@ -645,7 +645,7 @@ def test_the_verifier_asks_for_each_position_once():
 
     seq = SequenceState(PROMPT, sampled(), max_new_tokens=99, verification="rejection", chance=chance)
     scores = world.scores(draft)
-    assert verify(draft, scores, seq.chooser(scores, draft), seq.ends, len(PROMPT) - 1).path == (0, 1, 2)
+    assert verify(draft, seq.chooser(scores, draft), seq.ends, len(PROMPT) - 1).path == (0, 1, 2)
     assert asked == [2, 3, 4, 5]
 
 

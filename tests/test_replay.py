@@ -5,9 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from foredraft.bench.replay import replay
-from foredraft.cli import main
 from foredraft.contracts import Draft, Needs
+from replay_records import main, replay
 from support.scripted import OracleDrafter, continuation_in
 
 
@@ -20,32 +19,17 @@ def records(tmp_path):
     ]
     path = tmp_path / "records.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
-def replayed(capsys, *arguments):
-    assert main(["replay", *arguments, "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    return [{name: value for name, value in row.items() if not name.endswith(("_us", "_mib"))} for row in rows]
+    return path
 
 
 @pytest.mark.slow
 def test_every_method_is_replayed_at_every_budget(records, capsys):
-    settings = ["--method", "prompt_lookup", "--method", 'adaptix:{"learn":"paper"}', "--nodes", "2", "--nodes", "8"]
-    rows = replayed(capsys, records, *settings)
+    main(records, ["prompt_lookup", 'adaptix:{"learn":"paper"}'], [2, 8], as_json=True)
+    rows = json.loads(capsys.readouterr().out)
     assert [(row["method"], row["nodes"]) for row in rows] == [
         ("prompt_lookup", 2), ("prompt_lookup", 8), ('adaptix:{"learn":"paper"}', 2), ('adaptix:{"learn":"paper"}', 8),
     ]  # fmt: skip
     assert all(row["steps"] < row["tokens"] <= row["steps"] + row["accepted"] for row in rows)
-
-
-@pytest.mark.parametrize(
-    ("method", "says"),
-    [('rest:{"control":"measured"}', "names a control"), ("lookahead", "leave it out"), ("adaptix:[1]", "JSON object")],
-)
-def test_what_cannot_be_replayed_is_refused(records, method, says, capsys):
-    assert main(["replay", records, "--method", method]) == 2
-    assert says in capsys.readouterr().err
 
 
 def test_a_drafter_that_knows_the_record_needs_one_step_for_each_budget():
@@ -88,10 +72,3 @@ def test_estimates_are_counted_by_hand():
     assert (curve["low"], curve["high"], curve["estimate"]) == (0.4, 0.6, 0.5)
     assert curve["nodes"] == 2 * (2 + 1 + 3 + 1)
     assert curve["accepted"] == 0.5
-
-
-def test_figures_are_shown(records, capsys):
-    assert main(["replay", records, "--method", "adaptix", "--nodes", "4"]) == 0
-    shown = capsys.readouterr().out
-    assert "tokens / target step" in shown
-    assert "adaptix" in shown

@@ -9,6 +9,8 @@ import torch
 
 from foredraft.contracts import StepRecord
 from foredraft.server.answers import Choice
+from foredraft.server.dialects import Dialect
+from foredraft.server.parts import Splitter
 from foredraft.server.processors import Logprobs
 from foredraft.server.writer import BusyError, Event, Job, Writer
 from foredraft.text import TextStream
@@ -93,10 +95,16 @@ def test_a_text_that_nobody_waits_for_makes_room_at_once(writer):
     writer.submit([job()])
 
 
+def speech_of(tokenizer):
+    """Of a model that marks neither thoughts nor calls."""
+    unmarked = Splitter(Dialect(None, None), None, thinking=False, parallel=True)
+    return SimpleNamespace(stream=lambda: (TextStream(tokenizer), frozenset()), splitter=lambda: unmarked)
+
+
 def test_an_answer_that_nobody_takes_keeps_no_whole_rows_of_log_probabilities():
     tokenizer = SimpleNamespace(decode=lambda ids, **_: "".join(f"{token} " for token in ids))
     kept = Logprobs(2, SimpleNamespace(decode_bytes=lambda ids: f"{ids[0]} ".encode()))
-    choice = Choice(TextStream(tokenizer), (), False, kept, None, asyncio.Event())
+    choice = Choice(speech_of(tokenizer), (), kept, None, asyncio.Event())
     generator = torch.Generator().manual_seed(0)
     rows = [torch.randn(1, 100, generator=generator) for _ in range(50)]
     for number, row in enumerate(rows):
@@ -110,7 +118,7 @@ def test_an_answer_that_nobody_takes_keeps_no_whole_rows_of_log_probabilities():
 
 
 def test_an_answer_that_cannot_be_decoded_fails_alone():
-    choice = Choice(TextStream(SimpleNamespace()), (), False, None, None, asyncio.Event())
+    choice = Choice(speech_of(SimpleNamespace()), (), None, None, asyncio.Event())
     choice.receive(Event((StepRecord((1,), 0, 0, (None,), {}),)))
     with pytest.raises(AttributeError, match="decode"):
         choice.take()

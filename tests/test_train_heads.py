@@ -408,7 +408,8 @@ def test_the_command_trains_a_head_that_drafts(saved_model, tmp_path, capsys):
 
     card, _ = load_exit_head(head, load_model(str(saved_model), device="cpu"))
     assert (card.layers, card.dtype) == (1, "bfloat16")
-    assert (tmp_path / "head.run" / "curve.png").read_bytes().startswith(b"\x89PNG")
+    curve = json.loads((tmp_path / "head.run" / "curve.json").read_text())
+    assert {"minutes", "loss", "agreement"} <= set(curve[-1])
     # its traces are reused
     again = tmp_path / "again"
     assert run_train("eesd", saved_model, tmp_path / "head.run" / "traces", again, "--set", "epochs=1") == 0
@@ -464,6 +465,26 @@ def test_the_command_trains_a_predictor_and_medusa_heads(saved_model, tmp_path, 
     assert run_train("medusa", saved_model, made, tmp_path / "none", "--heads", "0") == 2
     assert run_train("medusa", saved_model, made, tmp_path / "none", "--vocabulary", "5") == 2
     assert "it may be 0 (all), or 10 to" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.slow
+def test_the_command_trains_eagle3_in_the_format_of_others(saved_model, tmp_path, capsys):
+    """With four layers, of which the first, the third and the last are read."""
+    head = tmp_path / "head"
+    given = saved_model, data_file(tmp_path), head, *QUICKLY, "--vocabulary", "40"
+    assert run_train("eagle3", *given) == 0
+    config = json.loads((head / "config.json").read_text())
+    assert config["speculators_model_type"] == "eagle3"
+    assert config["speculators_config"]["verifier"]["name_or_path"] == str(saved_model)
+    asked = ["generate", "--model", str(saved_model), "--max-new-tokens", "8", "--seed", "1", "--method"]
+    texts = []
+    for options in (["none"], ["eagle3", "--speculative-config", json.dumps({"model": str(head)})]):
+        capsys.readouterr()
+        assert main([*asked, *options, "w5 w6"]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+    assert run_train("eagle3", *given, "--save-dtype", "int8") == 2
+    assert "which the format of eagle3 does not have" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.slow

@@ -142,7 +142,7 @@ def test_a_store_for_another_tokenizer_is_refused(vllm, tmp_path):
 
 
 def test_drafters_that_need_hidden_states_are_refused(vllm, monkeypatch):
-    needy = SimpleNamespace(needs=SimpleNamespace(hidden=True))
+    needy = SimpleNamespace(needs=SimpleNamespace(hidden=(-1,)))
     monkeypatch.setattr(integration, "make_drafter", lambda *_: needy)
     with pytest.raises(UsageError, match="hidden states"):
         Proposer(configuration({"table": "none"}))

@@ -157,6 +157,12 @@ class SequenceView:
 
     ids: TokenIds  # int64[n], prompt and emitted tokens, the root last; read-only
     prompt_length: int
+    # float[m, K * D], the target's states that `Needs.hidden` names, of the m tokens before the root that it has run;
+    # m < n - 1 if the first ones' keys and values were there before. None without such a need
+    states: "torch.Tensor | None" = None
+    # returns the keys and values, float[1, heads, m, size] each, that a layer of the target keeps of the last m tokens
+    # before the root; None without `Needs.keys`
+    attended: "Callable[[int], tuple[torch.Tensor, torch.Tensor]] | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +170,10 @@ class Needs:
     """What a drafter needs from verification besides the emitted tokens, and how it is run."""
 
     top_k: int = 0  # most probable tokens of the target after every row, in steps with a draft
-    hidden: bool = False  # the target's last hidden state after every row
+    # the target's hidden states that the view is to show, by layer as transformers' `hidden_states` numbers them: what
+    # enters layer 0, 1, ..., the number of layers for the last norm, and -1 for the LM head, of rows that are scored
+    hidden: tuple[int, ...] = ()
+    keys: bool = False  # whether the view is to show the target's keys and values
     every_step: bool = True  # whether it is also called in steps without a budget, which are almost plain ones if not
     control: str | None = None  # the default control; None for the general default
     models: tuple[Any, ...] = ()  # that it runs, to be compiled like the target
@@ -178,7 +187,7 @@ class Scores:
     """
 
     logits: "torch.Tensor"  # float[R, V], unprocessed, on the target's device
-    hidden: "torch.Tensor | None" = None  # float[R, D], the last hidden state, if requested
+    hidden: "torch.Tensor | None" = None  # float[R, K * D], the states of K layers side by side, if requested
     best: IntArray | None = None  # int32[R], the most probable token after every row, -1 where its logit is not finite
     top: tuple[IntArray, FloatArray] | None = None  # `top_tokens` and `top_probabilities` of a verdict, for every row
     draw: RowDraw | None = None  # for sampling; None where no device can
@@ -195,7 +204,6 @@ class Verdict:
     # int32[N + 1, K], the target's most probable tokens after the root and after each node, if needed
     top_tokens: IntArray | None = None
     top_probabilities: FloatArray | None = None  # float32[N + 1, K], at temperature 1, descending, within 3 % or exact
-    hidden: "torch.Tensor | None" = None  # float[R, D], if needed
 
     @property
     def last_row(self) -> int:
@@ -319,8 +327,11 @@ class Target(Protocol):
         discards the others.
         """
 
-    def prefill(self, token_ids: TokenIds, cache: Any) -> None:
-        """Put `token_ids`, int64[n], into the cache and commit them."""
+    def prefill(self, token_ids: TokenIds, cache: Any, hidden: tuple[int, ...] = ()) -> "torch.Tensor | None":
+        """Put `token_ids`, int64[n], into the cache and commit them.
 
-    def forward(self, layout: Layout, cache: Any, *, hidden: bool = False) -> Scores:
-        """Score every row of `layout` against the committed cache, and commit none; `hidden` also returns states."""
+        Returns the hidden states of these layers, as `Needs.hidden` names them, of the last tokens, at most n.
+        """
+
+    def forward(self, layout: Layout, cache: Any, *, hidden: tuple[int, ...] = ()) -> Scores:
+        """Score every row of `layout` against the committed cache, and commit none; with the states of `hidden`."""

@@ -95,6 +95,15 @@ class Generator:
                 ForedraftWarning,
                 stacklevel=2,
             )
+        if self.target.compiled is not None and not self.target.compiled.returns(drafter.needs.hidden):
+            layers = ", ".join(map(str, drafter.needs.hidden))
+            warnings.warn(
+                f"Method {method!r} reads the states before layers {layers}, which the compiled forward does not "
+                f"return ({', '.join(map(str, self.target.compiled.record.taps)) or 'none'} are compiled in), so the "
+                "model runs uncompiled: a pass takes several times as long. Compare it with method auto.",
+                ForedraftWarning,
+                stacklevel=2,
+            )
         self.attach(method, drafter, nodes, control, control_options, verification)
         self._record_models()
 
@@ -289,20 +298,22 @@ class Generator:
         shared = self.amount.name == "measured" and self.amount.needs_cost
         return Run(seq, guarded, control, context, self.target, shared)
 
-    def batch(self, cache_bytes: int | None = CACHE_BYTES) -> Batch:
+    def batch(self, cache_bytes: int | None = CACHE_BYTES, step_seconds: float | None = None) -> Batch:
         """Return an empty batch, whose texts share forward passes and a KV cache of at most `cache_bytes`.
 
         None is room for two texts that fill the model's window. UsageError unless it is a whole number, at least 1.
+        Prompts are prefilled in pieces with which a step takes at most about `step_seconds`, if given.
         """
         if cache_bytes is not None and ((given := whole_number(cache_bytes)) is None or given < 1):
             raise UsageError(f"cache_bytes is {shown(cache_bytes)}; it must be a whole number of bytes, or None.")
-        target = batch_target(self.target, cache_bytes)
-        return Batch(target, BatchControl(lambda: self.cost, target.most_rows, target.most_rows - 1, self._costs))
+        target = batch_target(self.target, cache_bytes, self.drafter.needs.hidden)
+        control = BatchControl(lambda: self.cost, target.most_rows, target.most_rows - 1, self._costs)
+        return Batch(target, control, step_seconds)
 
     def conversation(self) -> Batch | None:
         """Return a batch for `stream` in which each turn of a conversation is computed once, up to the model's window.
 
-        None if every text is computed anew: the model is not compiled or has sliding windows, or there is no memory.
+        None if every text is computed anew, as where texts do not share passes, or there is no memory.
         """
         try:
             batch = self.batch(None)
@@ -318,9 +329,11 @@ class Generator:
         """Return the result so far of a text; its finish reason is None while it is unfinished."""
         return generation(run, self.tokenizer)
 
-    def encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> TokenIds:
+    def encode(
+        self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = (), variables: Mapping[str, Any] | None = None
+    ) -> TokenIds:
         """Return the ids of a prompt; see `foredraft.request.encoded`."""
-        return encoded(prompt, self.tokenizer, self.target.vocabulary, tools)
+        return encoded(prompt, self.tokenizer, self.target.vocabulary, tools, variables)
 
     def eos_token_ids(self) -> tuple[int, ...]:
         """Return the default end ids: those of the model's generation configuration, else the tokenizer's."""

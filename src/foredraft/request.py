@@ -5,6 +5,8 @@ Of the model, it depends on the vocabulary size only.
 
 import copy
 import dataclasses
+import inspect
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -135,16 +137,20 @@ class GenerationOptions:
         )
 
 
-def encoded(prompt: Any, tokenizer: Any, vocabulary: int, tools: Sequence[Mapping[str, Any]] = ()) -> TokenIds:
+def encoded(
+    prompt: Any, tokenizer: Any, vocabulary: int, tools: Sequence[Mapping[str, Any]] = (),
+    variables: Mapping[str, Any] | None = None,
+) -> TokenIds:  # fmt: skip
     """Return the ids, int64[n], of a text, a conversation (by the tokenizer's chat template), or ids.
 
-    `tools` are a conversation's, in transformers' format. UsageError for an empty prompt, another type, ids outside the
-    vocabulary, or a conversation without a chat template or rejected by it.
+    `tools` are a conversation's, in transformers' format, and `variables` the template's. UsageError for an empty
+    prompt, another type, ids outside the vocabulary, or a conversation without a chat template or rejected by it.
     """
     if isinstance(prompt, str):
         ids = tokenizer(checked_text(prompt)).input_ids if prompt else []
     elif (messages := conversation(prompt)) is not None:
-        ids = tokenizer(checked_text(templated(messages, tokenizer, tools)), add_special_tokens=False).input_ids
+        text = checked_text(templated(messages, tokenizer, tools, variables))
+        ids = tokenizer(text, add_special_tokens=False).input_ids
     else:
         ids = prompt
     return checked_ids(ids, vocabulary)
@@ -179,20 +185,28 @@ def conversation(prompt: Any) -> list[dict[str, Any]] | None:
     return [dict(message) for message in prompt]
 
 
-def templated(messages: list[dict[str, Any]], tokenizer: Any, tools: Sequence[Mapping[str, Any]] = ()) -> str:
+def templated(
+    messages: list[dict[str, Any]], tokenizer: Any, tools: Sequence[Mapping[str, Any]] = (),
+    variables: Mapping[str, Any] | None = None,
+) -> str:  # fmt: skip
     """Return the conversation formatted by the tokenizer's chat template, up to where the answer begins.
 
-    UsageError if there is no template, or it rejects the messages.
+    Variables that the template does not name are left out. UsageError if there is no template, or it rejects the
+    messages or the variables.
     """
     import jinja2
 
-    if not getattr(tokenizer, "chat_template", None):
+    template = getattr(tokenizer, "chat_template", None)
+    if not template:
         raise UsageError("This model's tokenizer has no chat template; give the prompt as a text.")
+    ours = {"messages", "documents", *inspect.signature(tokenizer.apply_chat_template).parameters}
+    named = set(re.findall(r"\w+", str(template))) - ours
     try:
         text: str = tokenizer.apply_chat_template(
-            messages, tools=tools or None, tokenize=False, add_generation_prompt=True
-        )
-    except jinja2.TemplateError as error:
+            messages, tools=tools or None, tokenize=False, add_generation_prompt=True,
+            **{name: value for name, value in (variables or {}).items() if name in named},
+        )  # fmt: skip
+    except (jinja2.TemplateError, TypeError) as error:  # the latter for a variable of another type
         raise UsageError(
             f"The model's chat template rejects the conversation ({error}); change the messages accordingly, or give a "
             "text."

@@ -7,17 +7,17 @@ One token is chosen per visited node, and it is emitted whether or not a draft m
 
 from collections.abc import Callable, Sequence
 
-from foredraft.contracts import Chooser, Draft, Scores, Verdict
+from foredraft.contracts import Chooser, Draft, Verdict
 from foredraft.errors import ImpossibleDraftError, is_interrupt
 from foredraft.graph.tree import ROOT, child_with
 
 
-def verify(draft: Draft, scores: Scores, choose: Chooser, ends: Callable[[Sequence[int]], bool], at: int) -> Verdict:
+def verify(draft: Draft, choose: Chooser, ends: Callable[[Sequence[int]], bool], at: int) -> Verdict:
     """Accept the path of `draft` that the target chooses, and add the target's own token after it.
 
-    `scores` are the target's, for the root, at absolute position `at`, and the N nodes; `choose` reads them. `ends`
-    returns whether the text ends with the last of the tokens emitted so far, which may be inside the draft.
-    NumericsError for logits that allow no token, and what a logits processor raises, both only before the first token;
+    The root is at absolute position `at`; `choose` reads the target's scores of it and of the N nodes. `ends` returns
+    whether the text ends with the last of the tokens emitted so far, which may be inside the draft. NumericsError for
+    logits that allow no token, and what a logits processor raises, both only before the first token;
     ImpossibleDraftError, under rejection, for a node that its q cannot have given.
     """
     tokens: list[int] = []
@@ -37,4 +37,4 @@ def verify(draft: Draft, scores: Scores, choose: Chooser, ends: Callable[[Sequen
         ended = ends(tokens)  # called for every token, because it may count them
         if node < 0 or ended:
             break
-    return Verdict(tuple(tokens), tuple(path), draft, at, hidden=scores.hidden)
+    return Verdict(tuple(tokens), tuple(path), draft, at)

@@ -39,7 +39,22 @@ _SIZES = _by_name({
 
 _DECODER = {"is_decoder": True, "is_encoder_decoder": False}
 _MIXED = ["sliding_attention", "full_attention"]
+_LINEAR = ["linear_attention", "full_attention"]
+_SSD = {
+    "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 2, "mamba_expand": 2,
+    "mamba_chunk_size": 16,
+}  # fmt: skip
 _OWN = _by_name({
+    "bailing_hybrid": {"num_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1},
+    "bamba": {"attn_layer_indices": [1], **_SSD},
+    "falcon_h1": {"mamba_d_ssm": 64, **_SSD},
+    "granitemoehybrid": {"layer_types": _LINEAR, **_SSD},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "mamba_dt_rank": 4},
+    "kimi_linear": {"layer_types": _LINEAR, "num_experts_per_tok": 2},
+    "lfm2 lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "mamba2": {"num_heads": 4, "head_dim": 16, "n_groups": 2, "chunk_size": 16},
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"], "lru_width": 32, "attention_window_size": WINDOW},
+    "zamba2": _SSD,
     "bart bert bert-generation big_bird bigbird_pegasus blenderbot blenderbot-small camembert data2vec-text electra "
     "ernie marian mbart megatron-bert mvp pegasus plbart prophetnet rembert roberta roberta-prelayernorm roc_bert "
     "roformer trocr whisper xlm-roberta xlm-roberta-xl": _DECODER,
@@ -52,6 +67,7 @@ _OWN = _by_name({
         "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
     },
     "deepseek_v2": {"num_experts_per_tok": 2},
+    "mellum": {"layer_types": _MIXED},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "layer_types": _MIXED},
     "gemma3n_text": {
         "num_hidden_layers": 4, "layer_types": _MIXED * 2, "num_kv_shared_layers": 2, "intermediate_size": [64] * 4,
@@ -73,15 +89,14 @@ _OWN = _by_name({
 """What else a type's configuration needs, or the text's inside it."""
 
 _WHOLE = _by_name({
-    "bamba blt dots3_note dots3_note_text falcon_h1 gemma4_unified_assistant granitemoehybrid mamba2 musicgen "
-    "musicgen_melody qwen4_exp qwen4_exp_text reformer zamba2 zaya": {},
+    "blt dots3_note dots3_note_text gemma4_unified_assistant musicgen musicgen_melody qwen4_exp qwen4_exp_text "
+    "reformer zaya": {},
     "gemma4_assistant": {
         "text_config": {
             "num_hidden_layers": 30, "num_kv_shared_layers": 30, "hidden_size_per_layer_input": 0,
             "vocab_size_per_layer_input": 0, "enable_moe_block": False, "use_double_wide_mlp": False,
         }
     },
-    "lfm2 lfm2_moe": {"layer_types": ["conv", "full_attention"] * 16},
     "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"] * 30},
 })  # fmt: skip
 """Types that are refused by their configuration, in full size; and fields whose defaults are unlike real models'."""

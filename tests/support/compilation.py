@@ -12,6 +12,7 @@ from foredraft.model.compiled.package import (
     CompiledForward,
     CompiledRecord,
 )
+from foredraft.model.kv_cache import LayerShape
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from support.families import prompt_of
@@ -51,4 +52,6 @@ def record_of(recipe="torch's kernels", warning="", **told):
     for name, seconds in told.items():
         timed = [(rows, each) for rows, each in zip((1, 4, 16), seconds, strict=True) if each is not None]
         costs[name] = CostCurve(*(tuple(column) for column in zip(*timed, strict=True)))
-    return CompiledRecord(packages, costs, same_bits=True, shapes=((2, 16), (2, 16)), torch="9.9", warning=warning)
+    return CompiledRecord(
+        packages, costs, same_bits=True, shapes=(LayerShape(2, 16),) * 2, torch="9.9", warning=warning
+    )

@@ -184,7 +184,7 @@ class World(ToyTarget):
             PROMPT, self.sampling, max_new_tokens=99, processors=self.processors, eos=self.eos,
             verification="rejection", chance=lambda position: chance,  # the same at every position
         )  # fmt: skip
-        return verify(draft, scores, seq.chooser(scores, draft), seq.ends, len(PROMPT) - 1).tokens
+        return verify(draft, seq.chooser(scores, draft), seq.ends, len(PROMPT) - 1).tokens
 
     def _row(self, last: TokenIds) -> FloatArray:
         return self._entry(_TARGET, last)

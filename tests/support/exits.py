@@ -14,11 +14,11 @@ LAYERS = 4
 
 
 @functools.cache
-def target_of(family):
+def target_of(family, layers=LAYERS):
     config = configuration(family)
-    config.num_hidden_layers = LAYERS
+    config.num_hidden_layers = layers
     if getattr(config, "layer_types", None):
-        config.layer_types = (config.layer_types * LAYERS)[:LAYERS]
+        config.layer_types = (config.layer_types * layers)[:layers]
     return TorchTarget(tiny_model(config))
 
 
@@ -33,5 +33,9 @@ def written(target, family, setting, drafter, control=None):
 
 
 @functools.cache
+def plain_of(target, family, setting):
+    return written(target, family, setting, make_drafter("none", {}, Resources(VOCABULARY)))[0]
+
+
 def plain(family, setting):
-    return written(target_of(family), family, setting, make_drafter("none", {}, Resources(VOCABULARY)))[0]
+    return plain_of(target_of(family), family, setting)

@@ -5,12 +5,14 @@ import tempfile
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from foredraft.model.head_files import card_for, save_head
 from foredraft.model.heads import ExitHead, MedusaHeads
 from foredraft.model.target import TorchTarget
 from foredraft.testing import VOCABULARY
+from support.speculators import dflash_config, dflash_tensors, eagle3_config, eagle3_tensors, save_drafter
 
 
 @functools.cache
@@ -39,4 +41,21 @@ def tiny_heads():
     heads = MedusaHeads(8, 3)
     heads.accuracies.fill_(0.3)
     save_head(folder / "medusa", card_for(model, "medusa", "tiny", dtype="float32", count=3), heads.state_dict())
-    return {method: str(folder / method) for method in ("eesd", "medusa")}
+    shape = {"width": 8, "vocabulary": VOCABULARY}
+    save_drafter(folder / "eagle3", eagle3_config(reduced=False, **shape), eagle3_tensors(reduced=False, **shape))
+    reads = {"aux_hidden_state_layer_ids": [0, 1, 2], "mask_token_id": 0}
+    save_drafter(folder / "dflash", dflash_config(**shape, **reads), dflash_tensors(**shape))
+    return {method: str(folder / method) for method in ("eesd", "medusa", "eagle3", "dflash")}
+
+
+@functools.cache
+def tiny_checkpoint():
+    """The tiny target, from a checkpoint that holds a multi-token-prediction layer."""
+    folder, model = Path(tempfile.mkdtemp()), tiny_target().model
+    weights, after = model.state_dict(), "model.layers.3."
+    layer = {name.removeprefix("model.layers.0."): each for name, each in weights.items() if ".layers.0." in name}
+    layer |= {f"{name}.weight": torch.ones(8) for name in ("enorm", "hnorm", "shared_head.norm")}
+    layer["eh_proj.weight"] = torch.randn(8, 16, generator=torch.Generator().manual_seed(4))
+    model.save_pretrained(folder)
+    save_file(weights | {after + name: each.clone() for name, each in layer.items()}, folder / "model.safetensors")
+    return TorchTarget(LlamaForCausalLM.from_pretrained(folder).eval())

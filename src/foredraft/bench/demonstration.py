@@ -1,4 +1,4 @@
-"""The demo: two texts, one predictable and one not, each timed with transformers, plain decoding and drafting.
+"""The demo: three texts, from predictable to not, each timed with transformers, plain decoding and drafting.
 
 Does not depend on the terminal or on how a model is loaded.
 """
@@ -19,33 +19,38 @@ from foredraft.generation import Generation, Stream
 ROUNDS = 3  # repetitions of each text (chosen); the median is reported
 
 _WARM_UP_TOKENS = 16  # chosen
-_NOISE = 1.05  # smaller speed-ups are within the noise of one short text (chosen)
 
-_CODE = (Path(__file__).parent / "data" / "orders.txt").read_text(encoding="utf-8")
+_LETTER = (Path(__file__).parent / "data" / "letter.txt").read_text(encoding="utf-8").strip()
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A text to generate, with its arguments; it is predictable if most of it occurs in the prompt."""
+    """A text to generate, with its arguments, and what it shows."""
 
     title: str
     prompt: str
     options: Mapping[str, Any]
-    predictable: bool
+    shows: str
 
 
 SCENES = (
     Scene(
-        "A page of code, rewritten with a small change (greedy)",
-        f"Rewrite this code, with the word customer replaced by client. Change nothing else.\n\n```python\n{_CODE}```",
+        "A file rewritten with a small change, the old file as prediction (greedy)",
+        f"Replace Friday by Monday in this letter, and write the whole letter:\n\n{_LETTER}",
+        {"max_new_tokens": 240, "prediction": _LETTER},
+        "what is known beforehand is only verified",
+    ),
+    Scene(
+        "New code (greedy)",
+        "Write a Python class for a bank account with the methods deposit, withdraw and balance, and an example.",
         {"max_new_tokens": 240},
-        predictable=True,
+        "code repeats itself and what the model often writes",
     ),
     Scene(
         "Fresh prose (temperature 0.7)",
         "Write a short story about a lighthouse keeper who finds a letter in a bottle.",
         {"max_new_tokens": 160, "do_sample": True, "temperature": 0.7, "seed": 1},
-        predictable=False,
+        "new prose is hard to predict",
     ),
 )
 
@@ -61,18 +66,13 @@ class Outcome:
     same: bool  # whether plain decoding emitted the same ids
 
     def sentence(self) -> str:
-        own = self.milliseconds[self.method]
+        own, counts = self.milliseconds[self.method], self.drafted.statistics
         by_transformers, by_plain = (self.milliseconds[name] / own for name in (PEER, "none"))
         text = "the same text" if self.same else "A DIFFERENT TEXT, which is a bug: please report it"
-        speed = (
-            f"{by_transformers:.1f} times as fast as transformers' generate, {by_plain:.1f} times our own plain "
-            f"decoding; {text}."
+        return (
+            f"{by_plain:.1f} times our own plain decoding, {by_transformers:.1f} times as fast as transformers' "
+            f"generate, {counts.tokens_per_target_step:.1f} tokens a step; {text}: {self.scene.shows}."
         )
-        counts = self.drafted.statistics
-        if self.scene.predictable or by_plain >= _NOISE:
-            accepted = f"{counts.accepted} of its {counts.emitted} tokens were drafted"
-            return f"{speed} {accepted}, so {counts.emitted} tokens took {counts.steps} passes of the model."
-        return f"{speed} New prose is hard to predict: {counts.accepted} of {counts.emitted} tokens were drafted."
 
 
 def perform(generator: Generator, scene: Scene, show: Callable[[Stream], None] = lambda _: None) -> Outcome:
@@ -83,7 +83,7 @@ def perform(generator: Generator, scene: Scene, show: Callable[[Stream], None] =
     prompt: Prompt = [{"role": "user", "content": scene.prompt}]
     options = {"seed": 0, **scene.options}
     written, plain = write_in_rounds(generator, prompt, options, show)
-    peer = PeerWriter(generator, {}).written(prompt, options)
+    peer = PeerWriter(generator, {}).written(prompt, _without_prediction(options))
     texts: dict[str, Sequence[Generation | Writing]] = {PEER: [peer], "none": plain, generator.method: written}
     milliseconds = {name: median(map(_milliseconds, repetitions)) for name, repetitions in texts.items()}
     return Outcome(scene, milliseconds, generator.method, written[0], written[0].token_ids == plain[0].token_ids)
@@ -100,14 +100,15 @@ def write_in_rounds(
 ) -> tuple[list[Generation], list[Generation]]:  # fmt: skip
     """Generate a text with the generator's method and with plain decoding, each `ROUNDS` times; return both lists.
 
-    A short text first loads and compiles what is needed once. The drafter is reset before each text, because it would
-    otherwise draft from the repetition before. `show` receives the first drafted text as a stream, whose rest is
-    consumed here; `tell` the share of the texts done.
+    Plain decoding has no use for a prediction, and is not given it. A short text first loads and compiles what is
+    needed once. The drafter is reset before each text, because it would otherwise draft from the repetition before.
+    `show` receives the first drafted text as a stream, whose rest is consumed here; `tell` the share of the texts done.
     """
     plain = Generator(generator.target, generator.tokenizer, method="none")
-    brief = {**options, "max_new_tokens": min(_WARM_UP_TOKENS, options.get("max_new_tokens", _WARM_UP_TOKENS))}
+    given = {generator: options, plain: _without_prediction(options)}
+    brief = min(_WARM_UP_TOKENS, options.get("max_new_tokens", _WARM_UP_TOKENS))
     for each in (generator, plain):
-        each.generate(prompt, **brief)
+        each.generate(prompt, **{**given[each], "max_new_tokens": brief})
     generator.forget()
     stream = generator.stream(prompt, **options)
     show(stream)
@@ -117,5 +118,9 @@ def write_in_rounds(
     for number, each in enumerate(order[1:]):
         tell(number / (len(order) - 1))
         generator.forget()
-        texts[each].append(each.generate(prompt, **options))
+        texts[each].append(each.generate(prompt, **given[each]))
     return texts[generator], texts[plain]
+
+
+def _without_prediction(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: each for name, each in options.items() if name != "prediction"}

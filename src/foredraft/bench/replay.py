@@ -1,74 +1,16 @@
-"""Replay: runs drafters on recorded texts, without a model.
+"""Replay: runs a drafter on a recorded text, without a model.
 
 At each step, the drafted tokens that match the recorded answer are accepted. Does not depend on any drafter.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from time import perf_counter_ns
-from typing import Any
 
 import numpy as np
 
-from foredraft.bench.drafts import count_drafts
-from foredraft.bench.tasks import read_json_lines
 from foredraft.contracts import Budget, DraftContext, Drafter, SequenceView, TokenIds, Verdict
 from foredraft.control import cut
-from foredraft.errors import UsageError
 from foredraft.graph.tree import ROOT
-from foredraft.request import templated
-
-
-def read_records(path: Path, tokenizer: Any) -> list[tuple[TokenIds, TokenIds]]:
-    """Return prompt ids and output ids, int64[n] each, of JSON lines with `prompt` and `output`.
-
-    Prompts go through the chat template, if any; records with an empty text are skipped. UsageError for a file that
-    cannot be read, an invalid line, or no record.
-    """
-    texts, has_template = [], getattr(tokenizer, "chat_template", None)
-    for number, row in read_json_lines(path):
-        if not isinstance(row, Mapping) or not all(isinstance(row.get(name), str) for name in ("prompt", "output")):
-            raise UsageError(f"Line {number} of {path} needs the texts `prompt` and `output`; add them.")
-        prompt = row["prompt"]
-        question = templated([{"role": "user", "content": prompt}], tokenizer) if has_template else prompt
-        ids = [tokenizer(text, add_special_tokens=False).input_ids for text in (question, row["output"])]
-        if ids[0] and ids[1]:
-            texts.append((np.array(ids[0], np.int64), np.array(ids[1], np.int64)))
-    if not texts:
-        raise UsageError(f"{path} holds no record; each line needs `prompt` and `output`.")
-    return texts
-
-
-def replay(drafter: Drafter, texts: Sequence[tuple[TokenIds, TokenIds]], nodes: int, vocabulary: int) -> dict[str, Any]:
-    """Run `drafter` on at least one text, each a sequence, with at most `nodes` nodes per step; return figures by name.
-
-    "steps" are target passes; "macro" is the mean over records; the times of `propose` are in microseconds.
-    """
-    steps, micros = [], list[float]()
-
-    def verdicts() -> Iterator[Verdict]:
-        for prompt, output in texts:
-            before = len(micros)
-            for verdict, nanoseconds in replay_steps(drafter, prompt, output, nodes, vocabulary):
-                micros.append(nanoseconds / 1e3)
-                yield verdict
-            steps.append(len(micros) - before)
-
-    counts = count_drafts(verdicts(), drafter.source_names)
-    tokens = [len(output) for _, output in texts]
-    return {
-        "records": len(texts),
-        "tokens": sum(tokens),
-        "steps": sum(steps),
-        "drafted": sum(counts.drafted_by_depth),
-        "accepted": sum(counts.accepted_by_depth),
-        "tokens_per_target_step": sum(tokens) / sum(steps),
-        "drafted_per_step": sum(counts.drafted_by_depth) / sum(steps),
-        "tokens_per_target_step_macro": float(np.mean(np.divide(tokens, steps))),
-        "reliability": counts.reliability,
-        "propose_median_us": float(np.median(micros)),
-        "propose_p99_us": float(np.quantile(micros, 0.99)),
-    }
 
 
 def replay_steps(

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from foredraft import __version__
-from foredraft.cli import bench, chat, demo, generate, info, methods, prove, replay, serve, stores, train
+from foredraft.cli import bench, chat, demo, generate, info, methods, prove, serve, stores, train
 from foredraft.cli.flags import with_groups
 from foredraft.cli.screen import say
 from foredraft.errors import ForedraftError, ForedraftWarning, UsageError, told
@@ -32,7 +32,7 @@ _ARGUMENT = re.compile(
 VERBS: Mapping[str, Callable[..., None] | typer.Typer] = {
     "generate": generate.generate, "chat": chat.chat, "serve": serve.serve, "demo": demo.demo,
     "explain": generate.explain, "methods": methods.methods, "info": info.info, "recommend": bench.recommend,
-    "compile": info.compile_model, "table": stores.table, "index": stores.index, "replay": replay.replay,
+    "compile": info.compile_model, "table": stores.table, "index": stores.index,
     "prove": prove.prove, "bench": bench.app, "train": train.app,
 }  # fmt: skip
 """Subcommands in the order of the help. They import torch and transformers inside functions, so that help is fast."""

@@ -4,28 +4,23 @@ Does not depend on how things are measured; that is in `foredraft.bench`.
 """
 
 import shlex
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foredraft.bench.tasks import EMBEDDED, interleaved, load_task, load_tasks
+from foredraft.bench.tasks import EMBEDDED, load_task, load_tasks
 from foredraft.cli import flags
 from foredraft.cli.info import NOT_COMPILED, cost_rows, show_cost
 from foredraft.cli.job import load_plain, setting
 from foredraft.cli.screen import counting, say, show_json, show_table, working
-from foredraft.cli.serve import name_of
-from foredraft.errors import UsageError
 from foredraft.model.gguf.files import SMOLLM2
 
 if TYPE_CHECKING:  # torch is imported when a command runs, so that help is fast
     from foredraft.bench.cell import Cell
     from foredraft.bench.runner import Run
-    from foredraft.bench.serve import Load
 
 _RUN_METHODS = ("prompt_lookup", "adaptix", "rest", "auto", "transformers")
 _PROFILE_METHODS = ("prompt_lookup", "auto")
@@ -125,20 +120,6 @@ def _print_failures(failures: "Sequence[Cell]", *, fail: bool = False) -> None:
 
 
 @app.command()
-def report(
-    folder: Annotated[Path, typer.Argument(help="The folder of `bench run --out`")],
-    out: Annotated[Path | None, typer.Option(help="Folder of the report [default: the same folder]")] = None,
-) -> None:
-    """Write a self-contained HTML page, the same in Markdown, and pictures, from a folder of results."""
-    from foredraft.bench.report import write_report
-
-    with working("drawing") as tell:
-        written = write_report(folder, out or folder, tell)
-    for path in written:
-        typer.echo(path)
-
-
-@app.command()
 def profile(
     *,
     comparison: Comparison,
@@ -161,56 +142,6 @@ def profile(
             title = f"estimated and actual acceptance: {each.method}"
             show_table(*reliability_table(each.counts.reliability), title)
     _print_failures(result.failures, fail=True)
-
-
-@app.command()
-def serve(
-    model: flags.ModelOption = SMOLLM2,
-    url: Annotated[str | None, typer.Option(help="A running server; otherwise one is started")] = None,
-    data: flags.DataOption = None,
-    streams: Annotated[
-        list[int] | None, typer.Option(help="Concurrent streams; repeatable [default: 1, 4, 8, 16]")
-    ] = None,
-    prompts: flags.PromptsOption = 8,
-    max_new_tokens: flags.TokensOption = 128,
-    temperature: flags.TemperatureOption = 0.0,
-    rounds: Annotated[int, typer.Option(help="Measurements of each", min=1)] = 2,  # the embedded prompts allow 2
-    plain_only: Annotated[
-        bool, typer.Option("--plain-only", help="For servers that cannot switch drafting off")
-    ] = False,
-    as_json: flags.JsonOption = False,
-) -> None:
-    """Measure a server with concurrent clients, with predictions, and with repeated prompt prefixes."""
-    import asyncio
-
-    try:
-        from foredraft.bench import serve as measured
-    except ImportError as error:
-        missing = f"Measuring a server needs {error.name}, which is not installed; run pip install {error.name}."
-        raise UsageError(missing) from error
-
-    counts = streams or (1, 4, 8, 16)
-    # different prompts for each load, of all kinds
-    texts = interleaved(load_tasks(None, data, prompts * len(counts) * rounds))
-    ways = (measured.PLAIN,) if plain_only else (measured.PLAIN, measured.DRAFTED)
-    with nullcontext(url) if url is not None else measured.own_server(model) as address:
-        assert address is not None, "url or own_server gives one"
-        name = name_of(model)
-        bodies = measured.bodies_of(texts, name, max_new_tokens, temperature)
-        loads = asyncio.run(measured.loads(address, bodies, counts, rounds, ways))
-        predicted = [] if plain_only else asyncio.run(measured.predictions(address, name, rounds))
-        turns = asyncio.run(measured.turns(address, name, rounds))
-    if as_json:
-        show_json({"loads": [asdict(each) for each in loads], "predictions": predicted, "turns": turns})
-        return
-    _show_loads(loads)
-    if predicted:
-        _show_predictions(predicted)
-    figures = [(1e3 * each["first"], 1e3 * each["second"], each["second"] / each["first"]) for each in turns]
-    row = [median(column) for column in zip(*figures, strict=True)]
-    counted = turns[0]["prompt_tokens"]
-    title = f"Two turns of a conversation{'' if counted is None else f'; the first has {counted} tokens'}"
-    show_table(("first turn, ms to text|.0f", "second|.0f", "share|.3f"), [row], title)
 
 
 # --- recommend
@@ -280,38 +211,3 @@ def _how_to_use(
     if compiled is False:
         options = f"{options} --eager"
     return f'foredraft generate {options} "..."', f'foredraft.load({load}).generate("..."{generate})'
-
-
-# --- tables of a server's figures
-
-
-def _show_loads(loads: "Sequence[Load]") -> None:
-    """Print a row for each number of streams and way: tokens per second, and their ratio to plain decoding's."""
-    groups: dict[tuple[int, str], list[Load]] = {}
-    for load in loads:
-        groups.setdefault((load.streams, load.way), []).append(load)
-    alone: dict[str, float] = {}  # tokens per second of the first number of streams
-    rows, same = [], True
-    for (streams, way), group in groups.items():
-        speed, first = (median(getattr(each, of) for each in group) for of in ("tokens_per_second", "first"))
-        rounds = list(zip(group, groups[streams, "plain"], strict=True))
-        same &= all(each.texts == plain.texts for each, plain in rounds)
-        ratios = [each.tokens_per_second / plain.tokens_per_second for each, plain in rounds]
-        ratio = "-" if way == "plain" else f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-        rows.append((streams, way, speed, speed / alone.setdefault(way, speed), 1e3 * first, ratio))
-    compared = len({load.way for load in loads}) > 1
-    verdict = f"; {'all texts are equal' if same else 'THE TEXTS DIFFER'}" if compared else ""
-    headings = ("streams", "way", "tokens/s|.0f", "of one stream's|.2f", "ms to first|.0f", "of plain's")
-    show_table(headings, rows, f"Concurrent streams{verdict}")
-
-
-def _show_predictions(found: Sequence[Mapping[str, Any]]) -> None:
-    rows = []
-    for name in found[0]["seconds"]:
-        times = [tuple(each["seconds"][case] for case in (name, "plain", "drafted")) for each in found]
-        figures = [(own, plain / own, own / drafted) for own, plain, drafted in times]
-        rows.append([name, *(median(column) for column in zip(*figures, strict=True))])
-    same = "all texts are equal" if all(each["same"] for each in found) else "THE TEXTS DIFFER"
-    counts = f"{found[0]['tokens']} tokens, {found[0]['accepted']} of them from the edited prediction"
-    headings = ("prediction", "seconds|.2f", "times as fast as plain|.2f", "time / drafted|.2f")
-    show_table(headings, rows, f"{counts}; {same}")

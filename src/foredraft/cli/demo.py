@@ -1,4 +1,4 @@
-"""`foredraft demo`: shows and measures drafting on a predictable and on an unpredictable text.
+"""`foredraft demo`: shows and measures drafting on three texts, from predictable to not.
 
 Does not depend on the texts or on how they are measured; that is in `foredraft.bench.demonstration`.
 """
@@ -23,7 +23,7 @@ def demo(
     color: flags.ColorOption = None,
     picture: Annotated[Path | None, typer.Option(help="Save the first text, coloured, as an SVG picture")] = None,
 ) -> None:
-    """Time two texts, a rewritten page of code and a story, with transformers, plain decoding and drafting."""
+    """Time three texts, a rewritten file, code and a story, with transformers, plain decoding and drafting."""
     if picture is not None:
         check_place(picture)
     generator = Job(model=model, method=method).load({}, {})

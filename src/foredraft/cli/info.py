@@ -79,6 +79,7 @@ def _measured(model: str, dtype: str, device: str | None, tell: Callable[[float,
     from foredraft.model.compiled.package import kept_forward
     from foredraft.model.cost import measured_cost
     from foredraft.model.loading import load_model
+    from foredraft.model.mtp import mtp_tensors
     from foredraft.model.rounding import dtype_name
     from foredraft.model.target import TorchTarget
 
@@ -86,7 +87,7 @@ def _measured(model: str, dtype: str, device: str | None, tell: Callable[[float,
     target = TorchTarget(loaded, kept_forward(loaded))
     tell(0.0, "measuring the cost of verification")
     return {
-        "dtype": dtype_name(target.model), "device": str(target.device),
+        "dtype": dtype_name(target.model), "device": str(target.device), "mtp": bool(mtp_tensors(loaded)),
         "cost": cost_rows(measured_cost(target, cache_path())),  # the curve that generation uses
         "compiled": target.compiled.record.told() if target.compiled is not None else [NOT_COMPILED],
     }  # fmt: skip
@@ -110,6 +111,7 @@ def _print(facts: dict[str, Any]) -> None:
         "ends of turns": "  ".join(facts["ends"]),
         "parameters": f"{facts['parameters']:,}",
         "dtype": f"{facts['dtype']} on {facts['device']}" if "device" in facts else facts["dtype"],
+        "drafters with it": "an MTP layer: --method mtp" if facts.get("mtp") else "",
         "supported": "every method, chains and trees; greedy decoding and sampling",
         "note": facts.get("note", ""),
     })  # fmt: skip

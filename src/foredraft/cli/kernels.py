@@ -60,10 +60,12 @@ def compile_steps() -> None:
     from dataclasses import replace
 
     import numpy as np
+    import torch
 
     from foredraft.contracts import TOP, CostCurve, Scores
     from foredraft.control import MeasuredControl
     from foredraft.drafters import Resources, make_drafter
+    from foredraft.model.kv_cache import move_rows
     from foredraft.sampling import SamplingOptions
     from foredraft.sampling.logits import block_maxima, top_by_blocks
     from foredraft.testing import ToyTarget
@@ -83,6 +85,7 @@ def compile_steps() -> None:
         run = begun(drafter, np.arange(1, 9) % 4, sampling, new_tokens=_TOKENS)
         run.target, run.control = target, MeasuredControl(CostCurve((1, 8), (1.0, 1.0)))
         written(run)
+    move_rows(torch.zeros(1, 1, 2, 2), 0, np.array([1]))  # of a draft that was accepted, but for its first node
 
 
 def _compile(part: str) -> None:

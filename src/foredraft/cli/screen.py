@@ -67,7 +67,9 @@ def show_table(headings: Sequence[str], rows: Sequence[Sequence[object]], title:
     for row in zip(*columns, strict=True):
         table.add_row(*row)
     console = Console(highlight=False)
-    (console if console.is_terminal else Console(highlight=False, width=_PIPE_WIDTH)).print(table)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _PIPE_WIDTH
+    console.print(table)
 
 
 @contextmanager

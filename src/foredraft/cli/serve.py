@@ -3,6 +3,7 @@
 Does not depend on the protocols; they are in `foredraft.server`.
 """
 
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,10 @@ def serve(
     api_key: Annotated[
         list[str] | None, typer.Option(help=f"Key that clients must send; repeatable; or {KEYS_VARIABLE}")
     ] = None,
+    cors_origin: Annotated[
+        list[str] | None, typer.Option(help="Site whose pages may use the server, or *; repeatable")
+    ] = None,
+    access_log: Annotated[bool, typer.Option(help="Log each request with its tokens")] = True,
     stores: Annotated[Path | None, typer.Option(help="Folder for stores of texts that clients fill")] = None,
     max_num_seqs: Annotated[int, typer.Option(help="Maximum number of texts in the batch", min=1, max=256)] = 16,
     max_waiting: Annotated[int, typer.Option(help="Maximum number of waiting texts; more are rejected", min=0)] = 64,
@@ -61,12 +66,16 @@ def serve(
     if keys and memory is not None:
         raise UsageError("--memory keeps what all clients share, and API keys share nothing; leave one of them out.")
     try:
-        from foredraft.server.running import LOOPBACK, Listening
+        from foredraft.server.access import LOG
+        from foredraft.server.running import LOOPBACK, Listening, listen
         from foredraft.server.service import Service
     except ImportError as error:
         raise UsageError(
             f"The server needs packages that are not installed ({error.name}); run pip install 'foredraft[server]'."
         ) from error
+    listen(host, port).close()  # fails before the model is loaded
+    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
+    LOG.setLevel(logging.INFO if access_log else logging.WARNING)
     config, model = job.config(memory=memory), job.model
     generator = job.load(config, {})
     config.pop("method", None)
@@ -75,7 +84,7 @@ def serve(
         generator, served_name, config, stores=stores, most_at_once=max_num_seqs, most_waiting=max_waiting,
         cache_bytes=int(kv_cache_gib * 2**30), timeout=timeout,
     )  # fmt: skip
-    listening = Listening(service, host=host, port=port, keys=keys)
+    listening = Listening(service, host=host, port=port, keys=keys, origins=tuple(cors_origin or ()))
     target = generator.target
     faster = " (`foredraft compile` makes it faster)" if target.device.type == "cpu" else ""
     compiled = "compiled" if target.compiled is not None else f"not compiled{faster}"

@@ -3,6 +3,7 @@
 Brings together a model, its traces, a task and the loop.
 """
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,11 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from foredraft.atomic_file import check_place
+from foredraft.atomic_file import check_place, store_file
 from foredraft.cli import flags
 from foredraft.cli.job import load_plain
-from foredraft.cli.layer_skip import layer_skip
-from foredraft.cli.screen import say, working, working_in_phases
+from foredraft.cli.screen import working, working_in_phases
 from foredraft.cli.traces import Data, Model, alone, assigned, check_texts, make_traces, say_traces, traces
 from foredraft.errors import UsageError
 from foredraft.options import check_known
@@ -30,7 +30,6 @@ T = TypeVar("T")
 
 app = typer.Typer(no_args_is_help=True, help="Make what drafts for a model, from texts that it wrote itself.")
 app.command("traces")(traces)
-app.command("layer-skip")(layer_skip)
 
 KeepStates = Annotated[
     bool, typer.Option(help="Keep the states that heads learn from on disk: 2 bytes x the model's width for each token")
@@ -127,19 +126,18 @@ class Training:
         return generator.target.model, opened
 
     def train(self, task: "Task", opened: "Traces", card: "HeadCard", run: Path, **identity: Any) -> "Run":
-        """Train a task, in a folder where a killed training goes on, and draw its curve.
+        """Train a task, in a folder where a killed training goes on, and write its curve there.
 
         `identity` are the settings that determine the weights, such as `texts`, the kind of texts to learn from.
         """
-        from foredraft.training.loop import draw_curve, train
+        from foredraft.training.loop import train
 
         most = math.inf if self.max_minutes is None else self.max_minutes
         texts = identity.get("texts", "all")
         whole = {"kind": card.kind, "model": card.fingerprint, **identity}
         with working_in_phases("training") as tell:
             outcome = train(task, run, opened, texts, self.options(), whole, tell, max_minutes=most)
-        if not draw_curve(outcome.history, run / "curve.png"):
-            say("No curve was drawn, as matplotlib is not installed: pip install 'foredraft[report]'.", "yellow")
+        store_file(run / "curve.json", (json.dumps(outcome.history) + "\n").encode())
         return outcome
 
 
@@ -265,11 +263,52 @@ def medusa(
         _save(head.out, card, {**task.module.state_dict(), **kept}, outcome, states)
 
 
+@app.command()
+def eagle3(
+    *,
+    head: Head,
+    keep_states: KeepStates = False,
+    lm_head: Annotated[
+        bool, typer.Option(help="Store the LM head's rows, which other programs than foredraft need")
+    ] = True,
+    training: Training,
+) -> None:
+    """Train a head for `--method eagle3`, in the `speculators` format."""
+    from foredraft.model.head_files import INT8, card_for
+    from foredraft.model.layers import model_parts
+    from foredraft.model.loading import DTYPES
+    from foredraft.model.speculators import save_eagle3
+    from foredraft.training.eagle3 import Eagle3Task
+
+    if head.save_dtype == INT8:
+        raise UsageError("--save-dtype is int8, which the format of eagle3 does not have; choose bfloat16.")
+
+    def check(model: Any) -> None:
+        model_parts(model)
+        _check_vocabulary(head.vocabulary, model)
+
+    with alone(head.run):
+        transformer, opened = training.prepared(head.model, head.data, head.run, head.out, check)
+        card = card_for(transformer, "eagle3", head.model, dtype=head.save_dtype)
+        ids = _scored(opened, head.vocabulary, transformer)
+        states = training.states(head, keep_states)
+        task = Eagle3Task(transformer, opened, ids, states)
+        outcome = training.train(task, opened, card, head.run, vocabulary=head.vocabulary)
+        dtype = DTYPES[head.save_dtype]
+        save_eagle3(head.out, transformer, head.model, task.module, task.reads, ids, dtype, lm_head=lm_head)
+        _tell(head.out, outcome, states)
+
+
 def _save(out: Path, card: "HeadCard", weights: Mapping[str, Any], outcome: "Run", states: Path | None = None) -> None:
-    """Write a head, remove the states that it learned from, and print what came of the training."""
+    """Write a head in foredraft's own format, and do what `_tell` does."""
     from foredraft.model.head_files import save_head
 
     save_head(out, card, weights)
+    _tell(out, outcome, states)
+
+
+def _tell(out: Path, outcome: "Run", states: Path | None) -> None:
+    """Remove the states that a head learned from, and print what came of the training."""
     if states is not None:
         states.unlink(missing_ok=True)
     last = outcome.history[-1]

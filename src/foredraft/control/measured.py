@@ -59,6 +59,10 @@ class BatchControl:
     def _curve(self) -> F64:
         return self._measure().table(self._most_rows)
 
+    def rows_within(self, seconds: float) -> int:
+        """Return the most rows of a pass that takes at most so many seconds at the current pace."""
+        return int(np.searchsorted(self._costs.passes(self._curve), seconds, "right")) - 1
+
     def budget(self, depth: int, lanes: int) -> Budget:
         """Return the budget of one of `lanes` sequences; no budget during a pause."""
         room = min(self._most_nodes, self._most_rows // lanes - 1)
@@ -159,13 +163,16 @@ class MeasuredControl:
         self, curve: CostCurve, most_nodes: int = MOST_NODES, costs: StepCosts | None = None,
         clock: Callable[[], float] = perf_counter, *, whole: bool = False,
     ) -> None:  # fmt: skip
-        costs = StepCosts() if costs is None else costs
-        # the last text's length caused some of the pace of wide passes, which are not measured during a pause: a text
-        # too long to draft could stop drafting for the next ones
-        costs.wide_pace = (costs.pace + costs.wide_pace) / 2
-        self._batch = BatchControl(lambda: curve, most_nodes + 1, most_nodes, costs, clock, whole=whole)
+        self._costs = StepCosts() if costs is None else costs
+        self._batch = BatchControl(lambda: curve, most_nodes + 1, most_nodes, self._costs, clock, whole=whole)
+        self._begun = False
 
     def budget(self, depth: int) -> Budget:
+        if not self._begun:  # texts of a batch with shared passes never ask
+            # the last text's length caused some of the pace of wide passes, which are not measured during a pause: a
+            # text too long to draft could stop drafting for the next ones
+            self._costs.wide_pace = (self._costs.pace + self._costs.wide_pace) / 2
+            self._begun = True
         return self._batch.budget(depth, 1)
 
     def trim(self, draft: Draft, budget: Budget) -> Draft:

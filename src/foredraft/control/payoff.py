@@ -163,6 +163,9 @@ def credit(evidence: Evidence, score: FloatArray, path: IntArray) -> None:
 _SHARE = 0.1  # weight of the last step in smoothed values
 _STALL = 1.3  # a step counts for at most this many times its expected seconds: more is a stall or compilation
 _FIRST = 0.1  # a first overhead counts for at most this part of a pass: more is compilation
+# of the difference of the paces, in a step without a draft: wide passes may have been slow beside other processes,
+# which nothing measures while drafting rests; a tenfold pace is forgotten after 700 steps (chosen)
+_FORGOTTEN = 0.005
 # a level's seconds rise quickly and fade slowly: one that takes twice what it is worth is tried in 1 of 130 drafts
 # (0.998 ** 131 = 1 / 1.3), and one that was slow once is soon drafted again
 _LEVEL_SHARE = 0.3  # weight of the last level in the smoothed seconds
@@ -210,6 +213,8 @@ class StepCosts:
             self.drafted = _smoothed(self.drafted, other, _FIRST * usual)
             self.asking = _smoothed(self.asking, drafting, _FIRST * usual)
             other = max(other - drafting, 0.0)
+        else:
+            self.wide_pace += _FORGOTTEN * (self.pace - self.wide_pace)
         self.plain = _smoothed(self.plain, other, _FIRST * usual)
 
     def tried_whole(self, curve: F64, lanes: int, rows: int, tokens: float) -> None:

@@ -30,6 +30,10 @@ _OWN = {
     "lookahead": "foredraft.drafters.lookahead:LookaheadDrafter",
     "eesd": "foredraft.drafters.eesd:EesdDrafter",
     "medusa": "foredraft.drafters.medusa:MedusaDrafter",
+    "eagle3": "foredraft.drafters.eagle3:Eagle3Drafter",
+    "dflash": "foredraft.drafters.dflash:DFlashDrafter",
+    "mtp": "foredraft.drafters.mtp:MtpDrafter",
+    "assistant": "foredraft.drafters.assistant:AssistantDrafter",
 }
 
 

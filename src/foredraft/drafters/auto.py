@@ -48,10 +48,13 @@ from foredraft.index.recent_text import NO_TEXT, empty_text, with_room
 from foredraft.index.retrieval import StoredRows
 from foredraft.index.sources import NEURAL, NO_NEURAL_DRAFT, NO_ROWS, NeuralDraft, Rows, Sources, room_to_draft
 from foredraft.index.trigram import open_named_table
+from foredraft.model.mtp import mtp_tensors
+from foredraft.model.target import loaded_target
 from foredraft.options import check_range, shown
 
 T = TypeVar("T")
 
+_DEFAULT = "default"  # as the option `drafter`
 _WORDS_FILE = "own-words"  # in the memory folder
 # tokens of a text after which own words may get more room; at 7 nodes they take a tenth of it meanwhile; chosen
 _ENLARGED_EVERY = 512
@@ -74,7 +77,7 @@ class AutoOptions:
     memory_tokens: int = 16_777_216
     model: Any = None  # a draft model, as in `draft_model`, blended in while it is worth its time; None for none
     # another drafter blended in the same way: a method's name, or a mapping of `method` and its options, such as
-    # "medusa" or {"method": "eesd", "out_degree": 3}; None for none
+    # "medusa" or {"method": "eesd", "out_degree": 3}; "default" for what comes with the target; None for none
     drafter: Any = None
     levels: int = 4  # levels that the model or drafter drafts per step at most
     depth: int = 16  # depth of a draft at most
@@ -89,6 +92,8 @@ class AutoOptions:
         if self.model is not None:
             raise UsageError("model and drafter both name a drafter to blend in; give one of them.")
         method = self.drafter.get("method") if isinstance(self.drafter, Mapping) else self.drafter
+        if self.drafter == _DEFAULT:
+            return
         if not isinstance(method, str) or method in ("auto", "none"):
             raise UsageError(
                 f'drafter is {shown(self.drafter)}; give the name of a method to blend in, such as "medusa", or a '
@@ -99,10 +104,10 @@ class AutoOptions:
 
     @property
     def blends(self) -> tuple[str, dict[str, Any]] | None:
-        """The blended method and its options; None for none."""
+        """The blended method and its options; None for none, and for what comes with the target."""
         if self.model is not None:
             return "draft_tree", {"model": self.model, "out_degree": 3, "levels": self.levels}
-        if self.drafter is None:
+        if self.drafter in (None, _DEFAULT):
             return None
         options = {"method": self.drafter} if isinstance(self.drafter, str) else dict(self.drafter)
         return options.pop("method"), options
@@ -158,7 +163,7 @@ class AutoDrafter:
                     f"Method {neural.name!r} must see every step, and auto shows it only those in which it drafts; "
                     "blend in a method that catches up by itself and declares Needs(every_step=False)."
                 )
-            self.needs = replace(self.needs, hidden=asked.hidden, models=asked.models)
+            self.needs = replace(self.needs, hidden=asked.hidden, keys=asked.keys, models=asked.models)
             if options.model is None:
                 self.source_names = (*self.source_names[:NEURAL], f"auto, {neural.name}")
 
@@ -175,7 +180,11 @@ class AutoDrafter:
         table = words_of_table(open_named_table(options.table, resources.default_table, *own, check=True))
         kept = None if options.memory is None else Path(options.memory) / _WORDS_FILE
         words = load_words(kept, resources.tokenizer_hash) if kept is not None and kept.exists() else None
-        neural = None if options.blends is None else make_drafter(*options.blends, resources)
+        blends = options.blends
+        if options.drafter == _DEFAULT and resources.target is not None:
+            target = loaded_target(resources.target, cls.name, "with what comes with the target")
+            blends = ("mtp", {}) if mtp_tensors(target.model) else None
+        neural = None if blends is None else make_drafter(*blends, resources)
         return cls(options, table, library, words, neural)
 
     def open(self, context: DraftContext) -> "_Drafting":
@@ -280,7 +289,7 @@ class _Drafting:
             self._top = TopTokens(verdict.draft.tokens, verdict.draft.parents, top, chances)
         if (neural := self._neural) is not None:
             unnamed = replace(verdict.draft, source=None)  # the source numbers are those of auto
-            shown = Verdict(verdict.tokens, verdict.path, unnamed, verdict.at, hidden=verdict.hidden)
+            shown = Verdict(verdict.tokens, verdict.path, unnamed, verdict.at)
             self._guarded(lambda: neural.observe(shown))
             self._worth.ends(len(verdict.tokens), len(verdict.draft))
 

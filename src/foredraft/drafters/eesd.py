@@ -9,20 +9,21 @@ last drafted token would need. A control decides when to stop drafting. Does not
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 import torch
 
-from foredraft.contracts import Budget, Draft, DraftContext, Needs, SequenceView, Verdict
+from foredraft.contracts import DraftContext, Needs
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
-from foredraft.graph.tree import FloatArray
 from foredraft.model.candidates import Candidates, Imitation
-from foredraft.model.growth import GrowthRules, RolloutDrafting
+from foredraft.model.growth import GrowthRules, Rollout, RolloutDrafting
 from foredraft.model.head_files import trained_head
 from foredraft.model.heads import AgreementPredictor, exit_model, load_exit_head, load_predictor
-from foredraft.model.target import TorchTarget
+from foredraft.model.layers import LAST
+from foredraft.model.target import TorchTarget, loaded_target
 
 NO_HEAD = "none"
 
@@ -67,7 +68,7 @@ class EesdDrafter:
 
     def __init__(self, options: EesdOptions, model: TorchTarget, predictor: AgreementPredictor | None) -> None:
         self._options, self._model, self._predictor = options, model, predictor
-        self.needs = Needs(hidden=predictor is not None, every_step=False, models=(model,))
+        self.needs = Needs(hidden=() if predictor is None else (LAST,), every_step=False, models=(model,))
 
     @classmethod
     def create(cls, options: EesdOptions, resources: Resources) -> "EesdDrafter":
@@ -76,9 +77,7 @@ class EesdDrafter:
         Raises UsageError for a missing or unfitting head, StoreError for a damaged one, and UnsupportedModelError for
         a model whose layers are not a plain list.
         """
-        target = resources.target
-        if not isinstance(target, TorchTarget):
-            raise UsageError("Method 'eesd' drafts with the target's own layers, and no model is loaded here.")
+        target = loaded_target(resources.target, cls.name, "with the target's own layers")
         head, layers, predictor = None, options.layers, None
         if options.head != NO_HEAD:
             location = trained_head("eesd", options.head, target.model)
@@ -100,48 +99,27 @@ class EesdDrafter:
         model = target.with_model(exit_model(target.model, layers, head), rounded=True)
         return cls(options, model, predictor)
 
-    def open(self, context: DraftContext) -> "_Drafting | RolloutDrafting":
+    def open(self, context: DraftContext) -> RolloutDrafting:
         imitation = Imitation.of(context.settings, context.seed, context.vocabulary, self._model.ids)
-        sampled = imitation.sampling.do_sample
-        if self._predictor is None or (sampled and not self._options.calibrated):
-            return RolloutDrafting(self._model, self._options.rules(), imitation, context.max_nodes)
-        return _Drafting(self._model, self._options.rules(), imitation, context.max_nodes, self._predictor)
+        sampled, predictor, calibrate = imitation.sampling.do_sample, self._predictor, None
+        if predictor is not None and (self._options.calibrated or not sampled):
+            calibrate = partial(_calibrated, predictor, sampled)
+        rollout = Rollout(self._model, context.max_nodes, hidden=calibrate is not None)
+        return RolloutDrafting(rollout, self._options.rules(), imitation, calibrate)
 
 
-class _Drafting:
-    """One sequence's drafting, with estimates by the predictor."""
+def _calibrated(
+    predictor: AgreementPredictor, sampled: bool, found: Candidates, level: int, hidden: torch.Tensor,
+    states: torch.Tensor | None,
+) -> Candidates:  # fmt: skip
+    """Give the best candidate of each row the predictor's probability, and scale the others to the rest.
 
-    def __init__(
-        self, model: TorchTarget, rules: GrowthRules, imitation: Imitation, most_rows: int,
-        predictor: AgreementPredictor,
-    ) -> None:  # fmt: skip
-        self._sampled, self._predictor = imitation.sampling.do_sample, predictor
-        self._rollout = RolloutDrafting(model, rules, imitation, most_rows, self._calibrate)
-        # float32[D], the target's last hidden state at the row that chose the root
-        self._hidden: FloatArray | None = None
-        self._length = 0  # length of the sequence at that state
-
-    def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        if self._length != len(view.ids):
-            self._hidden = None
-        return self._rollout.propose(view, budget)
-
-    def observe(self, verdict: Verdict) -> None:
-        self._rollout.observe(verdict)
-        if verdict.hidden is not None:
-            self._hidden = verdict.hidden[verdict.last_row].float().cpu().numpy()
-            self._length = verdict.at + 1 + len(verdict.tokens)
-
-    def close(self) -> None:
-        self._rollout.close()
-        self._hidden = None
-
-    def _calibrate(self, found: Candidates, level: int, hidden: torch.Tensor) -> Candidates:
-        """Give the best candidate of each row the predictor's probability, and scale the others to the rest."""
-        if self._hidden is None:
-            return found
-        own = found.probabilities[:, 0]
-        states = hidden.float().cpu().numpy()
-        chance = self._predictor.chances(self._hidden, states, level, own, sampled=self._sampled)
-        others = found.probabilities * ((1 - chance) / np.maximum(1 - own, 1e-6))[:, None]
-        return Candidates(found.tokens, np.column_stack([chance, np.minimum(others[:, 1:], chance[:, None])]))
+    `hidden`, float[R, D], are the head's states of the rows; the target's, float[m, D], end with the row that chose the
+    root.
+    """
+    if states is None:
+        return found
+    own, target = found.probabilities[:, 0], states[-1].float().cpu().numpy()
+    chance = predictor.chances(target, hidden.float().cpu().numpy(), level, own, sampled=sampled)
+    others = found.probabilities * ((1 - chance) / np.maximum(1 - own, 1e-6))[:, None]
+    return Candidates(found.tokens, np.column_stack([chance, np.minimum(others[:, 1:], chance[:, None])]))

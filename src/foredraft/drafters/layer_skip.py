@@ -1,7 +1,7 @@
 """The target drafts for itself with some of its sub-layers skipped (Self-SD).
 
 Zhang et al., "Draft & Verify: Lossless Large Language Model Acceleration via Self-Speculative Decoding" (ACL 2024).
-Needs no second model and no further weights; `foredraft train layer-skip` finds the layers to skip.
+Needs no second model and no further weights; `scripts/skipped_layers.py` finds the layers to skip.
 
 Does not depend on how sub-layers are skipped (model/skipping.py), nor on how drafts grow.
 """
@@ -14,14 +14,14 @@ from foredraft.drafters import Resources
 from foredraft.errors import UsageError
 from foredraft.model.growth import GrowthRules, RolloutDrafter
 from foredraft.model.skipping import Skipped, default_skipped, layer_numbers, read_skipped, skipping
-from foredraft.model.target import TorchTarget
+from foredraft.model.target import loaded_target
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSkipOptions:
     """Options of `layer_skip`."""
 
-    skipped: str | None = None  # file of the skipped sub-layers, from `foredraft train layer-skip`
+    skipped: str | None = None  # file of the skipped sub-layers, from `scripts/skipped_layers.py`
     attention: Any = None  # instead of a file, the layers whose attention is skipped, a list of numbers from 0 on
     # the layers whose MLP is skipped. With none of the three, attention and MLP of every second layer are skipped, from
     # a quarter of the way on, never of the last layer
@@ -55,9 +55,7 @@ class LayerSkipDrafter:
         Raises UsageError without a target or the named layers, StoreError for a file that is damaged or of another
         model, and UnsupportedModelError if sub-layers cannot be skipped one by one.
         """
-        target = resources.target
-        if not isinstance(target, TorchTarget):
-            raise UsageError("Method 'layer_skip' drafts with the target's own layers, and no model is loaded here.")
+        target = loaded_target(resources.target, cls.name, "with the target's own layers")
         if options.skipped is not None:
             skipped = read_skipped(Path(options.skipped), target.model)
         elif options.attention is None and options.mlp is None:

@@ -16,12 +16,12 @@ import torch
 
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Verdict
 from foredraft.drafters import Resources
-from foredraft.errors import UsageError
-from foredraft.graph.tree import depths
 from foredraft.model.candidates import Imitation, candidates
 from foredraft.model.head_files import trained_head
-from foredraft.model.heads import RANKS, MedusaHeads, ids_of, load_medusa, static_tree
-from foredraft.model.target import TorchTarget
+from foredraft.model.heads import RANKS, MedusaHeads, ids_of, load_medusa
+from foredraft.model.layers import LAST
+from foredraft.model.level_tree import draft_of_levels, static_tree
+from foredraft.model.target import loaded_target
 from foredraft.options import check_range
 
 
@@ -44,7 +44,7 @@ class MedusaDrafter:
     summary: ClassVar[str] = "Trained heads on the target's last hidden state draft a tree at once (Medusa)."
     Options = MedusaOptions
     source_names = ("medusa",)
-    needs = Needs(hidden=True, every_step=False)
+    needs = Needs(hidden=(LAST,), every_step=False)
 
     def __init__(self, options: MedusaOptions, heads: MedusaHeads, lm_head: torch.nn.Module) -> None:
         self._options, self._heads, self._lm_head = options, heads, lm_head
@@ -52,9 +52,7 @@ class MedusaDrafter:
     @classmethod
     def create(cls, options: MedusaOptions, resources: Resources) -> "MedusaDrafter":
         """Load the heads; raises UsageError if there are none for this model, StoreError if they are damaged."""
-        target = resources.target
-        if not isinstance(target, TorchTarget):
-            raise UsageError("Method 'medusa' drafts from the target's hidden states, and no model is loaded here.")
+        target = loaded_target(resources.target, cls.name, "from the target's hidden states")
         _, heads, lm_head = load_medusa(trained_head("medusa", options.head, target.model), target.model)
         return cls(options, heads, lm_head)
 
@@ -73,25 +71,19 @@ class _Drafting:
         )
         self._accuracies = heads.accuracies.float().cpu().numpy()
         self._tree = lru_cache(partial(static_tree, self._accuracies))  # its arguments seldom change
-        self._hidden: torch.Tensor | None = None
-        self._length = 0  # length of the sequence at that state
-        self._asked = False  # whether a draft was requested in this step
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
         nodes = min(budget.nodes, self._nodes)
-        self._asked = nodes > 0
-        if self._hidden is None or self._length != len(view.ids) or nodes <= 0 or budget.depth <= 0:
+        if view.states is None or nodes <= 0 or budget.depth <= 0:
             return EMPTY_DRAFT
-        parents, ranks, score = self._tree(nodes, min(budget.depth, len(self._accuracies)))
+        tree = self._tree(nodes, min(budget.depth, len(self._accuracies)))
         positions = len(view.ids) + np.arange(len(self._accuracies))
         with torch.inference_mode():
-            scores = self._lm_head(self._heads(self._hidden))  # float[K, V]
-        found = candidates(scores, RANKS, self._imitation, positions)
-        return Draft(found.tokens[depths(parents) - 1, ranks], parents, score)
+            scores = self._lm_head(self._heads(view.states[-1]))  # float[K, V]
+        return draft_of_levels(candidates(scores, RANKS, self._imitation, positions), tree)
 
     def observe(self, verdict: Verdict) -> None:
-        if verdict.hidden is not None and self._asked:
-            self._hidden, self._length = verdict.hidden[verdict.last_row], verdict.at + 1 + len(verdict.tokens)
+        """Do nothing: all that it reads is in the view."""
 
     def close(self) -> None:
-        self._hidden = None
+        """Do nothing: it keeps nothing of the sequence."""

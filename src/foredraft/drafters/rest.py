@@ -15,7 +15,7 @@ from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs,
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
 from foredraft.index.library import NOTHING_TO_SAVE, Library, open_library
-from foredraft.index.recent_text import NO_TEXT, append, empty_text, with_room
+from foredraft.index.recent_text import NO_TEXT, add, empty_text, with_room
 from foredraft.index.retrieval import best_nodes, followers
 from foredraft.index.suffix_array import follow
 from foredraft.options import check_range
@@ -111,7 +111,7 @@ class _Drafting:
             follow(text, ranges, context, len(new))
         if options.learns:
             self._own = with_room(self._own, len(new))
-            append(self._own, new)
+            add(self._own, new)
         self._read = len(view.ids)
         recent = [self._own] if options.learns else []
         if options.learn == "shared":

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from foredraft.model.batch_target import JointBatch, SequentialBatch
 
 _PIECE = 64  # prompt tokens prefilled per step while sequences run: as slow as four plain steps (docs/results/index.md)
+_LEAST_PIECE = 8  # prompt tokens of a step, however slow (chosen)
 _AHEAD = 512  # cache slots of a text after its prompt at first; it moves to a larger range when needed; chosen
 
 
@@ -40,10 +41,15 @@ class _Part:
 
 
 class Batch:
-    """Sequences decoded together; `control` decides for those that share one."""
+    """Sequences decoded together; `control` decides for those that share one.
 
-    def __init__(self, target: "JointBatch | SequentialBatch", control: BatchControl) -> None:
-        self._target, self._control = target, control
+    Pieces of prompts are so small that a step takes about `step_seconds` at most, if given.
+    """
+
+    def __init__(
+        self, target: "JointBatch | SequentialBatch", control: BatchControl, step_seconds: float | None = None
+    ) -> None:
+        self._target, self._control, self._step_seconds = target, control, step_seconds
         self._runs: dict[Run, int] = {}  # in order of joining, and when they joined
         self._changed = False  # whether suspended runs may go on: a run left, or a piece of a prompt was prefilled
 
@@ -110,7 +116,7 @@ class Batch:
                 continue
             soon = int(other.seq.cache.length) + _PIECE
             prompt = other.seq.view().ids[:-1][:soon]
-            if len(prompt) == soon and np.array_equal(prompt, ids[:soon]):
+            if np.array_equal(prompt, ids[: len(prompt)]):
                 return True
         return False
 
@@ -152,17 +158,17 @@ class Batch:
         parts = [part for part in verifications + pieces if self._has_room(part)]
         passed = perf_counter_ns()
         layouts, caches = [part.layout for part in parts], [part.run.seq.cache for part in parts]
-        scored, hidden = [part.budget is not None for part in parts], any(p.run.drafter.needs.hidden for p in parts)
-        results = self._target.forward(layouts, caches, scored, hidden=hidden) if parts else []
+        scored, hidden = [p.budget is not None for p in parts], [p.run.drafter.needs.hidden for p in parts]
+        results = self._target.forward(layouts, caches, scored, hidden) if parts else []
         forward = perf_counter_ns() - passed
         advanced, shared, drafting = [], [], 0  # verdicts and nanoseconds of drafting under the batch's control
-        for part, (own, nanoseconds) in zip(parts, results, strict=True):
+        for part, (own, nanoseconds, states) in zip(parts, results, strict=True):
             run = part.run
             if isinstance(own, OutOfMemoryError):
                 _end(run, own)
                 continue
             if part.budget is None or own is None:
-                run.seq.cache.commit(range(part.layout.rows))
+                run.seq.fill(part.layout.rows, states)
                 self._changed = True
                 continue
             if not run.records:
@@ -227,13 +233,19 @@ class Batch:
         return parts
 
     def _pieces(self, runs: list[Run], verifications: list[_Part]) -> list[_Part]:
-        """Return pieces of the prompts of `runs` that fit into the pass with `verifications`, in order of joining."""
-        left = self._target.most_rows - sum(part.layout.rows for part in verifications)
+        """Return pieces of the prompts of `runs` that fit into the pass with `verifications`.
+
+        Each has an equal share of the rows, so that a short prompt does not wait for the end of a long one.
+        """
+        others = sum(part.layout.rows for part in verifications)
+        left = self._target.most_rows - others
         if verifications:
             left = min(left, _PIECE)
+        if runs and self._step_seconds is not None:
+            left = min(left, max(self._control.rows_within(self._step_seconds) - others, _LEAST_PIECE))
         pieces = []
-        for run in runs:
-            count = min(_waiting(run), left)
+        for number, run in enumerate(sorted(runs, key=_waiting)):
+            count = min(_waiting(run), -(-left // (len(runs) - number)))
             if count > 0:
                 at = int(run.seq.cache.length)
                 pieces.append(_Part(run, lay_out_text(run.seq.view().ids[at : at + count].copy(), at)))

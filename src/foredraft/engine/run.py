@@ -51,7 +51,8 @@ class Run:
     def prefill(self) -> None:
         """Begin with a new cache that holds the prompt, except for its last token."""
         cache, start = self.target.new_cache(), perf_counter_ns()
-        self.target.prefill(self.seq.view().ids[:-1].copy(), cache)
+        states = self.target.prefill(self.seq.view().ids[:-1].copy(), cache, self.drafter.needs.hidden)
+        self.seq.keep_states(states, self.seq.length - 1)
         self.prefill_seconds = (perf_counter_ns() - start) / 1e9
         self.open(cache)
 

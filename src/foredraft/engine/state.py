@@ -5,7 +5,7 @@ Does not depend on text: stop strings are a callback.
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from foredraft.contracts import Chooser, Draft, Scores, SequenceView, TokenIds, 
 from foredraft.sampling import LogitsProcessor, SamplingOptions
 from foredraft.sampling.chooser import Sampler
 from foredraft.sampling.rejection import SeededChance, rejection_chooser
+
+if TYPE_CHECKING:
+    import torch
 
 FinishReason = Literal["eos", "stop", "length", "window", "memory"]
 
@@ -37,6 +40,9 @@ class SequenceState:
         self.prompt_length = self.length = len(prompt)
         self.finish: FinishReason | None = None
         self._ending: FinishReason | None = None  # becomes `finish` once its token is committed
+        # float[m, W] with room at the end, of the tokens before `_stated`: what a drafter reads in the view
+        self._states: torch.Tensor | None = None
+        self._begun = self._stated = 0  # positions: of the first token with states, and after the last one
         self._limit = len(prompt) + max_new_tokens
         self._limit_reason: FinishReason = "length"
         if window is not None and window < self._limit:
@@ -69,7 +75,31 @@ class SequenceState:
         """Return a read-only view for drafters."""
         ids = self._ids[: self.length]
         ids.flags.writeable = False
-        return SequenceView(ids, self.prompt_length)
+        states = None if self._states is None else self._states[: self._stated - self._begun]
+        return SequenceView(ids, self.prompt_length, states)
+
+    def keep_states(self, states: "torch.Tensor | None", end: int) -> None:
+        """Keep the target's states, float[m, W], of the m tokens before position `end`, for drafters.
+
+        Those known before are not changed. States that begin later than the known ones end take their place.
+        """
+        if states is None or end <= self._stated:
+            return
+        if self._states is None or end - len(states) > self._stated:
+            self._states, self._begun, self._stated = states, end - len(states), end
+            return
+        known, count = self._stated - self._begun, end - self._begun
+        if count > len(self._states):
+            larger = states.new_empty(count + max(count // 4, 64), states.shape[1])
+            larger[:known] = self._states[:known]
+            self._states = larger
+        self._states[known:count] = states[len(states) - (end - self._stated) :]
+        self._stated = end
+
+    def fill(self, rows: int, states: "torch.Tensor | None") -> None:
+        """Commit all rows of a pass over a piece of the prompt, and keep the target's states of its last rows."""
+        self.cache.commit(range(rows))
+        self.keep_states(states, int(self.cache.length))
 
     def chooser(self, scores: Scores, draft: Draft) -> Chooser:
         """Return the chooser for one verification of `draft` after this sequence."""
@@ -92,10 +122,16 @@ class SequenceState:
             self._ending = self._limit_reason
         return self._ending is not None
 
-    def commit(self, verdict: Verdict) -> None:
-        """Append the verdict's tokens; the cache keeps the root and the accepted path, without the new root."""
-        self.cache.commit([0, *(node + 1 for node in verdict.path)][: len(verdict.tokens)])
+    def commit(self, verdict: Verdict, states: "torch.Tensor | None" = None) -> None:
+        """Append the verdict's tokens; the cache keeps the root and the accepted path, without the new root.
+
+        So are the target's states of the rows kept, float[N + 1, W], if a drafter needs them.
+        """
+        rows = [0, *(node + 1 for node in verdict.path)][: len(verdict.tokens)]
+        self.cache.commit(rows)
         stop = self.length + len(verdict.tokens)
+        if states is not None:
+            self.keep_states(states[rows], stop - 1)
         if stop > len(self._ids):
             self._ids = np.concatenate([self._ids[: self.length], np.empty(max(stop, 1024), np.int64)])
         self._ids[self.length : stop] = verdict.tokens

@@ -41,7 +41,10 @@ def proposed(run: "Run", budget: Budget) -> Draft:
     """Return the drafting's checked draft; without a budget it is called only if it needs every step."""
     if budget.nodes <= 0 and not run.drafter.needs.every_step:
         return EMPTY_DRAFT
-    draft = run.drafting.propose(run.seq.view(), budget)
+    view = run.seq.view()
+    if run.drafter.needs.keys:
+        view = replace(view, attended=run.seq.cache.attended)
+    draft = run.drafting.propose(view, budget)
     draft.check(run.target.vocabulary, len(run.drafter.source_names))
     return draft
 
@@ -52,9 +55,9 @@ def settle(run: "Run", budget: Budget, draft: Draft, scores: Scores) -> tuple[Ve
     Without a budget nothing that the drafting needs is computed for it.
     """
     began, seq, needs = perf_counter_ns(), run.seq, run.drafter.needs
-    verdict = verify(draft, scores, seq.chooser(scores, draft), seq.ends, seq.length - 1)
+    verdict = verify(draft, seq.chooser(scores, draft), seq.ends, seq.length - 1)
     verified = perf_counter_ns()
-    seq.commit(verdict)
+    seq.commit(verdict, scores.hidden if needs.hidden else None)
     committed = perf_counter_ns()
     if budget.nodes > 0:
         run.drafting.observe(_with_top_tokens(verdict, scores, needs.top_k))

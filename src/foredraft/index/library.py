@@ -21,7 +21,7 @@ from foredraft.index.datastore import (
     open_datastore,
     write_datastore,
 )
-from foredraft.index.recent_text import END, append, empty_text, with_room
+from foredraft.index.recent_text import END, add, empty_text, with_room
 from foredraft.index.suffix_array import SuffixArrays, symbol_dtype
 
 MOST_SHARED = 1 << 22  # tokens of other sequences kept; then the older half is dropped; chosen
@@ -60,9 +60,9 @@ class Library:
             if length + len(ids) + 1 > MOST_SHARED:
                 newer = text.symbols[length // 2 : length].astype(np.int64)
                 text = empty_text(2 * len(newer))
-                append(text, newer)
+                add(text, newer)
             text = with_room(text, len(ids) + 1)
-            append(text, np.append(ids, END))
+            add(text, np.append(ids, END))
             self.shared = text
 
     def save(self, path: str | None, memory: str | None, most_tokens: int | None = None) -> Path:

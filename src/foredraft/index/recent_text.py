@@ -45,8 +45,15 @@ def with_room(text: RecentText, more: int) -> RecentText:
         return text
     larger = empty_text(max(2 * len(text.symbols), length + more))
     if length:
-        append(larger, text.symbols[:length].astype(np.int64))
+        add(larger, text.symbols[:length].astype(np.int64))
     return larger
+
+
+def add(text: RecentText, tokens: I64) -> None:
+    """Call `append` from code that is not compiled, with `tokens` read-only or not: numba compiles once for both."""
+    tokens = tokens.view()
+    tokens.flags.writeable = False
+    append(text, tokens)
 
 
 @njit(cache=True)

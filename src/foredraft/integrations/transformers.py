@@ -35,7 +35,7 @@ from foredraft.speculation import parse_speculation
 ATTRIBUTE = "_foredraft"  # of a model: its `GeneratorCache`
 MOST_GENERATORS = 4  # kept for a model; the least recently used one is dropped (chosen)
 
-_CACHES = ("past_key_values", "cache")  # the second since transformers 5.24
+_CACHES = ("past_key_values", "cache", "cache_params")  # the second since transformers 5.24, the third of Mamba
 _ACCEPTED = ("attention_mask", "position_ids", *_CACHES, "logits_to_keep", "use_cache")
 """Model arguments that `generate` adds itself; any other one was passed by the caller."""
 _OF_OTHER_PARTS = ("mm_encoder_outputs", "token_type_ids", "mm_token_type_ids")

@@ -1,10 +1,12 @@
 """Keys and values of many sequences in one store: each sequence leases its own range of slots.
 
-A finished sequence's slots are kept until their room is needed, so that a new sequence with the same prefix can reuse
-them. Does not depend on the model, nor on scheduling.
+Every layer keeps all positions, those with a sliding window too. A finished sequence's slots are kept until their room
+is needed, so that a new sequence with the same prefix can reuse them. Recurrent layers keep a state for a length, in a
+numbered place; some are kept for later sequences too. Does not depend on the model, nor on scheduling.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,9 +16,14 @@ from foredraft.errors import OutOfMemoryError, PromptTooLongError
 from foredraft.graph.tree import common_length
 from foredraft.model.kv_cache import kept_rows, move_rows, whole_blocks
 
+if TYPE_CHECKING:
+    from foredraft.model.compiled.recurrence import RecordStates
+    from foredraft.model.recurrent.joint import JointStates
+
 MOST_SLOTS = 2**20  # compiled forwards take no more
 _LEAST_SHARED = 16  # tokens; a shorter common prefix is computed as fast as it is copied
 _PASS = 64  # least free slots after a prompt that is reused: as many as drafts have nodes by default
+STATE_TOKENS = 512  # of a prompt between two states that are kept; chosen
 
 
 class Lease:
@@ -26,40 +33,81 @@ class Lease:
         self._arena, self.start, self.capacity, self.owner = arena, start, capacity, owner
         self.tokens = tokens  # int64[length]
         self.idle = False  # whether its sequence is finished
+        self.place = 0  # of the state after `tokens`
+        self.following = 0  # of the state that the running pass makes
+        self.saved: dict[int, int] = {}  # places of states that are kept, by their lengths
+        self.prompt = 0  # its length without the root
         self._last: TokenIds = tokens[:0]
 
     @property
     def length(self) -> int:
         return len(self.tokens)
 
+    def reusable(self, token_ids: TokenIds) -> int:
+        """Return how many of the first tokens of a sequence, int64[n], it may take over: all that are the same.
+
+        Where layers keep states, these are as many as a state was kept for.
+        """
+        common = common_length(self.tokens, token_ids)
+        if self._arena.states is None or common == self.length:
+            return common
+        return max((length for length in self.saved if length <= common), default=0)
+
     def reserve(self, token_ids: TokenIds) -> None:
         """Make room for the rows of a pass, int64[R], after the committed ones; may move the lease."""
         self._last = token_ids
         if self.length + len(token_ids) > self.capacity:
             self._arena.move(self, self.length + len(token_ids))
+        if self._arena.states is not None:
+            self.following = self.place  # a pass that failed made no state
+            self.following = self._arena.free_place()
+
+    def attended(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a layer's keys and values of the committed tokens, as `SequenceView.attended` says."""
+        buffers, own = self._arena.buffers, slice(self.start, self.start + self.length)
+        return buffers[layer][:, :, own], buffers[len(buffers) // 2 + layer][:, :, own]
 
     def commit(self, rows: Sequence[int]) -> None:
         """Commit these rows of the last pass, ascending, and discard its others."""
         kept = kept_rows(rows, len(self._last))
         if len(kept) and kept[-1] >= len(kept):
-            move_rows(self._arena.store, self.start + self.length, kept)
+            for store in self._arena.stores:
+                move_rows(store, self.start + self.length, kept)
         self.tokens = np.concatenate([self.tokens, self._last[kept]])
         self._last = self._last[:0]
+        if self._arena.states is not None:
+            self._arena.states.commit(self.place, self.following, kept)
+            self.place = self.following
+            if self.length == self.prompt or max(self.saved, default=0) + STATE_TOKENS <= self.length < self.prompt:
+                self.saved[self.length] = self.place
 
 
 class Arena:
-    """Up to `most_slots` slots for many sequences, in layers of `heads` key heads of one `size`."""
+    """Up to `most_slots` slots for many sequences, in buffers of these `shapes`: key heads and their size.
 
-    def __init__(self, layers: int, heads: int, size: int, dtype: torch.dtype, most_slots: int) -> None:
-        self.most_slots = min(most_slots, MOST_SLOTS)
+    Recurrent layers have `states`, made for `most_states` places. Raises OutOfMemoryError if there is no memory for
+    all of that.
+    """
+
+    def __init__(
+        self, shapes: Sequence[tuple[int, int]], dtype: torch.dtype, most_slots: int,
+        states: "Callable[[int], JointStates | RecordStates] | None" = None, most_states: int = 0,
+    ) -> None:  # fmt: skip
+        self.most_slots, self.most_states = min(most_slots, MOST_SLOTS), most_states
         self._leases: list[Lease] = []  # of idle ones, the least recently used first
         try:  # the system provides memory for the slots that are written to, but may refuse to promise so much
-            self.store = torch.empty((2 * layers, heads, self.most_slots, size), dtype=dtype)
+            stores = {
+                (heads, size): torch.empty((shapes.count((heads, size)), heads, self.most_slots, size), dtype=dtype)
+                for heads, size in dict.fromkeys(shapes)
+            }
+            self.states = None if states is None else states(most_states)
         except RuntimeError as error:
             raise OutOfMemoryError(
                 f"There is no memory for a key-value cache of {self.most_slots} tokens; give it less."
             ) from error
-        self.buffers = self.store.split(1)  # all keys, then all values, float[1, heads, slots, size] a layer
+        self.stores = list(stores.values())
+        taken = {shape: iter(store.split(1)) for shape, store in stores.items()}
+        self.buffers = [next(taken[shape]) for shape in shapes]  # each float[1, heads, slots, size]
 
     @property
     def used(self) -> int:
@@ -72,6 +120,12 @@ class Arena:
         Its last token is the root, which is never committed. More tokens than `capacity` make the lease grow. Raises
         OutOfMemoryError if unfinished sequences take too much room, and PromptTooLongError if all slots are too few.
         """
+        texts = sum(not lease.idle for lease in self._leases)
+        if self.states is not None and 2 * (texts + 1) >= self.most_states:
+            raise OutOfMemoryError(
+                f"{texts} texts are being written, and the key-value cache has room for the states of no more. Wait "
+                "for one to end, or give the cache more memory."
+            )
         if len(token_ids) > self.most_slots:
             raise PromptTooLongError(
                 f"The prompt has {len(token_ids)} tokens, and the key-value cache has room for {self.most_slots}; "
@@ -80,11 +134,12 @@ class Arena:
         shared = 0
         source: Lease | None = None
         for lease in (each for each in self._leases if each.owner == owner):
-            if (common := common_length(lease.tokens, token_ids[:-1])) >= max(shared + 1, _LEAST_SHARED):
+            if (common := lease.reusable(token_ids[:-1])) >= max(shared + 1, _LEAST_SHARED):
                 shared, source = common, lease
         capacity = min(whole_blocks(max(capacity, len(token_ids))), self.most_slots)
         if source is not None and source.idle and shared == source.length:  # nothing to copy
             needed, source.idle = min(len(token_ids) + _PASS, self.most_slots), False
+            source.prompt = len(token_ids) - 1
             try:
                 if source.capacity < needed:
                     self.move(source, needed)
@@ -101,7 +156,10 @@ class Arena:
             start = self._place(capacity)
         lease = Lease(self, start, capacity, token_ids[:shared], owner)
         self._leases.append(lease)
+        lease.prompt = len(token_ids) - 1
         if source is not None:
+            lease.saved = {length: place for length, place in source.saved.items() if length <= shared}
+            lease.place = source.place if shared == source.length else source.saved.get(shared, 0)
             self._copy(source.start, lease.start, shared)
             self._leases.remove(source)
             self._leases.append(source)
@@ -112,7 +170,19 @@ class Arena:
         self._leases.remove(lease)
         if lease.length >= _LEAST_SHARED:
             self._leases.append(lease)
-            lease.idle = True
+            lease.idle, lease.following = True, lease.place
+            lease.saved[lease.length] = lease.place
+
+    def free_place(self) -> int:
+        """Return a place for a state; if need be, one that the least recently used sequence keeps a state in."""
+        while True:
+            used = {each for lease in self._leases for each in (lease.place, lease.following, *lease.saved.values())}
+            if free := set(range(1, self.most_states)) - used:
+                return min(free)
+            lease = next(each for each in sorted(self._leases, key=lambda each: not each.idle) if each.saved)
+            del lease.saved[next(iter(lease.saved))]
+            if lease.idle and not lease.saved:
+                self._leases.remove(lease)
 
     def move(self, lease: Lease, needed: int) -> None:
         """Give a lease `needed` slots or more, elsewhere if need be; raises OutOfMemoryError without room."""
@@ -166,6 +236,6 @@ class Arena:
         return end if end + capacity <= self.most_slots else None
 
     def _copy(self, source: int, target: int, count: int) -> None:
-        for plane in self.store:  # one by one, because ranges that overlap are copied twice
-            copied = plane[:, source : source + count]
-            plane[:, target : target + count] = copied.clone() if abs(source - target) < count else copied
+        for plane in self.buffers:  # one by one, because ranges that overlap are copied twice
+            copied = plane[:, :, source : source + count]
+            plane[:, :, target : target + count] = copied.clone() if abs(source - target) < count else copied

@@ -1,11 +1,13 @@
 """Forward passes over the rows of several sequences at once, each row attending to its own sequence's slots.
 
-If the compiled kernels give a row the same bits whatever other rows are in the pass, a batch is one pass over slots of
-one arena. Otherwise each sequence gets its own pass: slower, with the same text. Does not depend on what the rows mean,
-nor on how a batch is put together.
+A batch is one pass over slots of one arena: of a compiled forward whose kernels give a row the same bits whatever other
+rows are in the pass, or of the uncompiled model. Where neither is possible, each sequence gets its own pass: slower,
+with the same text. Does not depend on what the rows mean, nor on how a batch is put together.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
+from math import prod
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -15,11 +17,17 @@ import torch
 from foredraft.contracts import Scores, TokenIds
 from foredraft.errors import OutOfMemoryError
 from foredraft.graph.layout import Layout
-from foredraft.model.arena import MOST_SLOTS, Arena, Lease
-from foredraft.model.compiled.library import CompiledLibrary
-from foredraft.model.compiled.package import MOST_ROWS, CompiledForward
-from foredraft.model.mask import joined_mask
-from foredraft.model.target import PREFILL_ROWS, TorchTarget, device_errors, scores_of_pass
+from foredraft.model.arena import MOST_SLOTS, STATE_TOKENS, Arena, Lease
+from foredraft.model.compiled.export import flat, row_arguments
+from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, PackageRecord, runs_on_cpu
+from foredraft.model.compiled.recurrence import RecordStates
+from foredraft.model.joint_forward import JointForward
+from foredraft.model.layers import LAST
+from foredraft.model.target import PREFILL_ROWS, TorchTarget, device_errors, scores_of_pass, states_of_pass
+
+_PENDING = 16  # accepted rows of a step that a state is counted with; memory for more is taken when they occur; chosen
+_LEAST_PLACES = 3  # of states: before a text, the one that a text's pass reads, and the one that it makes
+_MOST_PLACES, _PLACES = 128, 32  # those of a batch, and of one that may fill the model's window; chosen
 
 
 class Result(NamedTuple):
@@ -27,6 +35,7 @@ class Result(NamedTuple):
 
     scores: Scores | OutOfMemoryError | None  # None if they are not scored, an error if the pass found no memory
     nanoseconds: int  # of the pass, which others may share
+    states: torch.Tensor | None = None  # of rows that are not scored, as `TorchTarget.run` returns them
 
 
 class SequentialBatch:
@@ -49,40 +58,92 @@ class SequentialBatch:
         """Do nothing: the pass reserves its own room."""
 
     def forward(
-        self, layouts: Sequence[Layout], caches: Sequence[Any], scored: Sequence[bool], *, hidden: bool = False
-    ) -> list[Result]:
+        self, layouts: Sequence[Layout], caches: Sequence[Any], scored: Sequence[bool],
+        hidden: Sequence[tuple[int, ...]],
+    ) -> list[Result]:  # fmt: skip
+        """Run each sequence's rows, and return their scores where they are `scored`, and the states of `hidden`."""
         found: list[Result] = []
-        for layout, cache, wanted in zip(layouts, caches, scored, strict=True):
-            start = perf_counter_ns()
+        for layout, cache, wanted, layers in zip(layouts, caches, scored, hidden, strict=True):
+            start, states = perf_counter_ns(), None
             scores: Scores | OutOfMemoryError | None = None
             try:
                 if wanted:
-                    scores = self.target.forward(layout, cache, hidden=hidden)
+                    scores = self.target.forward(layout, cache, hidden=layers)
                 else:
-                    self.target.run(layout, cache)
+                    states = self.target.run(layout, cache, layers)
             except OutOfMemoryError as error:
                 scores = error
-            found.append(Result(scores, perf_counter_ns() - start))
+            found.append(Result(scores, perf_counter_ns() - start, states))
         return found
 
 
-class JointBatch:
-    """Runs a batch in one pass of a compiled target.
+class _Compiled:
+    """Runs passes over several sequences by the packages that take them, as `JointForward` does uncompiled."""
 
-    With at most `most_bytes` of keys and values; None is room for two texts that fill the model's window.
+    def __init__(self, target: TorchTarget, compiled: CompiledForward, fits: Sequence[PackageRecord]) -> None:
+        self._packages, self._fits, self._dtype = compiled.packages, fits, target.dtype
+        self._layers, support = compiled.record.shapes, target.support
+        attending = zip(support.windows, support.recurrent, strict=True)
+        self.windows = tuple(dict.fromkeys(window for window, recurrent in attending if not recurrent))
+        self.shapes = [(0, 0) if each.taps else (each.heads, each.size) for each in self._layers] * 2
+        self.state_size = sum(
+            (each.taps - 1 + _PENDING) * (each.size * target.dtype.itemsize + 4 * each.record)
+            + 4 * (prod(each.matrices) if each.matrices else 0)
+            for each in self._layers
+            if each.taps
+        )
+
+    def states(self, most: int) -> RecordStates:
+        """Return so many places for states."""
+        return RecordStates(self._layers, self._dtype, most)
+
+    def __call__(self, rows: torch.Tensor, *arguments: Any) -> list[torch.Tensor]:
+        package = next(self._packages[each.name] for each in self._fits if each.takes(rows.shape[1]))
+        return package.run(flat((rows, *arguments)))
+
+
+class JointBatch:
+    """Runs a batch in one pass: compiled from when that is possible on, before by `forward`.
+
+    Keys, values and states take at most `most_bytes`; None is room for two texts that fill the model's window.
     """
 
     keeps_prefixes = True
+    most_rows = MOST_ROWS
 
-    def __init__(self, target: TorchTarget, compiled: CompiledForward, most_bytes: int | None) -> None:
-        heads, size = compiled.record.shapes[0]
-        layers = len(compiled.record.shapes)
-        slot = 2 * layers * heads * size * target.dtype.itemsize
-        self.target, self._compiled, self._dtype = target, compiled, target.dtype
-        slots = 2 * (target.window or MOST_SLOTS) if most_bytes is None else most_bytes // slot
-        self._arena = Arena(layers, heads, size, target.dtype, slots)
-        self.open, self.close = self._arena.open, self._arena.close
-        self.most_rows = MOST_ROWS
+    def __init__(
+        self, target: TorchTarget, forward: JointForward | _Compiled, most_bytes: int | None, hidden: tuple[int, ...]
+    ) -> None:
+        self.target, self._most_bytes, self._hidden = target, most_bytes, hidden
+        self._begin(forward)
+
+    def _begin(self, forward: JointForward | _Compiled) -> None:
+        """Begin with an empty arena for passes of `forward`."""
+        self._run, state, most_bytes = forward, forward.state_size, self._most_bytes
+        slot = sum(heads * size for heads, size in forward.shapes) * self.target.dtype.itemsize
+        slots, places = 2 * (self.target.window or MOST_SLOTS), _PLACES
+        if most_bytes is not None:
+            slots = int(max(most_bytes - _LEAST_PLACES * state, 0) // (slot + state / STATE_TOKENS))
+            places = min(_LEAST_PLACES + slots // STATE_TOKENS, _MOST_PLACES)
+        self._arena = Arena(forward.shapes, self.target.dtype, slots, forward.states if state else None, places)
+        self.close = self._arena.close
+        self._buffers = dict(enumerate(self._arena.buffers))
+        if self._arena.states is not None:
+            self._buffers |= self._arena.states.buffers
+
+    def open(self, token_ids: TokenIds, capacity: int, owner: str) -> Lease:
+        """Lease slots to a sequence, as `Arena.open` does."""
+        if self._arena.states is not None and not self._arena.used:
+            self._compile()  # states of compiled passes are others
+        return self._arena.open(token_ids, capacity, owner)
+
+    def _compile(self) -> None:
+        """Run compiled passes from now on if the model was compiled meanwhile."""
+        compiled = _compiled_pass(self.target, self._hidden) if isinstance(self._run, JointForward) else None
+        if compiled is not None and self._arena.states is not None:
+            self._begin(compiled)
+        elif compiled is not None:
+            self._run = compiled
 
     @property
     def memory_use(self) -> float:
@@ -94,59 +155,75 @@ class JointBatch:
 
     @torch.inference_mode()
     def forward(
-        self, layouts: Sequence[Layout], caches: Sequence[Lease], scored: Sequence[bool], *, hidden: bool = False
-    ) -> list[Result]:
+        self, layouts: Sequence[Layout], caches: Sequence[Lease], scored: Sequence[bool],
+        hidden: Sequence[tuple[int, ...]],
+    ) -> list[Result]:  # fmt: skip
+        """Do what `SequentialBatch.forward` does."""
         start = perf_counter_ns()
         try:
             with device_errors(sum(layout.rows for layout in layouts), max(cache.length for cache in caches)):
-                scores = self._pass(layouts, caches, scored, hidden=hidden)
-                return [Result(each, perf_counter_ns() - start) for each in scores]
+                found = self._pass(layouts, caches, scored, hidden)
+                return [Result(scores, perf_counter_ns() - start, states) for scores, states in found]
         except OutOfMemoryError as error:
             if len(layouts) == 1:
                 return [Result(error, perf_counter_ns() - start)]
-        found: list[Result] = []
-        for layout, cache, wanted in zip(layouts, caches, scored, strict=True):  # smaller passes may find memory
-            found += self.forward([layout], [cache], [wanted], hidden=hidden)
-        return found
+        results: list[Result] = []
+        for layout, cache, wanted, layers in zip(layouts, caches, scored, hidden, strict=True):
+            results += self.forward([layout], [cache], [wanted], [layers])  # smaller passes may find memory
+        return results
 
     def _pass(
-        self, layouts: Sequence[Layout], caches: Sequence[Lease], scored: Sequence[bool], *, hidden: bool
-    ) -> list[Scores | None]:
+        self, layouts: Sequence[Layout], caches: Sequence[Lease], scored: Sequence[bool],
+        hidden: Sequence[tuple[int, ...]],
+    ) -> list[tuple[Scores | None, torch.Tensor | None]]:  # fmt: skip
         rows = [layout.rows for layout in layouts]
-        which = np.flatnonzero(np.repeat(scored, rows)) if any(scored) else np.zeros(1, np.int64)
-        starts, committed = np.array([(cache.start, cache.length) for cache in caches], np.int64).T
-        firsts = zip(starts + committed, rows, strict=True)
-        arguments = [
-            torch.from_numpy(np.concatenate([layout.token_ids for layout in layouts])[None]),
-            torch.from_numpy(np.concatenate([layout.positions for layout in layouts])[None]),
-            torch.from_numpy(which),
-            joined_mask(layouts, committed.tolist(), self._dtype),
-            torch.from_numpy(np.concatenate([np.arange(first, first + count) for first, count in firsts])),
-            torch.from_numpy(np.repeat(np.stack([starts, committed + rows]), rows, axis=1)),
-        ]
-        package = _batch_package(self._compiled, sum(rows))
-        assert package is not None, "`batch_target` has checked it"
-        results = package.run([*arguments, *self._arena.buffers])
-        found: list[Scores | None] = []
-        start = 0
-        for count, wanted in zip(rows, scored, strict=True):
-            own = [each[start : start + count] for each in results] if wanted else []
-            found.append(scores_of_pass(*own, hidden=hidden) if wanted else None)
-            start += count if wanted else 0
+        which = np.flatnonzero(np.repeat(scored, rows))
+        which = which if len(which) else np.zeros(1, np.int64)  # a pass scores one row at least
+        places = {}
+        for window in self._run.windows:  # layers with a window read nothing before that of the first row
+            counts = [each.length if window is None else min(each.length, window - 1) for each in caches]
+            places[window] = [(c.start + c.length - count, count) for c, count in zip(caches, counts, strict=True)]
+        states, half = self._arena.states, len(self._buffers) // 2
+        if states is None:
+            self._compile()
+        steps = None if states is None else states.begin(layouts, [(each.place, each.following) for each in caches])
+        arguments = row_arguments(layouts, places, which, self.target.dtype, steps=steps)
+        buffers = [self._buffers[number] for number in range(2 * half)]
+        with self.target.waiting.one_pass(compiled=self.target.compiled is not None):
+            results = self._run(*arguments, buffers[:half], buffers[half:], states.matrices if states else [])
+        found: list[tuple[Scores | None, torch.Tensor | None]] = []
+        start = row = 0  # of the scored rows, and of all, which have the states of layers before the last
+        for count, wanted, layers in zip(rows, scored, hidden, strict=True):
+            tapped = [each[row : row + count] for each in results[4:]]
+            own = [*(each[start : start + count] for each in results[:4]), *tapped]
+            scores = scores_of_pass(own, layers) if wanted else None
+            found.append((scores, None if wanted or LAST in layers else states_of_pass(own, layers)))
+            start, row = start + count * wanted, row + count
         return found
 
 
-def _batch_package(compiled: CompiledForward, rows: int) -> CompiledLibrary | None:
-    """Return the package for a pass over several sequences, even if the uncompiled model would be faster."""
-    fits = (each for each in compiled.record.packages if each.ranges and each.takes(rows))
-    return next((compiled.packages[each.name] for each in fits), None)
-
-
-def batch_target(target: TorchTarget, most_bytes: int | None) -> JointBatch | SequentialBatch:
-    """Return what runs a target's batches: a `JointBatch` where it gives the same bits, else a `SequentialBatch`."""
+def _compiled_pass(target: TorchTarget, hidden: tuple[int, ...]) -> _Compiled | None:
+    """Return what runs joint passes compiled, if a row then has the same bits whatever other rows are in the pass."""
     compiled = target.compiled
-    if compiled is not None and compiled.record.same_bits and set(target.support.windows) == {None}:
-        one_shape = len(set(compiled.record.shapes)) == 1
-        if one_shape and all(_batch_package(compiled, rows) for rows in (1, 2, MOST_ROWS)):
-            return JointBatch(target, compiled, most_bytes)
-    return SequentialBatch(target)
+    if compiled is None or not compiled.record.same_bits or not compiled.returns(hidden):
+        return None
+    fits = [each for each in compiled.record.packages if each.ranges]
+    if not all(any(each.takes(rows) for each in fits) for rows in (1, 2, MOST_ROWS)):
+        return None
+    return _Compiled(target, compiled, fits)
+
+
+def batch_target(
+    target: TorchTarget, most_bytes: int | None, hidden: tuple[int, ...] = ()
+) -> JointBatch | SequentialBatch:
+    """Return what runs a target's batches: a `JointBatch` where it gives the same texts, else a `SequentialBatch`.
+
+    `hidden` are the layers whose states drafters need.
+    """
+    forward: JointForward | _Compiled | None = _compiled_pass(target, hidden)
+    alone = target.recordings is not None or not runs_on_cpu(target.model) or set(hidden) - {LAST}
+    # another family's code may derive a row's position from the cache's length
+    if target.compiled is None and target.support.tested and not alone:
+        with suppress(Exception), torch.inference_mode():  # there is no list of what other attention raises
+            forward = JointForward(target.model, target.dtype)
+    return SequentialBatch(target) if forward is None else JointBatch(target, forward, most_bytes, hidden)

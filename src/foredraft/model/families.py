@@ -6,21 +6,23 @@ docs/how-to/models.md is made from them. Names are transformers' `model_type`. D
 
 TESTED_FAMILIES = frozenset(
     (
-        "afmoe", "apertus", "arcee", "aria_text", "axk1", "beam", "bert", "bert-generation", "biogpt",
-        "bitnet", "camembert", "codegen", "cohere", "cohere2", "cohere2_moe", "cohere_compass_text", "ctrl", "cwm",
-        "data2vec-text", "dbrx", "deepseek_v2", "deepseek_v3", "diffllama", "doge", "dots1", "electra", "emu3", "ernie",
-        "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "falcon", "flex_olmo", "flint", "fuyu", "gemma", "gemma2",
-        "gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "gemma4", "gemma4_text", "gemma4_unified",
-        "gemma4_unified_text", "git", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "got_ocr2", "gpt-sw3", "gpt2",
-        "gpt_bigcode", "gpt_neox", "gpt_neox_japanese", "gpt_oss", "gptj", "granite", "granite_swa", "granitemoe",
-        "granitemoe_swa", "granitemoeshared", "helium", "hrm_text", "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3",
-        "hyperclovax", "internlm3", "iquestcoder", "jais2", "jetmoe", "kolibri1", "laguna", "llama", "llama4",
-        "llama4_text", "longcat_flash", "megatron-bert", "mellum", "mimo_v2_flash", "minicpm3", "minimax_m2",
+        "afmoe", "apertus", "arcee", "aria_text", "axk1", "bailing_hybrid", "bamba", "beam", "bert", "bert-generation",
+        "biogpt", "bitnet", "camembert", "codegen", "cohere", "cohere2", "cohere2_moe", "cohere_compass_text", "ctrl",
+        "cwm", "data2vec-text", "dbrx", "deepseek_v2", "deepseek_v3", "diffllama", "doge", "dots1", "electra", "emu3",
+        "ernie", "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "falcon", "falcon_h1", "falcon_mamba",
+        "flex_olmo", "flint", "fuyu", "gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "gemma4",
+        "gemma4_text", "gemma4_unified", "gemma4_unified_text", "git", "glm", "glm4", "glm4_moe", "glm4_moe_lite",
+        "got_ocr2", "gpt-sw3", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_neox_japanese", "gpt_oss", "gptj", "granite",
+        "granite_swa", "granitemoe", "granitemoe_swa", "granitemoehybrid", "granitemoeshared", "helium", "hrm_text",
+        "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hyperclovax", "internlm3", "iquestcoder", "jais2", "jamba",
+        "jetmoe", "kimi_linear", "kolibri1", "laguna", "lfm2", "lfm2_moe", "lfm3", "llama", "llama4", "llama4_text",
+        "longcat_flash", "mamba", "mamba2", "megatron-bert", "mellum", "mimo_v2_flash", "minicpm3", "minimax_m2",
         "ministral", "ministral3", "mistral", "mixtral", "mllama", "modernbert-decoder", "moss_transcribe_diarize",
-        "nanochat", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "opt", "persimmon", "phi", "phi3", "phi4_multimodal",
-        "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "rembert", "roberta", "roberta-prelayernorm", "roc_bert",
-        "seed_oss", "smollm3", "solar_open", "stablelm", "starcoder2", "vaultgemma", "whisper", "xglm", "xlm-roberta",
-        "xlm-roberta-xl", "xmod", "youtu",
+        "nanochat", "nemotron", "nemotron_h", "olmo", "olmo2", "olmo3", "olmo_hybrid", "olmoe", "opt", "persimmon",
+        "phi", "phi3", "phi4_multimodal", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_5", "qwen3_5_moe",
+        "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "recurrent_gemma", "rembert", "roberta",
+        "roberta-prelayernorm", "roc_bert", "seed_oss", "smollm3", "solar_open", "stablelm", "starcoder2", "vaultgemma",
+        "whisper", "xglm", "xlm-roberta", "xlm-roberta-xl", "xmod", "youtu", "zamba", "zamba2",
     )
 )  # fmt: skip
 """Families whose drafted texts equal those of transformers' own `generate`, with small random models."""
@@ -31,14 +33,18 @@ DECODERS = frozenset(
 )  # fmt: skip
 """Those that are encoders, whose tokens attend to later ones, unless their configuration sets `is_decoder`."""
 
-RECURRENT = "keeps a recurrent state that cannot step back after a rejected draft"
+RECURRENT = "keeps a recurrent state by code of its own, which cannot step back after a rejected draft"
 ALIBI = "uses ALiBi, which it derives from a row's index in the pass and not from its position"
+COMPILED_RECURRENT = frozenset(("granitemoehybrid", "lfm2", "qwen3_5_text"))
+"""Families with recurrent layers whose compiled forwards were tried; others run uncompiled."""
+
+_INDEXED = "chooses the tokens that it attends to with keys that foredraft's cache does not hold"
 REFUSED_FAMILIES = {
-    RECURRENT: ("rwkv", "rwkv7", "xlstm"),
+    RECURRENT: ("minimax", "rwkv", "rwkv7", "xlstm", "zaya"),
     ALIBI: ("bloom", "mpt"),
     "derives positions from a row's index in the pass, and takes no others": (
         "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "cpmant", "marian", "mbart", "mvp", "pegasus",
-        "plbart", "roformer", "trocr",
+        "plbart", "roformer", "trocr", "inkling_text", "inkling2_text",
     ),
     "keeps no keys and values from pass to pass in transformers' cache": ("openai-gpt", "reformer", "xlm", "xlnet"),
     "attends to all tokens in a text's first pass, but to a window of them in later ones": ("moshi",),
@@ -46,14 +52,30 @@ REFUSED_FAMILIES = {
     "predicts several tokens at once, under masks of its own": ("prophetnet",),
     "groups bytes by the predictions of a second model": ("blt",),
     "drafts for another model, whose states it reads": ("gemma4_assistant", "gemma4_unified_assistant"),
+    _INDEXED: ("qwen4_exp", "qwen4_exp_text"),
     "is an encoder-decoder": ("musicgen", "musicgen_melody"),
 }  # fmt: skip
 """For each reason, the families that it holds for, whatever else their configuration says."""
 
-_INDEXED = "chooses the tokens that it attends to with keys that foredraft's cache does not hold"
+STATES = {
+    "a convolution's last inputs": ("lfm2", "lfm2_moe", "lfm3"),
+    "a convolution's last inputs, and a matrix": (
+        "bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "mamba",
+        "mamba2", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text",
+        "qwen3_next", "recurrent_gemma", "zamba", "zamba2",
+    ),
+}  # fmt: skip
+"""What the recurrent layers of tested families keep of a text; the other layers, if any, keep keys and values."""
+
+RECURRENT_LAYERS = frozenset(("linear_attention", "conv", "hybrid", "hybrid_sliding"))
+"""The types of layers that keep a recurrent state."""
+MASK_NAMES = {"hybrid": "full_attention", "hybrid_sliding": "sliding_attention"}
+"""The names of masks that differ from those of the layers."""
+UNMASKED_LAYERS = frozenset(("linear_attention", "conv", "mlp", "moe"))
+"""The types of layers that attend to no tokens."""
+
 _SUMMARIES = "attends to summaries of tokens that cannot step back after a rejected draft"
 LAYER_REASONS = {
-    **dict.fromkeys(("linear_attention", "conv", "hybrid", "hybrid_sliding"), RECURRENT),
     **dict.fromkeys(("indexed_attention", "minimax_m3_sparse"), _INDEXED),
     **dict.fromkeys(("compressed_sparse_attention", "heavily_compressed_attention"), _SUMMARIES),
     "local_attention": "takes its window from a row's index in the pass, not from its position",
@@ -61,14 +83,6 @@ LAYER_REASONS = {
 """For each type of layers that is refused, as a configuration's `layer_types` names it, the reason."""
 
 LAYER_FAMILIES = {
-    "linear_attention": (
-        "bailing_hybrid", "bamba", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "mamba", "mamba2",
-        "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text",
-        "qwen3_next", "qwen4_exp", "qwen4_exp_text", "recurrent_gemma", "zamba", "zamba2",
-    ),
-    "conv": ("lfm2", "lfm2_moe", "lfm3"),
-    "hybrid": ("falcon_h1", "zaya"),
-    "hybrid_sliding": ("inkling2_text", "inkling_text"),
     "indexed_attention": ("axk2", "deepseek_v32", "dots3_note", "dots3_note_text", "glm_moe_dsa", "hy_v4"),
     "minimax_m3_sparse": ("minimax_m3_vl_text",),
     "heavily_compressed_attention": ("deepseek_v4",),

@@ -62,7 +62,7 @@ class ScoredPass(nn.Module):
             shape = keys[0].shape[2], keys[0].dtype
             masks = [slot_mask(committed, positions, seen, window, *shape) for seen, window in kinds]
         logits, hidden = self.functional(
-            token_ids[None], positions[None], None, masks, [slots] * len(masks), ranges, keys, values
+            token_ids[None], positions[None], None, masks, [slots] * len(masks), ranges, None, keys, values, []
         )
         best = best_on_device(logits)
         return logits, hidden, torch.cat([best[:, None], *top_on_device(logits, min(TOP, logits.shape[1]))], dim=1)

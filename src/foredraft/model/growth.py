@@ -7,21 +7,22 @@ cache that follows the sequence. Does not depend on the target, nor on where the
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Target, TokenIds, Verdict
+from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Target, Verdict
 from foredraft.graph.dag import DraftGraph, add_level, empty_graph, leaves, unmerge
 from foredraft.graph.layout import Layout, lay_out_text
 from foredraft.graph.tree import FloatArray, IntArray, ancestor_mask, child_with, depths
 from foredraft.model.candidates import Candidates, Imitation, candidates
+from foredraft.model.layers import LAST
 from foredraft.options import check_range
 
-Calibrate = Callable[[Candidates, int, torch.Tensor], Candidates]
-"""Corrects the probabilities of a level's candidates; the first level is 1. Takes the model's last hidden states of the
-level's rows, float[R, D]."""
+Calibrate = Callable[[Candidates, int, torch.Tensor, torch.Tensor | None], Candidates]
+"""Corrects the probabilities of a level's candidates; the first level is 1. Takes the draft model's last hidden states
+of the level's rows, float[R, D], and the target's states, as in `SequenceView`."""
 
 
 # tokens that are run in the pass that begins a tree. A step often emits two without a row, the last of the draft and
@@ -46,16 +47,60 @@ class GrowthRules:
         check_range(self, "least_probability", "least_share", least=0, most=1)
 
 
-class Rollout:
-    """One sequence's tree in a draft model's KV cache: begins with `start`, grows with `expand` and ends with `keep`.
+class Growing(Protocol):
+    """One sequence's tree in the cache of what drafts: begins with `start`, grows with `expand` and ends with `keep`.
 
-    While it grows, its rows are held uncommitted, at most `most_rows`, so that accepted ones are not computed twice.
-    They are numbered from 0 in the order of expansion; -1 is the root. With `hidden`, the model's last hidden states of
-    the last pass, float[R, D], are kept.
+    Its rows, at most `most_rows`, are numbered from 0 in the order of expansion; -1 is the root.
+    """
+
+    most_rows: int
+    hidden: torch.Tensor | None  # float[R, D], the last hidden states of the last pass, if they are kept
+
+    @property
+    def limits(self) -> tuple[int, int | None]:
+        """The number of ids that it knows, and the maximum tokens of a sequence, or None."""
+
+    @property
+    def committed(self) -> int:
+        """The number of the sequence's tokens that it has read."""
+
+    def start(self, view: SequenceView) -> torch.Tensor | None:
+        """Read a sequence; begin a tree and return the root's logits, float[1, V].
+
+        None if nothing can be drafted from what the view shows of the target.
+        """
+
+    def expand(self, tokens: IntArray, parents: IntArray) -> torch.Tensor:
+        """Run the next rows, int32[R] tokens and parent rows, and return the logits after each, float[R, V]."""
+
+    def keep(self, path: Sequence[int]) -> None:
+        """End the tree, of which the rows `path`, from the root's child downwards, are part of the text."""
+
+    def close(self) -> None:
+        """Release the memory of the cache."""
+
+
+def laid_out(tokens: IntArray, above: IntArray, at: int) -> Layout:
+    """Lay out the last rows of a tree, int32[R] tokens, after `at` committed tokens and the tree's other rows.
+
+    `above` are the parent rows of all its rows, int32[H + R].
+    """
+    held = len(above) - len(tokens)
+    positions = at - 1 + depths(above).astype(np.int64)
+    sees = ancestor_mask(above)[held + 1 :, 1:]
+    return Layout(tokens.astype(np.int64), positions[held:], sees, at, positions[:held])
+
+
+class Rollout:
+    """One sequence's tree in a draft model's KV cache, as `Growing`; reads no states of the target.
+
+    While it grows, its rows are held uncommitted, so that accepted ones are not computed twice. With `hidden`, the
+    model's last hidden states are kept.
     """
 
     def __init__(self, model: Target, most_rows: int, *, hidden: bool = False) -> None:
-        self._model, self._most_rows, self._asks = model, most_rows, hidden
+        self._model, self.most_rows, self._asks = model, max(most_rows, 1), hidden
+        self.limits = model.vocabulary, model.window
         self.hidden: torch.Tensor | None = None
         self._cache = model.new_cache()
         self._parents: IntArray = np.empty(0, np.int32)
@@ -63,12 +108,11 @@ class Rollout:
 
     @property
     def committed(self) -> int:
-        """The number of the sequence's tokens in the cache."""
         return int(self._cache.length)
 
     @torch.inference_mode()
-    def start(self, ids: TokenIds) -> torch.Tensor:
-        """Cache a sequence, int64[n]; begin a tree and return the root's logits, float[1, V]."""
+    def start(self, view: SequenceView) -> torch.Tensor:
+        ids = view.ids
         if len(self._parents):
             self.keep([])
         if self._root is not None and self._cache.length == len(ids):  # the last draft was not verified
@@ -77,7 +121,7 @@ class Rollout:
         new = ids[self._cache.length :].copy()  # torch rejects read-only arrays
         before, last = new[:-_SCORED_TOGETHER], new[-_SCORED_TOGETHER:]
         self._model.prefill(before, self._cache)
-        self._cache.reserve(self._most_rows + _SCORED_TOGETHER)
+        self._cache.reserve(self.most_rows + _SCORED_TOGETHER)
         logits = self._scored(lay_out_text(last, self._cache.length))
         self._cache.commit(range(len(last)))
         self.hidden = None if self.hidden is None else self.hidden[-1:]
@@ -86,26 +130,24 @@ class Rollout:
 
     @torch.inference_mode()
     def expand(self, tokens: IntArray, parents: IntArray) -> torch.Tensor:
-        """Run the next rows, int32[R] tokens and parent rows, and return the model's logits after each, float[R, V]."""
-        held, at, above = len(self._parents), self._cache.length, np.concatenate([self._parents, parents])
-        assert len(above) <= self._most_rows, "room for so many rows is reserved"
-        positions = at - 1 + depths(above).astype(np.int64)
-        sees = ancestor_mask(above)[held + 1 :, 1:]
-        layout = Layout(tokens.astype(np.int64), positions[held:], sees, at, positions[:held])
-        logits = self._scored(layout)
+        above = np.concatenate([self._parents, parents])
+        assert len(above) <= self.most_rows, "room for so many rows is reserved"
+        logits = self._scored(laid_out(tokens, above, self._cache.length))
         self._cache.hold()
         self._parents = above
         return logits
 
     def _scored(self, layout: Layout) -> torch.Tensor:
-        scores = self._model.forward(layout, self._cache, hidden=self._asks)
+        scores = self._model.forward(layout, self._cache, hidden=(LAST,) if self._asks else ())
         self.hidden = scores.hidden
         return scores.logits
 
     def keep(self, path: Sequence[int]) -> None:
-        """End the tree: commit the rows `path`, from the root's child downwards, and discard the others."""
         self._cache.commit(path)
         self._parents = self._parents[:0]
+
+    def close(self) -> None:
+        self._cache, self._root = self._model.new_cache(), None
 
 
 class RolloutDrafter:
@@ -121,22 +163,19 @@ class RolloutDrafter:
         imitation = Imitation.of(context.settings, context.seed, context.vocabulary, self._ids)
         # merging would make it depend on a drawn token whether it is kept, which changes the distribution
         rules = replace(self._rules, tau=0) if imitation.draws else self._rules
-        return RolloutDrafting(self._model, rules, imitation, context.max_nodes)
+        return RolloutDrafting(Rollout(self._model, context.max_nodes), rules, imitation)
 
 
 class RolloutDrafting:
-    """Drafting for one sequence by graphs of at most `most_rows` rows; the draft model's cache follows the sequence.
+    """Drafting for one sequence by graphs that a rollout grows; its cache follows the sequence.
 
-    `calibrate` is called for chosen candidates, never for drawn ones.
+    `calibrate` is called for chosen candidates, never for drawn ones, and needs a rollout that keeps hidden states.
     """
 
     def __init__(
-        self, model: Target, rules: GrowthRules, imitation: Imitation, most_rows: int,
-        calibrate: Calibrate | None = None,
-    ) -> None:  # fmt: skip
-        self._model, self._rules, self._imitation, self._calibrate = model, rules, imitation, calibrate
-        self._most_rows = max(most_rows, 1)
-        self.rollout = Rollout(model, self._most_rows, hidden=calibrate is not None)
+        self, rollout: Growing, rules: GrowthRules, imitation: Imitation, calibrate: Calibrate | None = None
+    ) -> None:
+        self.rollout, self._rules, self._imitation, self._calibrate = rollout, rules, imitation, calibrate
         self.graph: DraftGraph | None = None  # of the last draft, if there was one
         self.rows: IntArray = np.empty(0, np.int32)  # the rollout's row of each of its nodes; -1 for a node without one
 
@@ -147,13 +186,13 @@ class RolloutDrafting:
         Drawn nodes are cut in the order in which they were drawn, because whether one is kept must not depend on its
         token. Raises NumericsError for logits without a token to choose.
         """
-        self.graph, ids, window = None, view.ids, self._model.window
-        depth = budget.depth if window is None else min(budget.depth, window - len(ids))
-        unknown = ids[self.rollout.committed :].max(initial=0) >= self._model.vocabulary
-        if budget.nodes <= 0 or depth <= 0 or unknown:
+        (vocabulary, window), ids = self.rollout.limits, view.ids
+        self.graph, depth = None, budget.depth if window is None else min(budget.depth, window - len(ids))
+        unknown = ids[self.rollout.committed :].max(initial=0) >= vocabulary
+        if budget.nodes <= 0 or depth <= 0 or unknown or (logits := self.rollout.start(view)) is None:
             return EMPTY_DRAFT
         self._imitation = replace(self._imitation, draft=self._imitation.draft + 1)
-        self.graph, q, depth = self._grow(ids, replace(budget, depth=depth))
+        self.graph, q, depth = self._grow(view, logits, replace(budget, depth=depth))
         if q:  # graphs of drawn nodes contain no merged ones
             kept = np.arange(min(self.graph.size, budget.nodes))
             drawn = self.graph.tokens[kept], self.graph.parents[kept], self.graph.score[kept]
@@ -161,19 +200,22 @@ class RolloutDrafting:
         tree = unmerge(self.graph, budget.nodes, depth)
         return Draft(tree.tokens, tree.parents, tree.score, source=tree.merged.astype(np.uint8))
 
-    def _grow(self, ids: TokenIds, budget: Budget) -> tuple[DraftGraph, list[FloatArray], int]:
-        """Grow a graph after `ids`; return it, the distributions that nodes were drawn from, and a draft's depth.
+    def _grow(
+        self, view: SequenceView, logits: torch.Tensor, budget: Budget
+    ) -> tuple[DraftGraph, list[FloatArray], int]:
+        """Grow a graph after a text; return it, the distributions that nodes were drawn from, and a draft's depth.
 
-        It ends at the depth of the budget or the rules, when no node is left to expand, when `budget.more` returns
-        False, or after `most_rows` rows of the model; the most probable nodes of a level are expanded first. Merged
-        nodes can lead deeper than the levels that were grown, which is not wanted if `budget.more` ended the growth.
+        `logits` are those of the root, float[1, V]. It ends at the depth of the budget or the rules, when no node is
+        left to expand, when `budget.more` returns False, or after `most_rows` rows of the model; the most probable
+        nodes of a level are expanded first. Merged nodes can lead deeper than the levels that were grown, which is not
+        wanted if `budget.more` ended the growth.
         """
-        rules, most_rows, k = self._rules, min(self._most_rows, budget.nodes), min(self._rules.out_degree, budget.nodes)
+        rules, ids = self._rules, view.ids
+        most_rows, k = min(self.rollout.most_rows, budget.nodes), min(rules.out_degree, budget.nodes)
         graph = empty_graph(ids[-max(rules.tau, 1) :], rules.tau, (most_rows + 1) * k)
         self.rows = np.full(len(graph.tokens), -1, np.int32)
         q: list[FloatArray] = []
         frontier = np.full(1, -1, np.int32)
-        logits = self.rollout.start(ids)
         used = 0
         depth = min(budget.depth, rules.levels)
         if rules.out_degree == 1:
@@ -181,7 +223,7 @@ class RolloutDrafting:
         for level in range(depth):
             found = candidates(logits, k, self._imitation, np.full(len(frontier), len(ids) + level, np.int64))
             if found.q is None and self._calibrate is not None and self.rollout.hidden is not None:
-                found = self._calibrate(found, level + 1, self.rollout.hidden)
+                found = self._calibrate(found, level + 1, self.rollout.hidden, view.states)
             leaf = leaves(found.probabilities, rules.least_probability, rules.least_share)
             real = found.tokens >= 0  # filters may leave fewer than k tokens
             parents = np.broadcast_to(frontier[:, None], real.shape)[real]
@@ -216,5 +258,5 @@ class RolloutDrafting:
         self.graph = None
 
     def close(self) -> None:
-        self.rollout = Rollout(self._model, 1)  # releases the cache's memory
+        self.rollout.close()
         self.graph = None

@@ -24,6 +24,7 @@ from foredraft.model.fingerprint import fingerprint
 M = TypeVar("M", bound=nn.Module)
 
 CONFIG_FILE, WEIGHTS_FILE = "head.json", "head.safetensors"
+_FILES = (f"**{CONFIG_FILE}", f"**{WEIGHTS_FILE}")  # that a head is made of, for the hub
 SHIPPED = Path(__file__).parents[3] / "models"  # heads in a checkout, MODEL/METHOD each; the wheel has none
 INT8 = "int8"
 IDS = "lm_head.ids"  # the tensor in a file that holds the ids of the tokens that the head scores
@@ -130,21 +131,24 @@ def filled(module: M, weights: Mapping[str, torch.Tensor], location: str | Path)
 
 def shipped_head(method: str, model: Any) -> Path | None:
     """Return the folder of this checkout's head for a method and exactly this model, or None."""
-    cards = sorted(SHIPPED.glob(f"*/{method}/{CONFIG_FILE}"))
+    cards = sorted(SHIPPED.glob(f"*/{method}/*.json"))
     own = fingerprint(model) if cards else ""
-    return next((card.parent for card in cards if json.loads(card.read_text())["fingerprint"] == own), None)
+    return next((card.parent for card in cards if json.loads(card.read_text()).get("fingerprint") == own), None)
 
 
-def trained_head(method: str, named: str | None, model: Any) -> Path:
+def trained_head(
+    method: str, named: str | None, model: Any, *, option: str = "head", files: tuple[str, ...] = _FILES
+) -> Path:
     """Return the folder of the head `named`, or of this checkout's for a method and exactly this model.
 
-    It is downloaded if `named` is a hub id and no folder. UsageError without a head, or if that fails.
+    It is downloaded, `files` of it, if `named` is a hub id and no folder. `option` is where the user names it.
+    UsageError without a head, or if that fails.
     """
     if not named:
         if (shipped := shipped_head(method, model)) is None:
             raise UsageError(
                 f"Method {method!r} needs heads trained for this model; train them with `foredraft train {method}`, "
-                "and give their folder: head=FOLDER."
+                f"and give their folder: {option}=FOLDER."
             )
         return shipped
     path = Path(named).expanduser()
@@ -154,7 +158,7 @@ def trained_head(method: str, named: str | None, model: Any) -> Path:
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        return Path(snapshot_download(named, allow_patterns=[f"**{CONFIG_FILE}", f"**{WEIGHTS_FILE}"]))
+        return Path(snapshot_download(named, allow_patterns=list(files)))
     except (OSError, ValueError, HfHubHTTPError) as error:
         raise UsageError(
             f"There is no folder {named}, and no head of that name could be fetched from the hub ({told(error)})."

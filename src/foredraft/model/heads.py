@@ -173,33 +173,6 @@ def load_medusa(location: str | Path, model: Any) -> tuple[HeadCard, MedusaHeads
     return card, heads.to(lm_head.weight.device, lm_head.weight.dtype).requires_grad_(requires_grad=False), lm_head
 
 
-def static_tree(accuracies: FloatArray, nodes: int, depth: int) -> tuple[IntArray, IntArray, FloatArray]:
-    """Return the tree of ranks with the highest products of accuracies along its paths, best node first.
-
-    Takes the accuracies of each head's i-th best token, float32[K, I]. Returns parents int32[N] (-1 below the root),
-    ranks int32[N] (index among the best tokens of the head at the node's depth), and score float32[N], the product
-    along the path. A parent comes before its children.
-    """
-    parents, ranks, score, level = [-1], [0], [1.0], [0]
-    # candidate nodes: (score, parent, rank)
-    candidates: list[tuple[float, int, int]] = [(float(accuracies[0, 0]), 0, 0)] if depth > 0 else []
-    while candidates and len(parents) <= nodes:
-        best = max(range(len(candidates)), key=lambda i: candidates[i][0])
-        chance, parent, rank = candidates.pop(best)
-        if chance <= 0:
-            break
-        parents.append(parent)
-        ranks.append(rank)
-        score.append(chance)
-        head = level[parent]
-        level.append(head + 1)
-        if rank + 1 < accuracies.shape[1]:  # its next sibling
-            candidates.append((score[parent] * float(accuracies[head, rank + 1]), parent, rank + 1))
-        if head + 1 < min(depth, len(accuracies)):  # its first child
-            candidates.append((chance * float(accuracies[head + 1, 0]), len(parents) - 1, 0))
-    return np.array(parents[1:], np.int32) - 1, np.array(ranks[1:], np.int32), np.array(score[1:], np.float32)
-
-
 class AgreementPredictor(nn.Module):
     """Estimates the probability that the target agrees with a drafted token: Cali-TS's theta_M.
 

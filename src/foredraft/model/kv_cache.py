@@ -8,6 +8,7 @@ sliding-window layer stores its window and some slack. Does not depend on the ro
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,22 @@ class Span:
     base: int = 0  # absolute position of the token in slot 0
     stored: int = 0  # number of slots in use
     capacity: int = 0  # number of slots allocated
+    pending: int = 0  # number of committed records that the layers' matrices do not contain yet
+    at: int = 0  # of records, which of two places the matrices are in
+
+
+class LayerShape(NamedTuple):
+    """The shape of what a layer keeps where passes are compiled.
+
+    Of attention these are its key heads and the numbers of each. Of a recurrent layer, in slots, the inputs of a
+    convolution of `size` channels and `taps` taps, and records of `record` float32 numbers; and its matrices.
+    """
+
+    heads: int
+    size: int
+    taps: int = 0
+    record: int = 0  # 0 for a layer that has a convolution alone
+    matrices: tuple[int, ...] = ()  # as the kernel of recurrences takes them
 
 
 class TreeLayer(CacheLayerMixin):
@@ -70,6 +87,14 @@ class TreeLayer(CacheLayerMixin):
             new[:, :, : stop - start] = kept.clone() if new is old else kept
         self.keys, self.values = keys, values
 
+    def take_shape(self, shape: LayerShape, dtype: torch.dtype) -> None:
+        """Initialise the layer on the CPU, before anything is written."""
+        nothing = torch.empty(1, shape.heads, 0, shape.size, dtype=dtype)
+        self.lazy_initialization(nothing, nothing)
+
+    def commit(self, kept: npt.NDArray[np.int64]) -> None:
+        """Commit what these rows leave besides keys and values, which the cache gathers: nothing."""
+
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.span.stored + query_length, self.span.base
 
@@ -80,6 +105,42 @@ class TreeLayer(CacheLayerMixin):
         return -1  # the buffer grows
 
     get_max_cache_shape = get_max_length  # the name of the same method in transformers before 5.20
+
+
+class BufferLayer(TreeLayer):
+    """One layer's buffers as transformers' cache layer: rows go to given slots, attention sees the first ones.
+
+    Its length is 0, as positions and masks are given, and nobody needs to derive them.
+    """
+
+    is_compileable = True
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor, visible: int) -> None:
+        super().__init__(Span(None))
+        self.keys, self.values, self.is_initialized = keys, values, True
+        self._slots, self._visible = slots, visible
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: object, **_kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.keys.index_copy_(2, self._slots, key_states)
+        self.values.index_copy_(2, self._slots, value_states)
+        return self.keys[:, :, : self._visible], self.values[:, :, : self._visible]
+
+
+class RecordLayer(TreeLayer):
+    """A recurrent layer of compiled passes: in place of keys, inputs of a convolution, and of values, records of rows.
+
+    The records of committed rows are pending until a pass applies them to the matrices in one of two places; it writes
+    the result to the other, so that a pass that fails changes nothing.
+    """
+
+    matrices: torch.Tensor  # float32[2, H, V / T, K, T]
+
+    def take_shape(self, shape: LayerShape, dtype: torch.dtype) -> None:
+        inputs, records = torch.empty(1, 1, 0, shape.size, dtype=dtype), torch.empty(1, 1, 0, shape.record)
+        self.lazy_initialization(inputs, records)
+        self.matrices = torch.zeros(2, *(shape.matrices or (0,)))
 
 
 def allocated(like: torch.Tensor, capacity: int) -> torch.Tensor:
@@ -114,32 +175,50 @@ def _move_words(slots: npt.NDArray[np.int16], start: int, rows: npt.NDArray[np.i
 
 
 class TreeCache(Cache):
-    """The cache of one sequence for transformers' models; `windows` are the layers', None for full attention."""
+    """The cache of one sequence for transformers' models; `windows` are the layers', None for full attention.
 
-    def __init__(self, windows: Sequence[int | None]) -> None:
-        self.spans = {window: Span(window) for window in dict.fromkeys(windows)}
-        self._tree_layers = [TreeLayer(self.spans[window]) for window in windows]
+    `kinds` are the classes of layers that keep more than keys and values; None if there are none. Those that keep
+    records of rows have convolutions of so many `taps`.
+    """
+
+    def __init__(
+        self, windows: Sequence[int | None], kinds: Sequence[type[TreeLayer]] | None = None, taps: int = 1
+    ) -> None:
+        classes = [TreeLayer] * len(windows) if kinds is None else kinds
+        recorded = [kind is RecordLayer for kind in classes]
+        attending = [window for window, each in zip(windows, recorded, strict=True) if not each]
+        self.spans = {window: Span(window) for window in dict.fromkeys(attending)}
+        # before a text, a convolution sees zeros
+        records = Span(taps, stored=taps - 1)
+        self.records = records if any(recorded) else None
+        self._spans = [*self.spans.values(), *([records] if any(recorded) else [])]
+        given = [records if each else self.spans[window] for window, each in zip(windows, recorded, strict=True)]
+        self._tree_layers = [kind(span) for kind, span in zip(classes, given, strict=True)]
         super().__init__(layers=list(self._tree_layers))
         self.length = 0  # number of committed tokens
         self.held = 0  # number of rows held: written, visible to later passes, and not committed
         self._rows = 0  # of the last pass
+        self.prompt = 1  # number of tokens of the prompt, whose last one is run with the first draft
         self.store: torch.Tensor | None = None  # that holds every layer's slots, if one does
 
-    def take_shapes(self, shapes: Sequence[tuple[int, int]], dtype: torch.dtype) -> None:
-        """Initialise every layer on the CPU, for its number of key heads and their size, before anything is written."""
-        for layer, (heads, size) in zip(self._tree_layers, shapes, strict=True):
-            nothing = torch.empty(1, heads, 0, size, dtype=dtype)
-            layer.lazy_initialization(nothing, nothing)
+    @classmethod
+    def of_shapes(cls, windows: Sequence[int | None], shapes: Sequence[LayerShape], dtype: torch.dtype) -> "TreeCache":
+        """Return the cache of a compiled model, whose layers are initialised on the CPU."""
+        kinds = [RecordLayer if shape.taps else TreeLayer for shape in shapes]
+        cache = cls(windows, kinds, max(shape.taps for shape in shapes))
+        for layer, shape in zip(cache._tree_layers, shapes, strict=True):
+            layer.take_shape(shape, dtype)
+        return cache
 
     def reserve(self, rows: int) -> None:
         """Make room for `rows` more rows, growing full-attention layers and shifting sliding ones when they are full.
 
         Room for all rows that will be held must be reserved before the first of them: held rows cannot be shifted.
         """
-        for span in self.spans.values():
+        for span in self._spans:
             drop = 0
             if span.window is not None and not self.held and span.stored + rows > span.capacity:
-                drop = max(0, span.stored - (span.window - 1))
+                drop = max(0, span.stored - max(span.window - 1, span.pending))
             self._grow(span, rows, drop)
         self._rows = rows
 
@@ -166,6 +245,22 @@ class TreeCache(Cache):
             return []
         return [layer.keys for layer in layers] + [layer.values for layer in layers]
 
+    def attended(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a layer's keys and values of the committed tokens, as `SequenceView.attended` says."""
+        kept = self._tree_layers[layer]
+        own = slice(kept.span.stored - self.held)
+        return kept.keys[:, :, own], kept.values[:, :, own]
+
+    def matrices(self) -> list[torch.Tensor]:
+        """Return the matrices of all recurrent layers that have some."""
+        layers = (each for each in self._tree_layers if isinstance(each, RecordLayer))
+        return [each.matrices for each in layers if each.matrices.numel()]
+
+    def advance(self) -> None:
+        """Note that a pass has succeeded, which applies all pending records to the matrices."""
+        if self.records is not None:
+            self.records.at, self.records.pending = 1 - self.records.at, 0
+
     def move_into(self, store: torch.Tensor) -> None:
         """Move all slots into `store`, float[2 L, heads, C, head_dim]: the keys of L layers, then the values.
 
@@ -184,20 +279,24 @@ class TreeCache(Cache):
     def commit(self, rows: Sequence[int]) -> None:
         """Commit these rows of the held rows and then the last pass, ascending, and discard the others."""
         kept = kept_rows(rows, self.held + self._rows)
+        for layer in self._tree_layers:
+            layer.commit(kept)
         if len(kept) and kept[-1] >= len(kept):  # not already at the front
             # a layer that never writes, such as one that shares another's keys, has no buffers
             written = [layer for layer in self._tree_layers if layer.is_initialized]
             buffers = [(each, layer.span) for layer in written for each in (layer.keys, layer.values)]
             for buffer, span in buffers if self.store is None else [(self.store, self.spans[None])]:
                 move_rows(buffer, span.stored - self.held, kept)
-        for span in self.spans.values():
+        for span in self._spans:
             span.stored += len(kept) - self.held
+        if self.records is not None:
+            self.records.pending += len(kept)
         self.length += len(kept)
         self._rows = self.held = 0
 
     def hold(self) -> None:
         """Keep the rows of the last pass visible to the next passes until `commit` selects from them."""
-        for span in self.spans.values():
+        for span in self._spans:
             span.stored += self._rows
         self.held += self._rows
         self._rows = 0

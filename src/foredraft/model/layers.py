@@ -5,9 +5,10 @@ Does not depend on what the layers are replaced for.
 """
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -87,16 +88,49 @@ def shorter(
     return result
 
 
+LAST = -1  # the layer, as `Needs.hidden` numbers them, of the last hidden states
+
+
+def eagle_layers(count: int) -> tuple[int, ...]:
+    """Return the layers that EAGLE-3's authors read in a model of `count` layers: a low, a middle and a high one."""
+    return (2, count // 2, count - 3) if count > 5 else (0, count // 2, count - 1)
+
+
+def usual_taps(model: Any) -> tuple[tuple[int, ...], ...]:
+    """Return the layers whose states a compiled pass returns together: EAGLE-3's, and what enters the last norm.
+
+    None if the model's layers are no plain list.
+    """
+    try:
+        count = model_parts(model).count
+    except UnsupportedModelError:
+        return ()
+    return eagle_layers(count), (count,)
+
+
 @contextmanager
-def scored_states(model: Any) -> Iterator[list[torch.Tensor]]:
-    """Collect the inputs of the model's LM head in the block: its last hidden states, float[B, R, D]."""
-    found: list[torch.Tensor] = []
-    with model.get_output_embeddings().register_forward_pre_hook(lambda _module, inputs: found.append(inputs[0])):
+def tapped_states(model: Any, layers: Iterable[int]) -> Iterator[dict[int, torch.Tensor]]:
+    """Collect what enters these layers in the block, float[B, R, D]; for `LAST`, what enters the LM head.
+
+    The number of layers names the last norm. The LM head may be given fewer rows than a layer: those that are scored.
+    """
+    found: dict[int, torch.Tensor] = {}
+    parts = model_parts(model) if set(layers) - {LAST} else None
+    own = [] if parts is None else [*model.get_submodule(parts.layers), model.get_submodule(parts.norm)]
+    with ExitStack() as stack:
+        for number in layers:
+            module = model.get_output_embeddings() if number == LAST else own[number]
+            stack.enter_context(module.register_forward_pre_hook(partial(_keep, found, number)))
         yield found
 
 
+def _keep(found: dict[int, torch.Tensor], number: int, _module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+    found[number] = inputs[0]
+
+
 def _norms(model: Any, layers: str) -> list[str]:
-    """Return the paths of possible final norms: siblings of the list named as norms, except the embedding's."""
+    """Return the paths of possible final norms: siblings of the list named as norms; the embedding's if it is alone."""
     owner, dot, _ = layers.rpartition(".")
     names = [name for name, _ in model.get_submodule(owner).named_children()]
-    return [f"{owner}{dot}{name}" for name in names if ("norm" in name or name.startswith("ln_")) and "emb" not in name]
+    norms = [f"{owner}{dot}{name}" for name in names if "norm" in name or name.startswith("ln_")]
+    return [name for name in norms if "emb" not in name] or norms  # LFM2's last one is its `embedding_norm`

@@ -29,28 +29,29 @@ def attention_mask(layout: Layout, span: Span, window: int | None, dtype: torch.
 
     A row sees no more than `window` positions, its own included; None for all. The span may store more of them.
     """
-    committed = span.stored - len(layout.held)
-    mask = joined_mask([layout], [committed], dtype)
-    if window is not None:
-        keys = np.concatenate([np.arange(span.base, span.base + committed), layout.held, layout.positions])
-        too_far = torch.from_numpy(layout.positions[:, None] - keys[None, :] >= window)
-        mask.masked_fill_(too_far, torch.finfo(dtype).min)
-    return mask
+    return joined_mask([layout], [span.stored - len(layout.held)], dtype, window)
 
 
-def joined_mask(layouts: Sequence[Layout], committed: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+def joined_mask(
+    layouts: Sequence[Layout], committed: Sequence[int], dtype: torch.dtype, window: int | None = None
+) -> torch.Tensor:
     """Return the additive mask of several sequences' R rows, [1, 1, R, W]; a row's columns are its sequence's slots.
 
-    These are the `committed` ones, then the held rows and the pass's own; W is the largest sum of the three.
+    These are so many `committed` ones before the root, then the held rows and the pass's own; W is the largest sum of
+    the three. A row sees no more than `window` positions, its own included; None for all.
     """
     rows = sum(layout.rows for layout in layouts)
-    width = max(at + len(layout.held) + layout.rows for at, layout in zip(committed, layouts, strict=True))
+    width = max(count + len(layout.held) + layout.rows for count, layout in zip(committed, layouts, strict=True))
     lowest = _lowest(dtype)
     mask, first = np.zeros((1, 1, rows, width), lowest.dtype), 0  # numpy's calls take a third of the time of torch's
-    for layout, at in zip(layouts, committed, strict=True):
-        if layout.rows > 1 or len(layout.held):  # a row alone sees all before it
-            seen = seen_rows(layout)
-            mask[0, 0, first : first + layout.rows, at : at + seen.shape[1]][~seen] = lowest
+    for layout, count in zip(layouts, committed, strict=True):
+        own = mask[0, 0, first : first + layout.rows]
+        if layout.rows > 1 or len(layout.held):  # a row alone sees all rows
+            seen = seen_rows(layout, window)
+            own[:, count : count + seen.shape[1]][~seen] = lowest
+        if window is not None:
+            before = np.arange(layout.at - count, layout.at)
+            own[:, :count][layout.positions[:, None] - before >= window] = lowest
         first += layout.rows
     return torch.from_numpy(mask).view(dtype)
 

@@ -117,7 +117,12 @@ class RecordedForward:
                 f"The model is spread over {', '.join(devices)}, and only a model on one device can be recorded; it "
                 "runs unrecorded. Load it onto one device."
             )
-        self._model, self._windows = model, tuple(dict.fromkeys(inspect(model.config).windows))
+        support = inspect(model.config)
+        if any(support.recurrent):
+            raise UsageError(
+                f"The recurrent layers of this {support.family} model cannot be recorded; it runs unrecorded."
+            )
+        self._model, self._windows = model, tuple(dict.fromkeys(support.windows))
         self._pass: Pass | None = None
         self._store: torch.Tensor | None = None
         self._passes: dict[int, RecordedPass] = {}  # by number of rows

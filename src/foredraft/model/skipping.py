@@ -139,6 +139,6 @@ def read_skipped(path: Path, model: Any) -> Skipped:
     except (OSError, ValueError) as error:
         raise StoreError(
             f"The file {path} of skipped layers cannot be used: {str(error).rstrip('.')}. Make one for this model with "
-            "foredraft train layer-skip."
+            "scripts/skipped_layers.py."
         ) from error
     return skipped

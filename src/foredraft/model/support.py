@@ -4,14 +4,25 @@ Reads a transformers configuration only; does not load or run the model.
 """
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
 from foredraft.errors import ForedraftWarning, UnsupportedModelError
-from foredraft.model.families import ALIBI, DECODERS, LAYER_REASONS, RECURRENT, REFUSED_FAMILIES, TESTED_FAMILIES
+from foredraft.model.families import (
+    ALIBI,
+    DECODERS,
+    LAYER_REASONS,
+    MASK_NAMES,
+    RECURRENT,
+    RECURRENT_LAYERS,
+    REFUSED_FAMILIES,
+    TESTED_FAMILIES,
+    UNMASKED_LAYERS,
+)
 
-_LAYERS = ("full_attention", "sliding_attention", "chunked_attention")  # the types of layers that a mask describes
+_LAYERS = frozenset(("full_attention", "sliding_attention", "chunked_attention"))  # the types that a mask describes
 # fields of recurrent models, where the configuration names no types of layers
 _STATEFUL_MARKS = (
     "ssm_cfg", "state_size", "conv_kernel", "mamba_d_state", "linear_num_key_heads", "lru_width", "rwkv_version",
@@ -28,16 +39,19 @@ class Support:
     """Properties of a model, from its configuration."""
 
     family: str  # transformers' `model_type`, that of the text model in a model that also sees or hears
-    layer_types: tuple[str, ...]  # for each layer, `full_attention`, `sliding_attention` or `chunked_attention`
+    layer_types: tuple[str, ...]  # for each layer, transformers' name of its type
     windows: tuple[int | None, ...]  # for each layer, its sliding window, or None
     window: int | None  # maximum tokens of a sequence, or None if the configuration sets no limit
     window_note: str  # why `window` is smaller than the model's own, or an empty string
     tested: bool  # whether the family is in `TESTED_FAMILIES`
+    recurrent: tuple[bool, ...]  # for each layer, whether it keeps a recurrent state
+    masks: Mapping[str, int | None]  # the window of each mask that it needs, by the name that its layers know it by
 
 
 def cache_argument(model: Any) -> str:
-    """Return the name of the argument of a model's forward that takes the cache, which transformers 5.24 renamed."""
-    return "cache" if "cache" in signature(model.forward).parameters else "past_key_values"
+    """Return the name of the argument of a model's forward that takes the cache; transformers 5.24 renamed it."""
+    names = signature(model.forward).parameters
+    return next((each for each in ("cache", "cache_params") if each in names), "past_key_values")
 
 
 def inspect(config: Any) -> Support:
@@ -51,20 +65,24 @@ def inspect(config: Any) -> Support:
         _refuse_family(text)
     family, layers = str(text.model_type), _layer_types(text)
     for number, kind in enumerate(layers):
-        if kind not in _LAYERS:
+        if kind not in _LAYERS | RECURRENT_LAYERS | UNMASKED_LAYERS:
             reason = LAYER_REASONS.get(kind, "foredraft does not know")
             raise UnsupportedModelError(
                 f"Layer {number} of this {family} model is of type {kind!r}, which {reason}; "
                 "foredraft supports full and sliding attention."
             )
     sliding = getattr(text, "sliding_window", None)
-    if "sliding_attention" in layers and not sliding:
+    slides = [kind in ("sliding_attention", "hybrid_sliding") for kind in layers]
+    if any(slides) and not sliding:
         raise UnsupportedModelError(
             f"This {family} model has sliding-attention layers but sets no sliding_window in its configuration."
         )
-    windows = tuple(sliding if kind == "sliding_attention" else None for kind in layers)
+    windows = tuple(sliding if each else None for each in slides)
     window, note = _window(text)
-    return Support(family, tuple(layers), windows, window, note, family in TESTED_FAMILIES)
+    kinds = zip(layers, windows, strict=True)
+    masks = {MASK_NAMES.get(kind, kind): each for kind, each in kinds if kind not in UNMASKED_LAYERS}
+    recurrent = tuple(kind in RECURRENT_LAYERS for kind in layers)
+    return Support(family, tuple(layers), windows, window, note, family in TESTED_FAMILIES, recurrent, masks)
 
 
 def warn_where_rows_depend(config: Any) -> None:

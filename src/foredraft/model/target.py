@@ -5,7 +5,7 @@ on how rows were drafted or which of them will be kept.
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from inspect import signature
 from typing import Any
@@ -14,22 +14,27 @@ import numpy as np
 import torch
 
 from foredraft.contracts import Scores, TokenIds
-from foredraft.errors import ForedraftError, OutOfMemoryError, UnsupportedModelError, told
+from foredraft.errors import ForedraftError, OutOfMemoryError, UnsupportedModelError, UsageError, told
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.model.compiled.blocks import round_weights
-from foredraft.model.compiled.export import row_arguments
+from foredraft.model.compiled.export import run_pass
 from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, kept_forward
+from foredraft.model.families import UNMASKED_LAYERS
 from foredraft.model.gguf.files import quantised_file
 from foredraft.model.heads import ids_of
-from foredraft.model.kv_cache import TreeCache
-from foredraft.model.layers import scored_states
+from foredraft.model.kv_cache import TreeCache, TreeLayer
+from foredraft.model.layers import LAST, tapped_states
 from foredraft.model.mask import attention_mask
 from foredraft.model.recordings import RecordedForward
+from foredraft.model.recurrent.adoption import adopt
+from foredraft.model.recurrent.state import StateLayer, begin
 from foredraft.model.rounding import error_beyond_rounding
 from foredraft.model.support import Support, cache_argument, inspect, warn_where_rows_depend
+from foredraft.model.waiting import Waiting
 from foredraft.sampling.logits import best_on_device, top_by_blocks
 
 PREFILL_ROWS = 512  # tokens of a pass of an uncompiled model in prefill; limits the mask's memory; chosen
+_STATE_ROWS = 128  # the same of a recurrent model, whose operators' time grows with the square; chosen
 _PROBES = 3  # texts with which a new kind of model is tried; chosen
 
 
@@ -56,17 +61,20 @@ class TorchTarget:
         # of the activations: that of the first floating-point weight of ordinary precision
         self.dtype = next((each.dtype for each in model.parameters() if each.dtype in usual), torch.get_default_dtype())
         self._can_score_last = "logits_to_keep" in signature(model.forward).parameters
+        self._takes_positions = bool(self.support.masks)  # a model without attention has none
         self._cache_argument = cache_argument(model)
-        if not self.support.tested:
+        self.waiting = Waiting(torch.get_num_threads())
+        if any(self.support.recurrent):
+            adopt(model, self.support.recurrent)
+        if any(self.support.recurrent) or not self.support.tested:
             self._probe()
 
     def new_cache(self) -> TreeCache:
         # where passes are recorded, every layer keeps all positions, so that slots stay where they are
         windows = self.support.windows if self.recordings is None else (None,) * len(self.support.windows)
-        cache = TreeCache(windows)
         if self.compiled is not None:  # compiled code writes to existing buffers
-            cache.take_shapes(self.compiled.record.shapes, self.dtype)
-        return cache
+            return TreeCache.of_shapes(windows, self.compiled.record.shapes, self.dtype)
+        return TreeCache(windows, [StateLayer if each else TreeLayer for each in self.support.recurrent])
 
     def with_model(self, model: Any, *, rounded: bool = False) -> "TorchTarget":
         """Return a target for `model`, a copy or part of this one's; compiled if this one is and its package exists.
@@ -80,82 +88,110 @@ class TorchTarget:
         other = copy.copy(self)
         other.compiled = kept_forward(model) if self.compiled is not None else None
         other.model, other.recordings = model, None
+        if any(self.support.recurrent):
+            adopt(model, inspect(model.config).recurrent)
         other.support, other.ids = inspect(model.config), ids_of(model.get_output_embeddings())
         return other
 
     @torch.inference_mode()
-    def prefill(self, token_ids: TokenIds, cache: TreeCache) -> None:
-        """Run tokens, int64[n], after those in the cache, and commit them; every pass may raise OutOfMemoryError."""
+    def prefill(self, token_ids: TokenIds, cache: TreeCache, hidden: tuple[int, ...] = ()) -> torch.Tensor | None:
+        """Run tokens, int64[n], after those in the cache, and commit them; every pass may raise OutOfMemoryError.
+
+        Returns the states of the layers `hidden`, float[m, K * D], of the last m tokens: all, except for the last
+        hidden states, which only scored rows have.
+        """
         compiled = self.compiled is not None and self.compiled.package_for(MOST_ROWS) is not None
-        most = MOST_ROWS if compiled else PREFILL_ROWS
+        most = MOST_ROWS if compiled else _STATE_ROWS if any(self.support.recurrent) else PREFILL_ROWS
         cache.reserve_text(len(token_ids))
+        states = []
         for start in range(0, len(token_ids), most):
             chunk = token_ids[start : start + most]
-            self.run(lay_out_text(chunk, cache.length), cache)
+            states.append(self.run(lay_out_text(chunk, cache.length), cache, hidden))
             cache.commit(range(len(chunk)))
+        found = [each for each in states if each is not None]
+        return None if not found else found[-1] if LAST in hidden else torch.cat(found)
 
     @torch.inference_mode()
-    def forward(self, layout: Layout, cache: TreeCache, *, hidden: bool = False) -> Scores:
+    def forward(self, layout: Layout, cache: TreeCache, *, hidden: tuple[int, ...] = ()) -> Scores:
         """Score every row of `layout`; the rows stay after the committed ones until `cache.commit`."""
         with device_errors(layout.rows, cache.length):
-            compiled = self._run_compiled(layout, cache)
+            compiled = self._run_compiled(layout, cache, hidden)
             if compiled is not None:
-                return scores_of_pass(*compiled, hidden=hidden)
-            if self.recordings is not None:
+                return scores_of_pass(compiled, hidden)
+            if self.recordings is not None and not set(hidden) - {LAST}:
                 scores = self.recordings.forward(
-                    layout, cache, lambda: self._run(layout, cache).logits[0], hidden=hidden
+                    layout, cache, lambda: self._run(layout, cache).logits[0], hidden=bool(hidden)
                 )
                 if scores is not None:
                     return scores
-            with scored_states(self.model) as states:
+            with tapped_states(self.model, hidden) as states:
                 logits = self._run(layout, cache).logits[0]
             on_host = logits.device.type == "cpu"
             # waits for the device, whose errors and time are then those of this pass
             best = None if on_host else best_on_device(logits).cpu().numpy()
-        return Scores(logits, states[0][0] if hidden else None, best)
+        return Scores(logits, _side_by_side(states, hidden), best)
 
     @torch.inference_mode()
-    def run(self, layout: Layout, cache: TreeCache) -> None:
-        """Run rows through the model for their keys, values and states; only the last row is scored."""
+    def run(self, layout: Layout, cache: TreeCache, hidden: tuple[int, ...] = ()) -> torch.Tensor | None:
+        """Run rows of a prompt for what the cache keeps of them, and return what `prefill` does."""
+        cache.prompt = cache.length + layout.rows + 1
         with device_errors(layout.rows, cache.length):
-            if self._run_compiled(layout, cache, scored=1) is None:
-                float(self._run(layout, cache, scored=1).logits[0, -1, 0])  # waits for the device, as `forward` does
+            compiled = self._run_compiled(layout, cache, hidden, scored=1)
+            if compiled is not None:
+                return states_of_pass(compiled, hidden)
+            with tapped_states(self.model, hidden) as states:
+                logits = self._run(layout, cache, scored=1).logits
+            float(logits[0, -1, 0])  # waits for the device, as `forward` does
+        return _side_by_side(states, hidden)
 
     def _run(self, layout: Layout, cache: TreeCache, *, scored: int | None = None) -> Any:
         """Run the uncompiled model; only the last `scored` rows are scored, if the model supports that."""
         cache.reserve(layout.rows)
+        if any(self.support.recurrent):
+            begin(cache, layout, self.device)
         options = {} if scored is None or not self._can_score_last else {"logits_to_keep": scored}
-        return self.model(
-            input_ids=torch.from_numpy(layout.token_ids).unsqueeze(0).to(self.device),
-            attention_mask=self._masks(layout, cache),
-            position_ids=torch.from_numpy(layout.positions).unsqueeze(0).to(self.device),
-            use_cache=True,
-            **{self._cache_argument: cache},
-            **options,
-        )
+        positions = {"position_ids": torch.from_numpy(layout.positions).unsqueeze(0).to(self.device)}
+        if not self._takes_positions:
+            positions = {}
+        with self.waiting.one_pass(compiled=False):
+            return self.model(
+                input_ids=torch.from_numpy(layout.token_ids).unsqueeze(0).to(self.device),
+                attention_mask=self._masks(layout, cache),
+                use_cache=True,
+                **{self._cache_argument: cache},
+                **positions,
+                **options,
+            )
 
     def _run_compiled(
-        self, layout: Layout, cache: TreeCache, *, scored: int | None = None
+        self, layout: Layout, cache: TreeCache, hidden: tuple[int, ...], *, scored: int | None = None
     ) -> list[torch.Tensor] | None:
         """Return the results for the last `scored` rows, or all; None if the model must run uncompiled."""
-        package = self.compiled.package_for(layout.rows) if self.compiled is not None else None
-        buffers = cache.reserved_buffers(layout.rows) if package is not None else []
-        if package is None or not buffers:
+        compiled = self.compiled
+        package = compiled.package_for(layout.rows) if compiled is not None and compiled.returns(hidden) else None
+        if any(self.support.recurrent) and (package is None) != (cache.records is None):
+            if package is not None:  # this cache was begun before the model was compiled
+                return None
+            raise UsageError(
+                f"This model's layers keep a state, and it runs compiled, so a pass takes up to {MOST_ROWS} rows, not "
+                f"{layout.rows}, and the states of no other layers than the last; draft otherwise."
+            )
+        if package is None:
             return None
-        ids, positions, which, masks, slots, ranges = row_arguments(
-            layout, cache.spans.values(), self.dtype, ranges=package.ranges, scored=scored
-        )
-        return package.run([ids, positions, which, *masks, *slots, *(ranges or ()), *buffers])
+        with self.waiting.one_pass(compiled=True):
+            return run_pass(package, layout, cache, cache.spans, self.dtype, scored)
 
-    def _masks(self, layout: Layout, cache: TreeCache) -> torch.Tensor | dict[str, torch.Tensor] | None:
-        kinds = dict(zip(self.support.layer_types, self.support.windows, strict=True))
-        if layout.rows == 1 and not cache.held and all(window is None for window in kinds.values()):
+    def _masks(self, layout: Layout, cache: TreeCache) -> torch.Tensor | dict[str, torch.Tensor | None] | None:
+        kinds = self.support.masks
+        if not kinds or (layout.rows == 1 and not cache.held and all(window is None for window in kinds.values())):
             return None  # one row sees all; unmasked attention need not repeat grouped keys and values
-        masks = {}
+        masks: dict[str, torch.Tensor | None] = {}
         for kind, window in kinds.items():
             span = cache.spans.get(window) or cache.spans[None]  # a layer with a window may keep all slots
             masks[kind] = attention_mask(layout, span, window, self.dtype).to(self.device)
-        return masks if len(masks) > 1 else masks[kind]
+        if len(masks) == 1:
+            return masks[kind]
+        return masks | dict.fromkeys(("linear_attention", *UNMASKED_LAYERS.intersection(self.support.layer_types)))
 
     @torch.inference_mode()
     def _probe(self) -> None:
@@ -195,10 +231,10 @@ class TorchTarget:
         )
         rows = torch.from_numpy(ids).unsqueeze(0).to(self.device)
         positions = torch.arange(len(ids), device=self.device).unsqueeze(0)  # as `generate` gives them
-        expected = self.model(
-            input_ids=rows, attention_mask=torch.ones_like(rows), position_ids=positions, use_cache=False
-        ).logits[0]
+        given = {"position_ids": positions} if self._takes_positions else {}
+        expected = self.model(input_ids=rows, attention_mask=torch.ones_like(rows), use_cache=False, **given).logits[0]
         self.prefill(ids[:3], cache)
+        cache.prompt = len(ids)  # all are, in the pass to compare with
         for layout, kept in passes:
             logits = self.forward(layout, cache).logits
             cache.commit(kept)
@@ -206,12 +242,28 @@ class TorchTarget:
         return float(np.max(errors))  # NaN if one is
 
 
-def scores_of_pass(
-    logits: torch.Tensor, states: torch.Tensor, maxima: torch.Tensor, totals: torch.Tensor, *, hidden: bool
-) -> Scores:
-    """Return the scores of a compiled pass, whose forward summarises its logits."""
-    best, top = top_by_blocks(logits, maxima, totals)
-    return Scores(logits, states if hidden else None, best, top)
+def loaded_target(target: Any, method: str, what: str) -> TorchTarget:
+    """Return the target of a method that drafts by `what` it has; UsageError if no model is loaded."""
+    if not isinstance(target, TorchTarget):
+        raise UsageError(f"Method {method!r} drafts {what}, and no model is loaded here.")
+    return target
+
+
+def _side_by_side(states: dict[int, torch.Tensor], layers: tuple[int, ...]) -> torch.Tensor | None:
+    """Return the states of one sequence's rows, float[R, K * D], in the order of `layers`; None for no layers."""
+    return torch.cat([states[number][0] for number in layers], dim=-1) if layers else None
+
+
+def scores_of_pass(results: Sequence[torch.Tensor], hidden: tuple[int, ...]) -> Scores:
+    """Return the scores of a pass from what `FunctionalForward` returns, with the states of `hidden`."""
+    logits, _, *summed = results
+    best, top = top_by_blocks(logits, *summed[:2]) if summed else (None, None)
+    return Scores(logits, states_of_pass(results, hidden), best, top)
+
+
+def states_of_pass(results: Sequence[torch.Tensor], hidden: tuple[int, ...]) -> torch.Tensor | None:
+    """Return the states of these layers from what `FunctionalForward` returns, as `TorchTarget.prefill` does."""
+    return None if not hidden else results[1] if LAST in hidden else results[4 if len(hidden) > 1 else 5]
 
 
 @contextmanager

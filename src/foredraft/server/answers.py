@@ -1,4 +1,4 @@
-"""The answers of a request: converts events to pieces of text, and cuts a text at a stop string.
+"""The answers of a request: converts events to parts of an answer, and cuts a text at a stop string.
 
 Does not depend on the format in which an answer is sent.
 """
@@ -9,25 +9,36 @@ from dataclasses import dataclass, field
 
 from foredraft.contracts import StepRecord
 from foredraft.drafters.prediction import ChainDrafter
+from foredraft.server.marks import first_mark
+from foredraft.server.parts import Part, Piece, split
 from foredraft.server.processors import Logprobs, Position
+from foredraft.server.speech import Speech
 from foredraft.server.writer import Event, Job
-from foredraft.text import TextStream
-
-TOOL_CALL = "<tool_call>"  # the beginning of a tool call in the supported format
-Piece = tuple[str, str | None]  # a text, and the name of the source that drafted it, or None
 
 
 @dataclass
 class Delta:
-    """An increment of an answer: its text, log-probabilities if requested, and OpenAI's finish reason."""
+    """An increment of an answer: its parts, log-probabilities if requested, and OpenAI's finish reason."""
 
-    pieces: list[Piece] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
     tokens: list[Position] = field(default_factory=list)
     finish: str | None = None
 
     @property
     def text(self) -> str:
-        return "".join(text for text, _ in self.pieces)
+        """What is said, without thoughts and calls."""
+        return "".join(part.text for part in self.parts if part.kind == "text")
+
+    @property
+    def blocks(self) -> list[Part]:
+        """The parts, each of which is whole."""
+        whole: list[Part] = []
+        for part in self.parts:
+            if whole and part.continues(whole[-1]):
+                whole[-1] = whole[-1]._replace(pieces=[*whole[-1].pieces, *part.pieces])
+            else:
+                whole.append(part)
+        return whole
 
 
 class StopFilter:
@@ -43,21 +54,9 @@ class StopFilter:
         self._held += pieces
         if self.found is not None:
             return []
-        text = self.held
-        places = [(text.find(stop), -len(stop), stop) for stop in self._stops if stop in text]
-        if places:
-            passed, _, self.found = min(places)
-        else:
-            begun = (
-                n for stop in self._stops for n in range(1, min(len(stop), len(text) + 1)) if text.endswith(stop[:n])
-            )
-            passed = len(text) if last else len(text) - max(begun, default=0)
-        pieces, self._held = _split(self._held, passed)
+        passed, self.found = first_mark("".join(text for text, _ in self._held), self._stops, last=last)
+        pieces, self._held = split(self._held, passed)
         return pieces
-
-    @property
-    def held(self) -> str:
-        return "".join(piece for piece, _ in self._held)
 
 
 class Choice(Delta):
@@ -66,27 +65,23 @@ class Choice(Delta):
     job: Job
 
     def __init__(
-        self, text: TextStream, stops: Sequence[str], tools: bool, logprobs: Logprobs | None,
-        prediction: ChainDrafter | None, news: asyncio.Event,
+        self, speech: Speech, stops: Sequence[str], logprobs: Logprobs | None, prediction: ChainDrafter | None,
+        news: asyncio.Event,
     ) -> None:  # fmt: skip
         super().__init__()
         self.stops, self.prediction = StopFilter(stops), prediction
-        self._stream, self._logprobs, self._news = text, logprobs, news
-        self._calls = StopFilter([TOOL_CALL] if tools else [])
+        self.thought_tokens = 0  # without those of the marks
+        self._stream, self._hidden = speech.stream()
+        self._splitter, self._logprobs, self._news = speech.splitter(), logprobs, news
         self._new = Delta()  # not taken yet
         self._failure: Exception | None = None
-
-    @property
-    def held(self) -> str:
-        """The text that begins, or may begin, a tool call; it is in no increment."""
-        return self._calls.held
 
     def take(self) -> Delta:
         """Return the increment since the last call, which may be empty; raises the answer's failure."""
         if self._failure is not None:
             raise self._failure
         new, self._new = self._new, Delta()
-        self.pieces += new.pieces
+        self.parts += new.parts
         self.tokens += new.tokens
         self.finish = new.finish or self.finish
         return new
@@ -102,19 +97,23 @@ class Choice(Delta):
     def _add(self, event: Event) -> None:
         if event.failure is not None:
             raise event.failure
-        pieces: list[Piece] = []
         for record in event.records:
             for token, source in zip(record.emitted, record.sources, strict=True):
-                pieces.append((self._stream.push(token), source))
+                thought = self._splitter.thinking
+                if token not in self._hidden:
+                    self._split(self._stream.push(token), source)
+                self.thought_tokens += thought and self._splitter.thinking
                 if self._logprobs is not None:
                     self._new.tokens.append(self._logprobs.take(token))
         if event.finish == "eos":
             self._new.tokens = self._new.tokens[:-1]  # an end token is not of the text
         if event.finish is not None:
-            pieces.append((self._stream.finish(), None))
+            self._split(self._stream.finish(), None, last=True)
             self._new.finish = "stop" if event.finish in ("eos", "stop") else "length"
-        shown = [piece for piece in pieces if piece[0]]
-        self._new.pieces += self._calls.push(self.stops.push(shown, last=event.finish is not None))
+
+    def _split(self, text: str, source: str | None, *, last: bool = False) -> None:
+        shown = self.stops.push([(text, source)] if text else [], last=last)
+        self._new.parts += self._splitter.push(shown, last=last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,18 +151,17 @@ class Answers:
             for number, choice in enumerate(self.choices):
                 yield number, choice.take()
 
+    async def parts(self) -> AsyncIterator[tuple[bool, Part]]:
+        """Yield the parts of the only answer as they come, each with whether it begins a block; at least one."""
+        before = None
+        async for _, delta in self.deltas():
+            for part in delta.parts:
+                yield before is None or not part.continues(before), part
+                before = part
+        if before is None:
+            yield True, Part("text", [])
+
     async def ended(self) -> None:
         """Wait until all choices have ended; raises what `deltas` raises."""
         async for _ in self.deltas():
             pass
-
-
-def _split(pieces: list[Piece], at: int) -> tuple[list[Piece], list[Piece]]:
-    before: list[Piece] = []
-    after: list[Piece] = []
-    for text, source in pieces:
-        for part, side in ((text[:at], before), (text[at:], after)):
-            if part:
-                side.append((part, source))
-        at = max(at - len(text), 0)
-    return before, after

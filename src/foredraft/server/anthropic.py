@@ -1,55 +1,142 @@
-"""Anthropic's `/v1/messages` protocol, text only.
+"""Anthropic's `/v1/messages` protocol.
 
 Does not depend on how answers are generated.
 """
 
+import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, PrivateAttr, Tag, model_validator
 
 from foredraft.server import bodies
 from foredraft.server.answers import Answers
+from foredraft.server.bodies import Body, Tools
 from foredraft.server.metrics import drafting_of
-from foredraft.server.openai import usage_of
+from foredraft.server.openai import TopK, usage_of
+from foredraft.server.parts import Part
 from foredraft.server.replies import RequestError
 
 _KINDS = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
     413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error",
 }  # fmt: skip
+_DELTAS = {"text": ("text_delta", "text"), "thought": ("thinking_delta", "thinking"),
+           "call": ("input_json_delta", "partial_json")}  # fmt: skip
 
 
-class _Message(bodies.Turn):
-    role: Literal["user", "assistant"]
-    content: bodies.Content
+class _Thinking(Body):
+    within = "message.content"
+    type: Literal["thinking"]
+    thinking: str
 
 
-class CountRequest(bodies.Body):
-    """`/v1/messages/count_tokens`."""
+class _HiddenThinking(Body):
+    type: Literal["redacted_thinking"]
+    data: str  # another server's
 
-    model: str | None = None
+
+class _ToolUse(Body):
+    within = "message.content"
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class _ToolResult(Body):
+    within = "message.content"
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: bodies.Content = ""
+
+
+_Part = Annotated[
+    Annotated[_Thinking, Tag("thinking")] | Annotated[_HiddenThinking, Tag("redacted_thinking")]
+    | Annotated[_ToolUse, Tag("tool_use")] | Annotated[_ToolResult, Tag("tool_result")]
+    | Annotated[bodies.TextPart, Tag("text")],
+    bodies.by_type("text", "thinking", "redacted_thinking", "tool_use", "tool_result"),
+]  # fmt: skip
+
+
+class _Message(Body):
+    within = "message"
+    role: Literal["user", "assistant", "system"]
+    content: str | bodies.Many[_Part]
+
+    def for_template(self) -> list[dict[str, Any]]:
+        """Return the messages that it is for chat templates, which have a message for each result of a tool."""
+        parts = [bodies.TextPart(type="text", text=self.content)] if isinstance(self.content, str) else self.content
+        text = "".join(part.text for part in parts if isinstance(part, bodies.TextPart))
+        thought = "".join(part.thinking for part in parts if isinstance(part, _Thinking))
+        calls = [(part.id, part.name, part.input) for part in parts if isinstance(part, _ToolUse)]
+        results = [part for part in parts if isinstance(part, _ToolResult)]
+        messages = [{"role": "tool", "tool_call_id": result.tool_use_id, "content": bodies.text_of(result.content)}
+                    for result in results]  # fmt: skip
+        if text or not results:
+            messages.append(bodies.with_parts({"role": self.role, "content": text}, thought, calls))
+        return messages
+
+
+class _Tool(Body):
+    within = "tools"
+    type: Literal["custom"] = "custom"
+    name: Annotated[str, Field(min_length=1)]
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+
+
+class _ThinkingWish(Body):
+    within = "messages.thinking"
+    type: Literal["enabled", "disabled", "adaptive"]
+
+
+class _Format(Body):
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class _OutputConfig(Body):
+    effort: str | None = None
+    format: _Format | None = None
+
+
+class CountRequest(bodies.ConversationRequest):
+    """`/v1/messages/count_tokens`, and what it has in common with `/v1/messages`."""
+
+    within = "messages"
     messages: bodies.Some[_Message]
     system: bodies.Content | None = None
+    tools: bodies.Many[_Tool] | None = None
+    tool_choice: bodies.ToolChoice = bodies.Choice()
+    thinking: _ThinkingWish | None = None
+    output_config: _OutputConfig = _OutputConfig()
+    _tools: Tools = PrivateAttr(default_factory=Tools)
 
-    def conversation(self) -> list[dict[str, Any]]:
+    @model_validator(mode="after")
+    def _tools_are_there(self) -> Self:
+        given = [bodies.FunctionTool(name=each.name, description=each.description, parameters=each.input_schema,
+                                     strict=each.strict) for each in self.tools or []]  # fmt: skip
+        self._tools = Tools.of(given, self.tool_choice)
+        return self
+
+    def text_request(self) -> bodies.TextRequest:
         first = [] if self.system is None else [{"role": "system", "content": bodies.text_of(self.system)}]
-        return [*first, *(message.for_template() for message in self.messages)]
+        conversation = [*first, *(each for message in self.messages for each in message.for_template())]
+        thinks = None if self.thinking is None else self.thinking.type != "disabled"
+        variables = self.variables(self.output_config.effort, thinks)
+        return bodies.TextRequest([conversation], {}, self._tools, variables)
 
 
-class _NoThinking(bodies.Body):
-    type: Literal["disabled"]
-
-
-class MessagesRequest(CountRequest, bodies.GenerationRequest):
-    """`/v1/messages`, text only."""
+class MessagesRequest(CountRequest):
+    """`/v1/messages`."""
 
     max_tokens: PositiveInt
     stop_sequences: bodies.Stops = Field(default_factory=list)
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: NonNegativeInt | None = None
-    service_tier: Literal["auto", "standard_only"] | None = None
-    thinking: _NoThinking | None = None
+    top_k: TopK | None = None
 
     @model_validator(mode="after")
     def _asks_for_an_answer(self) -> Self:
@@ -59,20 +146,26 @@ class MessagesRequest(CountRequest, bodies.GenerationRequest):
 
     def text_request(self) -> bodies.TextRequest:
         options = self.options(self.max_tokens, top_k=self.top_k) | {"stop_strings": self.stop_sequences}
-        return bodies.TextRequest([self.conversation()], options, speculative=self.speculative)
+        shape = self.output_config.format.schema_ if self.output_config.format else None
+        return replace(super().text_request(), options=options, shape=shape, speculative=self.speculative)
 
     def whole(self, answers: Answers) -> dict[str, Any]:
-        content = {"type": "text", "text": answers.choices[0].text}
-        return self._message(answers, [content]) | {"metrics": drafting_of(answers.records)}
+        content = [_block(part, part.text) for part in answers.choices[0].blocks or [Part("text", [])]]
+        return self._message(answers, content) | {"metrics": drafting_of(answers.records)}
 
     async def events(self, answers: Answers) -> AsyncIterator[dict[str, Any]]:
         yield {"type": "message_start", "message": self._message(answers, [])}
-        yield {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
-        async for _, delta in answers.deltas():
-            if delta.text:
-                told = {"type": "text_delta", "text": delta.text}
-                yield {"type": "content_block_delta", "index": 0, "delta": told}
-        yield {"type": "content_block_stop", "index": 0}
+        index = -1
+        async for begins, part in answers.parts():
+            if begins:
+                if index >= 0:
+                    yield {"type": "content_block_stop", "index": index}
+                index += 1
+                yield {"type": "content_block_start", "index": index, "content_block": _block(part, "")}
+            if part.text:
+                kind, name = _DELTAS[part.kind]
+                yield {"type": "content_block_delta", "index": index, "delta": {"type": kind, name: part.text}}
+        yield {"type": "content_block_stop", "index": index}
         yield {"type": "message_delta", "delta": _stop_reason(answers), "usage": _usage(answers)}
         yield {"type": "message_stop"}
 
@@ -81,15 +174,31 @@ class MessagesRequest(CountRequest, bodies.GenerationRequest):
         kind = _KINDS.get(failure.status, "api_error")
         return {"type": "error", "error": {"type": kind, "message": failure.message}}
 
-    def _message(self, answers: Answers, content: list[dict[str, str]]) -> dict[str, Any]:
+    def _message(self, answers: Answers, content: list[dict[str, Any]]) -> dict[str, Any]:
         head = {"id": f"msg_{self._id}", "type": "message", "role": "assistant", "model": self.model}
         return head | {"content": content, "usage": _usage(answers)} | _stop_reason(answers)
+
+
+def _block(part: Part, text: str) -> dict[str, Any]:
+    """Return a block of content that holds `text`. Arguments that are cut, and so no JSON, are left out."""
+    if part.call is None:
+        return (
+            {"type": "text", "text": text}
+            if part.kind == "text"
+            else {"type": "thinking", "thinking": text, "signature": ""}
+        )
+    try:
+        given = json.loads(text or "{}")
+    except ValueError:
+        given = {}
+    return {"type": "tool_use", "id": part.call.id, "name": part.call.name, "input": given}
 
 
 def _stop_reason(answers: Answers) -> dict[str, str | None]:
     [choice] = answers.choices
     found = choice.stops.found if choice.finish else None
-    reason = {None: None, "length": "max_tokens", "stop": "end_turn"}[choice.finish]
+    called = any(part.call is not None for part in choice.parts)
+    reason = {None: None, "length": "max_tokens", "stop": "tool_use" if called else "end_turn"}[choice.finish]
     return {"stop_reason": "stop_sequence" if found else reason, "stop_sequence": found}
 
 

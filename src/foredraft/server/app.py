@@ -5,27 +5,30 @@ Does not depend on how answers are generated or formatted.
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from foredraft.errors import ForedraftError
 from foredraft.server import bodies
+from foredraft.server.access import AccessLog, written
 from foredraft.server.answers import Answers
 from foredraft.server.anthropic import CountRequest, MessagesRequest
 from foredraft.server.openai import ChatRequest, CompletionRequest
 from foredraft.server.replies import RequestError, failure_of, sent
 from foredraft.server.responses import ResponsesRequest
-from foredraft.server.service import Service
+from foredraft.server.service import LONG, Service
 
 AnyBody = TypeVar("AnyBody", bound=bodies.Body)
 
@@ -40,13 +43,18 @@ _GENERATING = {
 }
 
 
-def make_app(service: Service, keys: tuple[str, ...], hosts: tuple[str, ...]) -> FastAPI:
+def make_app(service: Service, keys: tuple[str, ...], hosts: tuple[str, ...], origins: tuple[str, ...] = ()) -> FastAPI:
     """Return the application.
 
-    `keys` are the accepted API keys; without any, `hosts` are the allowed host names, and none means all.
+    `keys` are the accepted API keys; without any, `hosts` are the allowed host names, and none means all. `origins` are
+    those of other sites whose pages may use it, or "*".
     """
     app = FastAPI(title="foredraft", docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.name, app.state.keys, app.state.hosts = service.name, keys, hosts
+    app.state.in_turn = service.in_turn
+    app.state.name, app.state.keys, app.state.hosts, app.state.origins = service.name, keys, hosts, origins
+    if origins:
+        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+    app.add_middleware(AccessLog)
     for kind in (Exception, RequestError, ForedraftError, ValidationError, TimeoutError, HTTPException):
         app.add_exception_handler(kind, _failed)
     for path, body in _GENERATING.items():
@@ -66,11 +74,20 @@ def _answering(service: Service, kind: type[Any]) -> Callable[[Request], Awaitab
         answers = await service.begin(body.text_request(), key)
         if body.stream:
             return _AnswerStream(service, answers, body)
-        with service.attending(answers):
+        with service.attending(answers), _logged(request.scope, answers, body):
             await _unless_gone(request, answers.ended())
             return JSONResponse(body.whole(answers))
 
     return answer
+
+
+@contextmanager
+def _logged(scope: Scope, answers: Answers, body: bodies.GenerationRequest) -> Iterator[None]:
+    """When the block is left, tell the access log what was written."""
+    try:
+        yield
+    finally:
+        scope["state"]["written"] = written(body.number, answers)
 
 
 class _AnswerStream(StreamingResponse):
@@ -90,7 +107,8 @@ class _AnswerStream(StreamingResponse):
             yield sent(self._body.failed(failure_of(error)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._service.attending(self._answers), suppress(TimeoutError):  # the client does not read
+        attended, logged = self._service.attending(self._answers), _logged(scope, self._answers, self._body)
+        with attended, logged, suppress(TimeoutError):  # the client does not read
             async with asyncio.timeout_at(self._answers.until + _BODY_SECONDS):
                 await super().__call__(scope, receive, send)
 
@@ -101,7 +119,8 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
     @app.post("/v1/messages/count_tokens")
     async def _count(request: Request) -> Response:
         _, body = await _read(request, CountRequest)
-        ids = await service.in_turn(service.encode, body.conversation())
+        asked = body.text_request()
+        ids = await service.in_turn(service.encode, asked.prompts[0], asked.tools.told, asked.variables)
         return JSONResponse({"input_tokens": len(ids)})
 
     @app.post("/tokenize")
@@ -149,7 +168,7 @@ def _add_facts(app: FastAPI, service: Service) -> None:
     async def _page() -> HTMLResponse:
         return HTMLResponse(page)
 
-    @app.get("/health", response_class=PlainTextResponse)
+    @app.api_route("/health", methods=["GET", "HEAD"], response_class=PlainTextResponse)
     async def _health() -> str:
         if not service.writer.alive:
             raise RequestError(503, "The server is stopping.", "server_error")
@@ -196,7 +215,8 @@ async def _read(request: Request, kind: type[AnyBody]) -> tuple[str, AnyBody]:
                     raise RequestError(413, problem, code="body_too_large")
     except TimeoutError as error:
         raise RequestError(408, f"The body took more than {_BODY_SECONDS:.0f} seconds; send it at once.") from error
-    body = kind.model_validate_json(bytes(data))
+    validated = partial(kind.model_validate_json, bytes(data))
+    body = await request.app.state.in_turn(validated, long=True) if len(data) > LONG else validated()
     model = getattr(body, "model", None)
     if model is not None:
         _check_model(request, model, "model")
@@ -226,17 +246,28 @@ def _key(request: Request) -> str:
     host, origin = request.headers.get("host", ""), request.headers.get("origin")
     try:
         allowed = not hosts or urlsplit(f"//{host}").hostname in hosts
-        allowed = allowed and (not origin or urlsplit(origin).netloc == host)
+        known = origin in request.app.state.origins or "*" in request.app.state.origins
+        allowed = allowed and (not origin or known or urlsplit(origin).netloc == host)
     except ValueError:  # it is no address
         allowed = False
     if not allowed:
-        raise RequestError(403, "Pages of other sites may not use this server; send requests from a program.")
+        problem = "Pages of other sites may not use this server; --cors-origin allows those of a site."
+        raise RequestError(403, problem)
     return ""
 
 
 def _failed(request: Request, error: Exception) -> Response:
+    headers: Mapping[str, str] = {}
     if isinstance(error, HTTPException):
-        error = RequestError(error.status_code, f"{request.method} {request.url.path}: {error.detail}.")
+        headers = error.headers or {}  # of status 405: the methods that are allowed
+        remedy = (
+            f"use {headers['Allow']}" if "Allow" in headers else f"the routes are {', '.join(_routes(request.app))}"
+        )
+        error = RequestError(error.status_code, f"{request.method} {request.url.path}: {error.detail}; {remedy}.")
     failure, is_anthropics = failure_of(error), request.url.path.startswith("/v1/messages")
     body = MessagesRequest.failed(failure) if is_anthropics else bodies.GenerationRequest.failed(failure)
-    return JSONResponse(body, failure.status, headers=failure.headers)
+    return JSONResponse(body, failure.status, headers={**headers, **failure.headers})
+
+
+def _routes(app: FastAPI) -> list[str]:
+    return sorted({route.path for route in app.routes if isinstance(route, Route) and route.path != "/"})

@@ -1,6 +1,6 @@
 """What request bodies share, and the small ones; a field that is not supported is an error.
 
-Checks names, types and ranges. Does not depend on the model.
+Checks names, types and ranges. Which fields are ignored is in `fields`. Does not depend on the model.
 """
 
 import json
@@ -9,26 +9,37 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainValidator,
+    PrivateAttr,
+    model_validator,
+)
 
 from foredraft.sampling import SEED_LIMIT
+from foredraft.server.fields import is_ignored
 from foredraft.server.replies import RequestError
 
 Item = TypeVar("Item")
-Many = Annotated[list[Item], Field(fail_fast=True)]
+Long = Annotated[list[Item], Field(fail_fast=True)]
 """A list that may be long: validation stops at the first error, because finding all would block other requests."""
-Some = Annotated[list[Item], Field(fail_fast=True, min_length=1)]
-
 Share = Annotated[float, Field(ge=0, le=1)]
 MOST_TEXTS = 64  # per request (chosen)
+_MOST_ITEMS = 4096  # messages, tools, parts of a message (chosen)
+_MOST_PARTS = 16_384  # in all messages, and calls; as many are checked in 0.2 s (chosen)
 _MOST_FIELDS = 100  # names of an object; the largest body here has 34 (chosen)
 _MOST_STOPS, _LONGEST_STOP = (
     16,
     1000,
 )  # stop strings, and characters of one, all of which are compared per token; chosen
-_MOST_METADATA = 16  # pairs, as in OpenAI's API
+MOST_METADATA = 16  # pairs, as in OpenAI's API
+_LONGEST_NAME = 256  # characters of a tool's name (chosen)
 _MOST_OPTIONS = 32  # options of a method, and stores that one request searches (chosen)
 
 
@@ -38,11 +49,16 @@ def at_most(count: int) -> BeforeValidator:
     def check(given: Any) -> Any:
         if isinstance(given, dict | list) and len(given) > count:
             raise ValueError(f"it has {len(given)} items; at most {count} are allowed")
+        inner = (each for item in given if isinstance(item, dict) for each in item.values() if isinstance(each, list))
+        if isinstance(given, list) and (parts := sum(map(len, inner))) > _MOST_PARTS:
+            raise ValueError(f"its items have {parts} parts; at most {_MOST_PARTS} are allowed")
         return given
 
     return BeforeValidator(check)
 
 
+Many = Annotated[list[Item], Field(fail_fast=True), at_most(_MOST_ITEMS)]
+Some = Annotated[list[Item], Field(fail_fast=True, min_length=1), at_most(_MOST_ITEMS)]
 Stops = Annotated[list[Annotated[str, Field(min_length=1, max_length=_LONGEST_STOP)]], at_most(_MOST_STOPS)]
 
 Shape = str | dict[str, Any]  # what a text must match: a regular expression, or a JSON schema
@@ -52,27 +68,51 @@ class Body(BaseModel):
     """A body that rejects unknown fields. What is null has its default, or is left out, as in OpenAI's API."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=(), allow_inf_nan=False)
+    within: ClassVar[str] = ""  # what `fields.TABLE` calls this body
 
     @model_validator(mode="before")
     @classmethod
-    def _without_null(cls, given: Any) -> Any:
+    def _used_fields(cls, given: Any) -> Any:
+        """Leave out what is null or ignored."""
         if not isinstance(given, dict):
             return given
         if len(given) > _MOST_FIELDS:
             raise ValueError(f"an object has {len(given)} fields; at most {_MOST_FIELDS} are allowed")
-        required = {name for name, field in cls.model_fields.items() if field.is_required()}
-        return {name: each for name, each in given.items() if each is not None or name in required}
+        known = {field.alias or name: field.is_required() for name, field in cls.model_fields.items()}
+        told = {name: each for name, each in given.items() if each is not None or known.get(name)}
+        return {
+            name: each for name, each in told.items() if name in known or not is_ignored(cls.within, name, each, known)
+        }  # fmt: skip
+
+
+def by_type(default: str, *others: str) -> Discriminator:
+    """Return what chooses among bodies by their field `type`."""
+
+    def kind(given: Any) -> str:
+        found = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
+        return found if found in others else default
+
+    return Discriminator(kind)
 
 
 class TextPart(Body):
     """A part of a content."""
 
-    type: Literal["text", "input_text", "output_text"]
+    within = "message.content"
+    type: Literal["text", "input_text", "output_text", "reasoning_text", "summary_text"]
     text: str
-    annotations: list[Any] = []
-    logprobs: list[Any] | None = None
-    cache_control: dict[str, Any] | None = None
-    citations: list[Any] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_text(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        kind = given.get("type")
+        if kind == "refusal":  # of an earlier answer
+            return {"type": "text", "text": given.get("refusal")}
+        if isinstance(kind, str) and kind not in get_args(cls.model_fields["type"].annotation):
+            raise ValueError(f"this model reads text only; leave out the part of type {kind[:80]!r}")
+        return given
 
 
 Content = str | Many[TextPart]
@@ -86,6 +126,7 @@ def text_of(content: Content | None) -> str:
 class Turn(Body):
     """A message of a conversation, as all protocols have it."""
 
+    within = "message"
     role: str
     content: Content | None
 
@@ -94,11 +135,13 @@ class Turn(Body):
 
 
 class _Function(Body):
+    within = "message.tool_calls.function"
     name: str
     arguments: str
 
 
 class _ToolCall(Body):
+    within = "message.tool_calls"
     id: str
     type: Literal["function"] = "function"
     function: _Function
@@ -112,21 +155,122 @@ class Message(Turn):
     name: str | None = None
     tool_calls: Many[_ToolCall] | None = None
     tool_call_id: str | None = None
-    refusal: str | None = None
-    annotations: list[Any] | None = None
+    refusal: str | None = None  # what an earlier answer said instead of a content
+    reasoning_content: str | None = None
+    reasoning: str | None = None  # another name of it
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
-        if self.content is None and not self.tool_calls:
+        if self.content is None and self.refusal is None and not self.tool_calls:
             raise ValueError(f"a message of role {self.role} needs a content")
         return self
 
     def for_template(self) -> dict[str, Any]:
-        optional = self.model_dump(include={"tool_calls", "tool_call_id", "name"})
-        for call in optional["tool_calls"] or []:
-            with suppress(ValueError, RecursionError):  # templates expect arguments as an object
-                call["function"]["arguments"] = json.loads(call["function"]["arguments"])
-        return super().for_template() | {name: each for name, each in optional.items() if each}
+        said = (
+            super().for_template() if self.content is not None else {"role": self.role, "content": self.refusal or ""}
+        )
+        calls = [(call.id, call.function.name, call.function.arguments) for call in self.tool_calls or []]
+        optional = {"tool_call_id": self.tool_call_id, "name": self.name}
+        said |= {name: each for name, each in optional.items() if each}
+        return with_parts(said, self.reasoning_content or self.reasoning, calls)
+
+
+def with_parts(
+    message: dict[str, Any], thought: str | None, calls: Sequence[tuple[str, str, str | Mapping[str, Any]]]
+) -> dict[str, Any]:
+    """Return an assistant's message with its thought and its calls (id, name, arguments), as chat templates read them.
+
+    Arguments that are no JSON stay text, though templates expect an object.
+    """
+    if thought:
+        message["reasoning_content"] = thought
+        if not message["content"]:
+            message["thinking"] = thought  # that some templates read, and reject beside a content
+    for number, name, arguments in calls:
+        with suppress(ValueError, RecursionError):
+            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments  # noqa: PLW2901  # as the text if it is no JSON
+        function = {"name": name, "arguments": arguments}
+        message.setdefault("tool_calls", []).append({"id": number, "type": "function", "function": function})
+    return message
+
+
+class Choice(NamedTuple):
+    """Whether tools are called: as the model likes ("auto"), never ("none") or surely ("required"); and which."""
+
+    mode: str = "auto"
+    names: Sequence[str] | None = None  # all if None
+    parallel: bool = True  # whether there may be several calls
+    given: Any = "auto"  # as the protocol has it
+
+
+def _choice(given: Any) -> Choice:
+    """Read a choice in the form of any protocol."""
+    if isinstance(given, str):
+        given = {"type": given}
+    try:
+        kind, several = given["type"], not given.get("disable_parallel_tool_use", False)
+        if kind in ("function", "tool"):
+            return Choice("required", [given.get("function", given)["name"]], parallel=False, given=given)
+        if kind == "allowed_tools":
+            allowed = given.get("allowed_tools", given)
+            names = [each.get("function", each)["name"] for each in allowed["tools"]]
+            return Choice({"required": "required"}.get(allowed["mode"], "auto"), names, several, given)
+        mode = {"auto": "auto", "none": "none", "required": "required", "any": "required"}[kind]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError("it must be 'auto', 'none', 'required', or name a tool as the protocol has it") from error
+    return Choice(mode, None, several, kind if set(given) == {"type"} else given)
+
+
+ToolChoice = Annotated[Choice, PlainValidator(_choice)]
+
+
+class FunctionTool(Body):
+    """A function that the model may call; `parameters` is a JSON schema."""
+
+    within = "tools.function"
+    name: Annotated[str, Field(min_length=1, max_length=_LONGEST_NAME)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _has_properties(self) -> Self:
+        given = (self.parameters or {}).get("properties", {})
+        if not isinstance(given, dict) or not all(isinstance(each, dict) for each in given.values()):
+            raise ValueError("the properties of parameters must be objects, as in a JSON schema")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """The tools of a request. Those that are told to the model are all of it, also if only some may be called."""
+
+    told: Sequence[Mapping[str, Any]] = ()  # for the chat template
+    schemas: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # of the arguments, by name, of those to call
+    bound: bool = False  # whether calls are constrained to these tools and their schemas
+    required: bool = False
+    parallel: bool = True  # whether there may be several calls
+
+    @classmethod
+    def of(cls, functions: Sequence[FunctionTool], choice: Choice, *, parallel: bool = True) -> "Tools":
+        """Return the tools; ValueError for a choice of a tool that is not there."""
+        names = [each.name for each in functions]
+        missing = [name for name in choice.names or () if name not in names]
+        if missing or (choice.mode == "required" and not names):
+            raise ValueError(
+                f"tool_choice needs {missing[0] if missing else 'a tool'!r} in tools; there is {names or 'none'}"
+            )
+        if choice.mode == "none":
+            return cls()
+        told = [
+            {"type": "function", "function": each.model_dump(exclude={"strict", "type"}, exclude_none=True)}
+            for each in functions
+        ]
+        callable_ = [each for each in functions if choice.names is None or each.name in choice.names]
+        required = choice.mode == "required"
+        bound = required or choice.names is not None or any(each.strict for each in callable_)
+        schemas = {each.name: each.parameters or {"type": "object", "properties": {}} for each in callable_}
+        return cls(told, schemas, bound, required, parallel and choice.parallel)
 
 
 class Speculation(Body):
@@ -150,7 +294,8 @@ class TextRequest:
 
     prompts: Sequence[Any]  # texts, conversations or ids
     options: Mapping[str, Any]  # generation arguments, None for missing ones
-    tools: Sequence[Mapping[str, Any]] = ()  # for the chat template
+    tools: Tools = Tools()
+    variables: Mapping[str, Any] = field(default_factory=dict)  # of the chat template
     n: int = 1  # answers per prompt
     logprobs: int | None = None  # most probable tokens reported per position; None for no log-probabilities
     bias: Mapping[int, float] = field(default_factory=dict)  # added to the logits, by token id
@@ -173,15 +318,16 @@ class GenerationRequest(Body):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Share | None = None
     seed: int | None = None
-    metadata: Annotated[dict[str, str | None], at_most(_MOST_METADATA)] | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
     speculative: Speculation | bool | None = None
     _id: str = PrivateAttr(default_factory=lambda: uuid.uuid4().hex)  # of the answer
     _created: int = PrivateAttr(default_factory=lambda: int(time.time()))
 
     last_line: ClassVar[bytes] = b""
+
+    @property
+    def number(self) -> str:
+        """The answer's id, which each protocol prefixes."""
+        return self._id
 
     @staticmethod
     def failed(failure: RequestError) -> dict[str, Any]:
@@ -199,6 +345,19 @@ class GenerationRequest(Body):
         is_greedy = not temperature or self.top_p == 0
         options = {"max_new_tokens": most, "seed": seed, "temperature": 0.0 if is_greedy else temperature}
         return options if is_greedy else options | {"do_sample": True, "top_p": self.top_p} | filters
+
+
+class ConversationRequest(GenerationRequest):
+    """The fields of all requests that go through the chat template; an extension to some protocols."""
+
+    chat_template_kwargs: Annotated[dict[str, Any], at_most(_MOST_OPTIONS)] = {}
+
+    def variables(self, effort: str | None, thinks: bool | None = None) -> dict[str, Any]:
+        """Return the chat template's variables. `effort` "none" is no thought, and another one is a thought."""
+        if effort is not None:
+            thinks = effort != "none" if thinks is None else thinks
+        given = {} if thinks is None else {"enable_thinking": thinks, "thinking": thinks}
+        return given | ({} if effort in (None, "none") else {"reasoning_effort": effort}) | self.chat_template_kwargs
 
 
 class TokenizeRequest(Body):
@@ -219,10 +378,10 @@ class DetokenizeRequest(Body):
     """`/detokenize`."""
 
     model: str | None = None
-    tokens: Many[int]
+    tokens: Long[int]
 
 
 class TextsRequest(Body):
     """Texts to add to a store."""
 
-    texts: Some[str]
+    texts: Annotated[Long[str], Field(min_length=1)]

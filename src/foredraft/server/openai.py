@@ -1,26 +1,22 @@
 """OpenAI's `/v1/chat/completions` and `/v1/completions`: the requests, and the format of their answers.
 
-Tool calls are parsed in the format of Hermes and Qwen: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. Does
-not depend on how answers are generated.
+Does not depend on how answers are generated.
 """
 
 import codecs
-import json
-import re
-import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, PrivateAttr, model_validator
 
 from foredraft.drafters.prediction import PREDICTION
 from foredraft.server import bodies
-from foredraft.server.answers import TOOL_CALL, Answers, Delta, Piece
-from foredraft.server.bodies import Body, Many, TextRequest, text_of
+from foredraft.server.answers import Answers, Delta
+from foredraft.server.bodies import Body, FunctionTool, Long, Many, TextRequest, Tools, text_of
 from foredraft.server.metrics import drafting_of
+from foredraft.server.parts import Call, Part, Piece
 from foredraft.server.processors import Position, TokenLogprob
 
-_CALL_BEGINS, _CALL_ENDS = re.compile(TOOL_CALL + r"\s*"), re.compile(r"\s*(?:</tool_call>|\Z)")
 _Part = tuple[dict[str, Any], list[Piece]]  # of a streamed choice: its format, and the pieces of text in it
 _MOST_BIASES = 4096  # token ids of `logit_bias` (chosen)
 _LEAST_PENALTY = 0.01  # of repetitions, as logits are divided by it; transformers takes any above 0; chosen
@@ -29,20 +25,19 @@ _Penalty = Annotated[float, Field(ge=-2, le=2)]
 _OneStopOrMore = Annotated[bodies.Stops, BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
 
 
+TopK = Annotated[int, Field(ge=-1), AfterValidator(lambda given: max(given, 0))]
+"""All tokens are kept for 0, as in transformers, and for -1, as in vLLM."""
+
+
 class _StreamOptions(Body):
+    within = "stream_options"
     include_usage: bool = False
 
 
-class _FunctionDefinition(Body):
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None  # a schema; generated arguments are not checked against it
-    strict: Literal[False] | None = None
-
-
 class _Tool(Body):
+    within = "tools"
     type: Literal["function"]
-    function: _FunctionDefinition
+    function: FunctionTool
 
 
 class JsonSchema(Body):
@@ -91,8 +86,7 @@ class _Request(bodies.GenerationRequest):
     logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], bodies.at_most(_MOST_BIASES)] | None = (
         None
     )
-    service_tier: Literal["auto", "default"] | None = None
-    top_k: NonNegativeInt | None = None
+    top_k: TopK | None = None
     min_p: bodies.Share | None = None
     repetition_penalty: Annotated[float, Field(ge=_LEAST_PENALTY, le=10)] = 1.0
     ignore_eos: bool = False
@@ -105,8 +99,8 @@ class _Request(bodies.GenerationRequest):
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
-        if not self.stream and (self.stream_options is not None or self.return_sources):
-            raise ValueError("stream_options and return_sources need stream to be true")
+        if self.return_sources and not self.stream:
+            raise ValueError("return_sources needs stream to be true")
         if self.ignore_eos and self._shape is not None:
             raise ValueError("ignore_eos and response_format exclude each other; leave one of them out")
         return self
@@ -116,8 +110,8 @@ class _Request(bodies.GenerationRequest):
         return None if self.response_format is None else self.response_format.shape
 
     def _request(
-        self, prompts: Sequence[Any], most: int | None, logprobs: int | None,
-        tools: Sequence[Mapping[str, Any]] = (),
+        self, prompts: Sequence[Any], most: int | None, logprobs: int | None, tools: Tools | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> TextRequest:  # fmt: skip
         options = self.options(most, top_k=self.top_k, min_p=self.min_p) | {
             "stop_strings": self.stop or (), "repetition_penalty": self.repetition_penalty,
@@ -125,8 +119,8 @@ class _Request(bodies.GenerationRequest):
             "eos_token_id": () if self.ignore_eos else None,
         }  # fmt: skip
         return TextRequest(
-            prompts, options, tools, self.n, logprobs, self.logit_bias or {}, self.presence_penalty,
-            self.frequency_penalty, self._shape, self.speculative,
+            prompts, options, tools or Tools(), variables or {}, self.n, logprobs, self.logit_bias or {},
+            self.presence_penalty, self.frequency_penalty, self._shape, self.speculative,
         )  # fmt: skip
 
     def _whole(self, choices: list[dict[str, Any]], answers: Answers) -> dict[str, Any]:
@@ -148,7 +142,7 @@ class _Request(bodies.GenerationRequest):
         return {"id": f"{self.id_prefix}-{self._id}", "object": kind, "created": self._created, "model": self.model}
 
 
-class ChatRequest(_Request):
+class ChatRequest(_Request, bodies.ConversationRequest):
     """`/v1/chat/completions`."""
 
     messages: bodies.Some[bodies.Message]
@@ -157,52 +151,60 @@ class ChatRequest(_Request):
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: Many[_Tool] | None = None
-    tool_choice: Literal["auto", "none"] | None = None
-    parallel_tool_calls: Literal[True] | None = None
-    store: Literal[False] | None = None
-    modalities: Annotated[list[Literal["text"]], bodies.at_most(1)] | None = None
+    tool_choice: bodies.ToolChoice = bodies.Choice()
+    parallel_tool_calls: bool = True
+    reasoning_effort: str | None = None
+    _tools: Tools = PrivateAttr(default_factory=Tools)
 
-    id_prefix, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    within, id_prefix, whole_object, chunk_object = "chat", "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
         if self.max_tokens and self.max_completion_tokens and self.max_tokens != self.max_completion_tokens:
             raise ValueError("max_tokens and max_completion_tokens are the same field; give one of them")
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs to be true")
+        functions = [tool.function for tool in self.tools or []]
+        self._tools = Tools.of(functions, self.tool_choice, parallel=self.parallel_tool_calls)
         return self
 
     def text_request(self) -> TextRequest:
-        offered = [] if self.tool_choice == "none" or self.tools is None else self.tools
-        tools = [tool.model_dump(exclude_none=True) for tool in offered]
         prompts = [[message.for_template() for message in self.messages]]
         most, logprobs = self.max_completion_tokens or self.max_tokens, self.top_logprobs or 0
-        return self._request(prompts, most, logprobs if self.logprobs else None, tools)
+        variables = self.variables(self.reasoning_effort)
+        return self._request(prompts, most, logprobs if self.logprobs else None, self._tools, variables)
 
     def whole(self, answers: Answers) -> dict[str, Any]:
         choices = []
         for number, choice in enumerate(answers.choices):
-            calls, after = _calls_in(choice.held)
-            message: dict[str, Any] = {"role": "assistant", "content": choice.text + after, "refusal": None}
-            if calls:
-                message |= {"content": message["content"].strip() or None, "tool_calls": calls}
-            choices.append(self._choice(number, _finish(calls, choice.finish), choice.tokens, message=message))
+            thought = "".join(part.text for part in choice.blocks if part.kind == "thought")
+            calls = [_call(part.call, part.text) for part in choice.blocks if part.call is not None]
+            message: dict[str, Any] = {
+                "role": "assistant",
+                "content": choice.text or (None if calls else ""),
+                "refusal": None,
+            }
+            message |= _thought(thought) if thought else {}
+            message |= {"tool_calls": calls} if calls else {}
+            choices.append(
+                self._choice(number, _finish(choice.finish, called=bool(calls)), choice.tokens, message=message)
+            )
         return self._whole(choices, answers)
 
     async def _parts(self, answers: Answers) -> AsyncIterator[_Part]:
+        calls: list[list[Call]] = [[] for _ in answers.choices]  # begun
         for number in range(len(answers.choices)):
             yield self._choice(number, delta={"role": "assistant", "content": ""}), []
         async for number, delta in answers.deltas():
-            if delta.pieces or delta.tokens:
-                yield self._choice(number, None, delta.tokens, delta={"content": delta.text}), delta.pieces
+            tokens = delta.tokens
+            for part in delta.blocks or ([Part("text", [])] if tokens else []):
+                yield (
+                    self._choice(number, None, tokens, delta=_delta(part, calls[number])),
+                    part.pieces if part.call is None else [],
+                )
+                tokens = []
             if delta.finish is not None:
-                calls, after = _calls_in(answers.choices[number].held)
-                if calls:
-                    listed = [{"index": place} | call for place, call in enumerate(calls)]
-                    yield self._choice(number, delta={"tool_calls": listed}), []
-                if after:
-                    yield self._choice(number, delta={"content": after}), []
-                yield self._choice(number, _finish(calls, delta.finish), delta={}), []
+                yield self._choice(number, _finish(delta.finish, called=bool(calls[number])), delta={}), []
 
     def _choice(
         self, number: int, finish: str | None = None, tokens: Sequence[Position] = (), **said: Any
@@ -235,14 +237,10 @@ class _Characters:
 class CompletionRequest(_Request):
     """`/v1/completions`."""
 
-    prompt: Annotated[str | Many[str] | Many[_Id] | Many[Many[_Id]], BeforeValidator(_not_too_many)]
+    prompt: Annotated[str | Many[str] | Long[_Id] | Many[Long[_Id]], BeforeValidator(_not_too_many)]
     max_tokens: PositiveInt = 16
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    echo: Literal[False] = False
-    suffix: None = None
-    best_of: Literal[1] | None = None
-
-    id_prefix, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
+    within, id_prefix, whole_object, chunk_object = "completions", "cmpl", "text_completion", "text_completion"
 
     def text_request(self) -> TextRequest:
         is_one = isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int)
@@ -254,8 +252,9 @@ class CompletionRequest(_Request):
     async def _parts(self, answers: Answers) -> AsyncIterator[_Part]:
         written = [_Characters() for _ in answers.choices]
         async for number, delta in answers.deltas():
-            if delta.pieces or delta.tokens or delta.finish:
-                yield self._choice(number, delta, written[number]), delta.pieces
+            if delta.parts or delta.tokens or delta.finish:
+                pieces = [piece for part in delta.parts for piece in part.pieces]
+                yield self._choice(number, delta, written[number]), pieces
 
     def _choice(self, number: int, delta: Delta, written: _Characters) -> dict[str, Any]:
         """Return an answer, or the part of it that follows what is `written`."""
@@ -282,6 +281,7 @@ def usage_of(answers: Answers) -> dict[str, Any]:
         "total_tokens": answers.prompt_tokens + written,
         "prompt_tokens_details": {"cached_tokens": answers.cached_tokens},
         "completion_tokens_details": {
+            "reasoning_tokens": sum(choice.thought_tokens for choice in answers.choices),
             "accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted,
         },
     }  # fmt: skip
@@ -291,40 +291,24 @@ def _shown(token: TokenLogprob) -> dict[str, Any]:
     return {"token": token.text, "logprob": token.logprob, "bytes": list(token.bytes)}
 
 
-def _finish(calls: Sequence[Any], finish: str | None) -> str | None:
-    return "tool_calls" if calls and finish == "stop" else finish
+def _thought(text: str) -> dict[str, Any]:
+    """Return a thought under both names that servers have for it."""
+    return {"reasoning_content": text, "reasoning": text}
 
 
-def _no_number(name: str) -> float:
-    """Refuse NaN and Infinity, which Python's JSON takes."""
-    raise ValueError(f"JSON has no {name}")
+def _call(call: Call, arguments: str) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
-_DECODER = json.JSONDecoder(parse_constant=_no_number)
+def _delta(part: Part, calls: list[Call]) -> dict[str, Any]:
+    """Return a part as a delta, and add its call to those that have `calls` if it is new."""
+    if part.call is None:
+        return _thought(part.text) if part.kind == "thought" else {"content": part.text}
+    if part.call in calls:
+        return {"tool_calls": [{"index": calls.index(part.call), "function": {"arguments": part.text}}]}
+    calls.append(part.call)
+    return {"tool_calls": [{"index": len(calls) - 1} | _call(part.call, part.text)]}
 
 
-class _Call(BaseModel):
-    name: str
-    arguments: Annotated[
-        dict[str, Any], BeforeValidator(lambda it: _DECODER.decode(it) if isinstance(it, str) else it)
-    ] = {}
-    parameters: None = None  # that a model writes by mistake for arguments
-
-
-def _calls_in(text: str) -> tuple[list[dict[str, Any]], str]:
-    """Return the tool calls of a text in OpenAI's format, and the rest of it; none if one cannot be parsed."""
-    listed: list[dict[str, Any]] = []
-    rest, at = "", 0
-    while begin := _CALL_BEGINS.search(text, at):
-        try:
-            found, stop = _DECODER.raw_decode(text, begin.end())
-            call = _Call.model_validate(found)
-        except (ValueError, RecursionError):
-            return [], text
-        function = {"name": call.name, "arguments": json.dumps(call.arguments)}
-        listed.append({"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function})
-        end = _CALL_ENDS.match(text, stop)
-        if end is None:
-            return [], text
-        rest, at = rest + text[at : begin.start()], end.end()
-    return listed, (rest + text[at:]).strip() if listed else text
+def _finish(finish: str | None, *, called: bool) -> str | None:
+    return "tool_calls" if called and finish == "stop" else finish

@@ -14,12 +14,15 @@ import torch
 from foredraft.contracts import SequenceView
 from foredraft.drafters.prediction import Chain
 from foredraft.errors import UsageError
-from foredraft.server.bodies import Shape
 from foredraft.server.replies import RequestError
 
+_NOTHING = "NoExtension"  # a word of the error of a grammar that no text matches
 GRAMMAR = "grammar"  # source name of the tokens that a constraint forces
 _FORCED_SCORE = 0.999  # acceptance estimate of each forced token (chosen)
 _LEAST_LOGPROB = -9999.0  # of a token that is not allowed, as in OpenAI's API: JSON has no infinity
+_LIMITS = llguidance.LLParserLimits(initial_lexer_fuel=400_000, max_grammar_size=20_000, max_items_in_row=20_000)
+"""Of a format: it takes at most a second to prepare, and an object of 2,000 optional properties is within them. As the
+size is limited more tightly than the row, an object that is accepted can be written (measured with llguidance 1.9)."""
 
 
 class Penalties:
@@ -92,19 +95,38 @@ class Logprobs:
         return Position(first, top)
 
 
-class Constraint:
-    """Constrains one text to a format by llguidance: masks tokens that are not allowed, and drafts forced ones.
+def matcher_of(tokenizer: llguidance.LLTokenizer, grammar: str) -> llguidance.LLMatcher:
+    """Return what matches a grammar, of which each text needs a copy. It may take a second, without Python's lock.
 
-    A shape that cannot be parsed is a UsageError. `prompt_length` is the number of prompt ids.
+    One that cannot be parsed, is too large, or is matched by no text is a UsageError.
+    """
+    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)  # 0: does not print errors
+    if why := _problem(matcher):
+        raise UsageError(f"The response format is not supported: {why}.")
+    matcher.compute_bitmask()  # reads regular expressions, and finds out whether there is a first token
+    if why := _problem(matcher):
+        known = "No text matches the response format" if _NOTHING in why else f"The response format is too large: {why}"
+        raise UsageError(f"{known}; use another one.")
+    return matcher
+
+
+def _problem(matcher: llguidance.LLMatcher) -> str | None:
+    """Return why a matcher has failed, in one line, or None."""
+    if not matcher.is_error():
+        return None
+    first, *others = matcher.get_error().strip().splitlines() or ["unknown error"]
+    reasons = (line.removeprefix("error: ") for line in others if line.startswith("error: "))  # of a regular expression
+    return f"{first.rstrip(':.')}{''.join(f' ({each})' for each in reasons)}"
+
+
+class Constraint:
+    """Constrains one text to what an unused matcher matches: masks tokens that are not allowed, drafts forced ones.
+
+    `prompt_length` is the number of prompt ids.
     """
 
-    def __init__(self, tokenizer: llguidance.LLTokenizer, shape: Shape, prompt_length: int) -> None:
-        kinds = llguidance.LLMatcher
-        grammar = kinds.grammar_from_regex(shape) if isinstance(shape, str) else kinds.grammar_from_json_schema(shape)
-        self._matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)  # 0: does not print errors
-        if why := self._problem():
-            raise UsageError(f"The response format is not supported: {why}.")
-        self._vocabulary, self._read = tokenizer.vocab_size, prompt_length
+    def __init__(self, matcher: llguidance.LLMatcher, vocabulary: int, prompt_length: int) -> None:
+        self._matcher, self._vocabulary, self._read = matcher, vocabulary, prompt_length
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return the logits, float[1, V], with minus infinity for tokens that are not allowed."""
@@ -122,11 +144,6 @@ class Constraint:
     def _advance(self, tokens: list[int]) -> None:
         self._matcher.consume_tokens(tokens)
         self._read += len(tokens)
-        if why := self._problem():
+        if why := _problem(self._matcher):
             problem = f"The response format cannot be followed any further: {why}. Use a simpler one."
             raise RequestError(400, problem)
-
-    def _problem(self) -> str | None:
-        if not self._matcher.is_error():
-            return None
-        return next(iter(self._matcher.get_error().strip().splitlines()), "unknown error").rstrip(".")

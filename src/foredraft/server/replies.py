@@ -5,6 +5,7 @@ Messages contain no traceback and no local path. Does not depend on a protocol's
 
 import json
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from foredraft.errors import ForedraftError, OutOfMemoryError, PromptTooLongError, UsageError
+from foredraft.server.fields import REFUSED, UNKNOWN
 from foredraft.server.writer import BusyError, StoppingError
 
 _RETRY_SECONDS = 2  # value of the Retry-After header (chosen)
@@ -63,23 +65,23 @@ def failure_of(error: Exception) -> RequestError:
 
 
 def _of_body(error: ValidationError) -> RequestError:
-    errors = error.errors(include_url=False, include_context=False, include_input=False)
-    first = max(errors, key=lambda each: len(each["loc"]))  # of the alternatives of a field, the one that fits furthest
-    is_unknown = first["type"] == "extra_forbidden"
+    errors = error.errors(include_url=False, include_input=False)
+    # of the alternatives of a field, the one that fits furthest; a field that is not honoured is one place further, and
+    # of those that fit equally, one with a reason of ours
+    own = (UNKNOWN, REFUSED)
+    first = max(errors, key=lambda each: (len(each["loc"]) + (each["type"] in own), each["type"] == "value_error"))
     named = [each for each in first["loc"] if not _is_alternative(each)]
-    if is_unknown and _is_alternative(first["loc"][-1]):  # a field of such a name
-        named.append(first["loc"][-1])
+    message, code = first["msg"].removeprefix("Value error, "), None
+    if first["type"] in (UNKNOWN, REFUSED):
+        named, code = [*named, first["ctx"]["name"]], first["type"]
     place = ".".join(str(each)[:80] for each in named) or None
-    if is_unknown:
-        unknown = f"This server has no field {place!r} here; leave it out."
-        return RequestError(400, unknown, param=place, code="unknown_field")
-    message = first["msg"].removeprefix("Value error, ")
-    return RequestError(400, f"{place}: {message}." if place else f"{message}.", param=place)
+    shown = message if code == UNKNOWN or not place else f"{place}: {message}"
+    return RequestError(400, f"{shown.rstrip('.?')}.", param=place, code=code)
 
 
 def _is_alternative(part: str | int) -> bool:
     """Return whether a part of a pydantic location names an alternative of a field, and no field or item."""
-    return isinstance(part, str) and ("[" in part or part in ("str", "int", "float", "bool", "Speculation"))
+    return isinstance(part, str) and re.fullmatch(r"str|int|float|bool|_?[A-Z]\w*|.*\[.*", part) is not None
 
 
 def sent(event: Mapping[str, Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""Turns requests into answers: chooses the drafter, tokenizes on one thread, and generates on the writer's thread.
+"""Turns requests into answers: chooses the drafter, tokenizes on other threads, and generates on the writer's thread.
 
 Does not depend on routes or on the format in which answers are sent.
 """
@@ -7,9 +7,9 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import llguidance.hf
 
@@ -18,24 +18,37 @@ from foredraft.drafters import method_names
 from foredraft.drafters.auto import AutoDrafter
 from foredraft.drafters.prediction import ChainDrafter
 from foredraft.drafters.rest import RestDrafter
-from foredraft.errors import UsageError
+from foredraft.errors import PromptTooLongError, UsageError
 from foredraft.generator import CACHE_BYTES, Generator
 from foredraft.model.compiled.library import release_threads
 from foredraft.options import check_known
 from foredraft.sampling import SEED_LIMIT
-from foredraft.server.answers import TOOL_CALL, Answers, Choice
+from foredraft.server.answers import Answers, Choice
 from foredraft.server.bodies import MOST_TEXTS, Speculation, TextRequest
 from foredraft.server.metrics import Metrics
-from foredraft.server.processors import GRAMMAR, Constraint, Logprobs, Penalties
+from foredraft.server.processors import GRAMMAR, Constraint, Logprobs, Penalties, matcher_of
+from foredraft.server.speech import Speech, check_tools
 from foredraft.server.stores import Stores
 from foredraft.server.writer import Event, Job, Writer
 from foredraft.speculation import parse_speculation
-from foredraft.text import TextStream
 
 Result = TypeVar("Result")
 _SELECTABLE = ("none", "auto", "adaptix", "rest", "prompt_lookup", "lookahead")  # need no other model and no KV cache
 _MOST_GENERATORS = 32  # kept (chosen); the learned state of `auto` takes a few megabytes
 _UNLIMITED = 1 << 20  # default maximum of new tokens for a model without a window (chosen)
+_STEP_SECONDS = 0.2  # of a step that prefills, so that others wait no longer; fewer prompt tokens are in it (chosen)
+_FORMAT_SECONDS = 1.5  # for preparing a format, then it is refused (chosen)
+_SLOW_THREADS = 2  # so that one text or format that takes long delays none of the others (chosen)
+LONG = 1 << 15  # characters of a request, from which it is prepared by those threads; 20 ms of tokenizing (chosen)
+_MOST_PREDICTED = 1 << 18  # characters of all predictions of a request that are read; 0.2 s of tokenizing (chosen)
+
+
+class _Prompt(NamedTuple):
+    """A prompt of a request: its ids, how the model marks the answer, and the answer's grammar, if it has one."""
+
+    ids: TokenIds
+    speech: Speech
+    grammar: str | None
 
 
 class Service:
@@ -57,10 +70,13 @@ class Service:
         self.methods = [method for method in method_names() if method in (generator.method, *_SELECTABLE)]
         self._made = lru_cache(_MOST_GENERATORS)(self._make_generator)
         self._preparing = ThreadPoolExecutor(1, "foredraft-prompts")
+        self._slow = ThreadPoolExecutor(_SLOW_THREADS, "foredraft-slow")  # long prompts and formats: others overtake
+        self._grammar_tokenizer = self._slow.submit(self._make_grammar_tokenizer)  # before a request waits for it
+        self._longest = max(map(len, generator.tokenizer.get_vocab()))  # characters of a token
         self._preparing_now = 0  # texts being tokenized
         self._loop: asyncio.AbstractEventLoop | None = None
         _ = generator.cost  # measured now, as one thread at a time may run passes
-        self.writer = Writer(generator.batch(cache_bytes), most_at_once, most_waiting)
+        self.writer = Writer(generator.batch(cache_bytes, _STEP_SECONDS), most_at_once, most_waiting)
         self.metrics = Metrics(name, self.writer)
         release_threads()  # from now on, passes run in the writer's thread
 
@@ -73,7 +89,10 @@ class Service:
         self.writer.check_room(self._preparing_now + count)
         self._preparing_now += count
         try:
-            choices = await self.in_turn(self._choices, request, key, news)
+            long = sum(map(_characters, request.prompts)) + len(request.options.get("prediction") or "") > LONG
+            prompts = await self.in_turn(self._encoded, request, long=long)
+            matchers = {grammar: await self._matcher(grammar) for _, _, grammar in prompts if grammar is not None}
+            choices = await self.in_turn(self._choices, request, prompts, matchers, key, news, long=long)
         finally:
             self._preparing_now -= count
         self.writer.submit([choice.job for choice in choices])
@@ -90,26 +109,29 @@ class Service:
                     self.writer.cancel(choice.job)
                 self.metrics.ended(choice.job, choice.finish)
 
-    async def in_turn(self, work: Callable[..., Result], *arguments: Any) -> Result:
-        """Run `work` on the thread for tokenizing and stores."""
-        return await asyncio.get_running_loop().run_in_executor(self._preparing, work, *arguments)
+    async def in_turn(self, work: Callable[..., Result], *arguments: Any, long: bool = False) -> Result:
+        """Run `work` on the thread for tokenizing and stores, or on the threads for what takes `long`."""
+        threads = self._slow if long else self._preparing
+        return await asyncio.get_running_loop().run_in_executor(threads, work, *arguments)
 
     def close(self) -> None:
         """Fail the texts in progress, and save what was learned."""
         self.writer.close(0.0)
-        self._preparing.shutdown()
+        for threads in (self._preparing, self._slow):
+            threads.shutdown(wait=threads is self._preparing)
         self.generator.save()
 
-    def encode(self, prompt: Any, tools: Sequence[Mapping[str, Any]] = ()) -> TokenIds:
+    def encode(
+        self, prompt: Any, tools: Sequence[Mapping[str, Any]] = (), variables: Mapping[str, Any] | None = None
+    ) -> TokenIds:
         """Return the ids of a text, a conversation, or ids; UsageError if the chat template does not support tools."""
-        template = str(getattr(self.generator.tokenizer, "chat_template", None))
-        called = not isinstance(prompt, str) and any(isinstance(each, dict) and "tool_calls" in each for each in prompt)
-        if (tools or called) and ("tools" not in template or TOOL_CALL not in template):
-            raise UsageError(
-                f"This model's chat template does not support tools in the format {TOOL_CALL}; leave out tools, and "
-                "messages with tool_calls."
+        check_tools(self.generator.tokenizer, prompt, told=bool(tools))
+        window = self.generator.target.window
+        if window is not None and (size := _characters(prompt)) > window * self._longest:
+            raise PromptTooLongError(
+                f"The prompt has {size:,} characters, which cannot be at most {window:,} tokens; shorten it."
             )
-        return self.generator.encode(prompt, tools)
+        return self.generator.encode(prompt, tools, variables)
 
     def generator_for(self, key: str, speculative: Speculation | bool | None) -> Generator:
         """Return the generator of a request; UsageError for an unknown method, option or store."""
@@ -138,41 +160,65 @@ class Service:
             cast(AutoDrafter | RestDrafter, made.drafter).library.open(folder)
         return made
 
-    @cached_property
-    def _grammar_tokenizer(self) -> llguidance.LLTokenizer:
-        """The tokenizer for constraints and the bytes of tokens; making it takes half a second."""
+    def _make_grammar_tokenizer(self) -> llguidance.LLTokenizer:
+        """Return the tokenizer for formats and the bytes of tokens; takes half a second."""
         size, eos = self.generator.target.vocabulary, self.generator.eos_token_ids()
         return llguidance.hf.from_tokenizer(self.generator.tokenizer, n_vocab=size, eos_token=list(eos) or None)
 
-    def _choices(self, request: TextRequest, key: str, news: asyncio.Event) -> list[Choice]:
-        generator, made = self.generator_for(key, request.speculative), []
+    async def _matcher(self, grammar: str) -> llguidance.LLMatcher:
+        """Return what matches the grammar of an answer; UsageError for one that takes too long."""
+        tokenizer = await asyncio.wrap_future(self._grammar_tokenizer)
+        made = self.in_turn(matcher_of, tokenizer, grammar, long=True)
+        try:
+            return await asyncio.wait_for(made, _FORMAT_SECONDS)
+        except TimeoutError as error:
+            raise UsageError(
+                f"The response format takes more than {_FORMAT_SECONDS} seconds to prepare; use a simpler one."
+            ) from error
+
+    def _encoded(self, request: TextRequest) -> list[_Prompt]:
+        prompts = []
         for prompt in request.prompts:
-            ids = self.encode(prompt, request.tools)
-            made += [self._choice(generator, ids, request, number, news) for number in range(request.n)]
+            ids = self.encode(prompt, request.tools.told, request.variables)
+            speech = Speech(self.generator.tokenizer, prompt, ids.tolist(), request)
+            prompts.append(_Prompt(ids, speech, speech.grammar()))
+        return prompts
+
+    def _choices(
+        self, request: TextRequest, prompts: list[_Prompt], matchers: Mapping[str, llguidance.LLMatcher], key: str,
+        news: asyncio.Event,
+    ) -> list[Choice]:  # fmt: skip
+        generator = self.generator_for(key, request.speculative)
+        made = [
+            self._choice(generator, prompt, request, matchers.get(prompt.grammar or ""), number, news)
+            for prompt in prompts for number in range(request.n)
+        ]  # fmt: skip
         for choice in made:
             choice.job.run.owner = key
         return made
 
     def _choice(
-        self, generator: Generator, ids: TokenIds, request: TextRequest, number: int, news: asyncio.Event
-    ) -> Choice:
-        target, tokenizer = generator.target, generator.tokenizer
-        logprobs = None if request.logprobs is None else Logprobs(request.logprobs, self._grammar_tokenizer)
-        constraint = None if request.shape is None else Constraint(self._grammar_tokenizer, request.shape, len(ids))
+        self, generator: Generator, prompt: _Prompt, request: TextRequest, matcher: llguidance.LLMatcher | None,
+        number: int, news: asyncio.Event,
+    ) -> Choice:  # fmt: skip
+        target, ids = generator.target, prompt.ids
+        logprobs = None if request.logprobs is None else Logprobs(request.logprobs, self._grammar_tokenizer.result())
+        constraint = None if matcher is None else Constraint(matcher.deep_copy(), target.vocabulary, len(ids))
         weights = request.presence, request.frequency, request.bias
         penalties = Penalties(len(ids), *weights, target.vocabulary) if any(weights) else None
         most = _UNLIMITED if target.window is None else max(target.window - len(ids), 1)
         options = {"max_new_tokens": most} | {name: each for name, each in request.options.items() if each is not None}
+        if prediction := options.get("prediction"):  # what is left out would be drafts
+            options["prediction"] = prediction[: _MOST_PREDICTED // request.n]
         options["logits_processor"] = [each for each in (logprobs, penalties, constraint) if each is not None]
         if number and "seed" in options:
             options["seed"] = (options["seed"] + number) % SEED_LIMIT
         arguments = generator.arguments(options)
         drafter = arguments["drafter"]
-        prediction = drafter if isinstance(drafter, ChainDrafter) else None
+        predicted = drafter if isinstance(drafter, ChainDrafter) else None
         if constraint is not None and generator.method != "none":
             arguments["drafter"] = ChainDrafter(drafter, constraint.chains, GRAMMAR)
-        stops, tools = options.get("stop_strings", ()), bool(request.tools)
-        choice = Choice(TextStream(tokenizer, ids.tolist()), stops, tools, logprobs, prediction, news)
+        choice = Choice(prompt.speech, options.get("stop_strings", ()), logprobs, predicted, news)
         choice.job = Job(generator.begin(ids, **arguments), partial(self._deliver, choice))
         return choice
 
@@ -185,3 +231,10 @@ class Service:
     def _receive(self, choice: Choice, event: Event) -> None:
         self.metrics.advanced(choice.job, event)
         choice.receive(event)
+
+
+def _characters(prompt: Any) -> int:
+    """Return the characters of a text or a conversation, or the number of ids."""
+    if isinstance(prompt, str):
+        return len(prompt)
+    return sum(len(each["content"]) if isinstance(each, Mapping) else 1 for each in prompt)

@@ -55,12 +55,12 @@ class ToyTarget:
     def new_cache(self) -> ToyCache:
         return ToyCache()
 
-    def prefill(self, token_ids: TokenIds, cache: ToyCache) -> None:
+    def prefill(self, token_ids: TokenIds, cache: ToyCache, _hidden: tuple[int, ...] = ()) -> None:
         cache.write(token_ids)
         cache.commit(range(len(token_ids)))
 
-    def forward(self, layout: Layout, cache: ToyCache, *, hidden: bool = False) -> Scores:
-        """Score every row: logits float32[R, V], on request states float32[R, 8]; ValueError for a wrong position."""
+    def forward(self, layout: Layout, cache: ToyCache, *, hidden: tuple[int, ...] = ()) -> Scores:
+        """Score every row: logits float32[R, V], states float32[R, 8 K] on request; ValueError for a wrong position."""
         cache.write(layout.token_ids)
         mask = np.tri(layout.rows, dtype=np.bool_) if layout.ancestors is None else layout.ancestors
         rows = np.empty((layout.rows, self.vocabulary), np.float32)
@@ -72,7 +72,7 @@ class ToyTarget:
                 )
             visible = np.concatenate([cache.slots[: cache.length], cache.slots[cache.length + seen]])
             rows[row] = self._row(visible[-self._ORDER :])
-        states = torch.from_numpy(rows[:, :8].copy()) if hidden else None
+        states = torch.from_numpy(np.tile(rows[:, :8], len(hidden))) if hidden else None
         return Scores(torch.from_numpy(rows), states)
 
     def greedy(self, prefix: TokenIds, count: int) -> list[int]:

@@ -5,10 +5,9 @@ and resumed ends with the same weights as an uninterrupted one, unless a time li
 the clock. Does not depend on what a task computes from the windows.
 """
 
-import io
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from foredraft.atomic_file import replacing, store_file
+from foredraft.atomic_file import replacing
 from foredraft.errors import NumericsError, StoreError, UsageError
 from foredraft.options import check_known, check_range
 from foredraft.training.tasks import Task
@@ -198,24 +197,3 @@ def _read_checkpoint(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any
         changes = "; ".join(f"{key} was {saved.get(key)!r} and is now {identity.get(key)!r}" for key in different)
         raise UsageError(f"The run {folder} was started with other settings: {changes}. Give those, or another folder.")
     return state
-
-
-def draw_curve(history: Sequence[Mapping[str, float]], path: Path) -> bool:
-    """Plot loss and held-out agreement over time as PNG; return False without matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return False
-    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
-    left = figure.add_subplot()
-    left.set_xlabel("minutes of training")
-    for axes, name, label, color in (
-        (left, "loss", "training loss, nats a token", "#0b66b0"),
-        (left.twinx(), "agreement", "held-out agreement with the target", "#c8500a"),
-    ):
-        axes.plot([row["minutes"] for row in history], [row[name] for row in history], color=color, marker=".")
-        axes.set_ylabel(label, color=color)
-    memory = io.BytesIO()
-    figure.savefig(memory, format="png", dpi=160)
-    store_file(path, memory.getvalue())
-    return True

@@ -4,6 +4,7 @@ All learn the target's distribution, as recorded in the traces; weights shared w
 depend on the training loop.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from foredraft.errors import StoreError
 from foredraft.model import heads
 from foredraft.model.candidates import NOISY_TOKENS
 from foredraft.model.heads import RankedHead, places_of
-from foredraft.model.layers import model_parts, scored_states, shorter
+from foredraft.model.layers import LAST, model_parts, shorter, tapped_states
 from foredraft.options import check_known
 from foredraft.training.traces import Numbers, Traces, mapped_array
 
@@ -71,19 +72,20 @@ class Task:
 
 
 class States:
-    """A frozen model's last hidden states in the windows of traces.
+    """A frozen model's states in the windows of traces: `width` numbers of each token, which `compute` returns.
 
-    With `file`, states that were computed are stored there in bfloat16 and read again. StoreError if it cannot be
-    written.
+    `compute` is given a model's inputs. With `file`, states that were computed are stored there in bfloat16 and read
+    again. StoreError if it cannot be written.
     """
 
-    def __init__(self, model: Any, traces: Traces, file: Path | None) -> None:
-        self._model, self._traces, self._file = model, traces, None
+    def __init__(
+        self, compute: Callable[..., torch.Tensor], width: int, device: torch.device, traces: Traces, file: Path | None
+    ) -> None:
+        self._compute, self._device, self._traces, self._file = compute, device, traces, None
         self._stored = np.zeros(len(traces.windows), np.bool_)  # windows whose states this run has stored
-        self._device: torch.device = model.get_input_embeddings().weight.device
         if file is None:
             return
-        shape = (len(traces.windows), traces.window, model.config.hidden_size)
+        shape = (len(traces.windows), traces.window, width)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             self._file = mapped_array(file, np.int16, shape)
@@ -98,12 +100,18 @@ class States:
         if self._file is not None and self._stored[windows].all():
             return torch.from_numpy(self._file[windows]).view(torch.bfloat16).float().to(self._device)
         with torch.autocast(self._device.type, enabled=False):  # computed as when drafting
-            states = self._model(**self._traces.inputs(windows, self._device)).last_hidden_state
+            states = self._compute(**self._traces.inputs(windows, self._device))
         if self._file is not None:
             states = states.to(torch.bfloat16)  # as it is read again
             self._file[windows] = states.view(torch.int16).cpu().numpy()
             self._stored[windows] = True
-        return states.float()  # type: ignore[no-any-return]  # transformers' outputs are Any
+        return states.float()
+
+    @classmethod
+    def last(cls, model: Any, traces: Traces, file: Path | None) -> "States":
+        """Return the last hidden states of a base model of transformers."""
+        embedding, width = model.get_input_embeddings().weight, int(model.config.hidden_size)
+        return cls(lambda **inputs: model(**inputs).last_hidden_state, width, embedding.device, traces, file)
 
 
 class ExitTask(Task):
@@ -133,7 +141,7 @@ class ExitTask(Task):
         super().__init__(model, traces, head, head.lm_head)
         nothing, own = nn.Identity(), dict(enumerate(model.get_submodule(parts.layers)[:layers]))
         first = shorter(model, parts, own, {parts.norm: nothing, parts.lm_head: nothing}).base_model
-        self._states = States(first, traces, states)
+        self._states = States.last(first, traces, states)
         self.after = heads.headed(model, (), self.module.layer, self.module)
         self._exit = torch.empty(0)  # float[B, T, D], the exit's states, which enter the head's layer
         layer = self.after.get_submodule(parts.layers)[0]
@@ -180,7 +188,7 @@ class MedusaTask(Task):
     def __init__(
         self, model: Any, count: int, traces: Traces, ids: torch.Tensor | None = None, states: Path | None = None
     ) -> None:
-        self._states = States(model.requires_grad_(requires_grad=False).base_model, traces, states)
+        self._states = States.last(model.requires_grad_(requires_grad=False).base_model, traces, states)
         self._lm_head = model.get_output_embeddings() if ids is None else RankedHead(model, ids)
         super().__init__(model, traces, heads.MedusaHeads(self._lm_head.weight.shape[1], count), self._lm_head)
         self.module.to(self._device)
@@ -242,7 +250,7 @@ class AgreementTask(Task):
         window is treated as sampled, and whether target and head agree, float[n].
         """
         window = np.array([number])
-        with torch.autocast(self._device.type, enabled=False), scored_states(self._exit.after) as found:
+        with torch.autocast(self._device.type, enabled=False), tapped_states(self._exit.after, (LAST,)) as found:
             scores = self._exit.logits(window)[0].float()
             target = self._model.base_model(**self._traces.inputs(window, self._device)).last_hidden_state[0].float()
         agree, estimate = self._compared(number, scores)
@@ -255,7 +263,7 @@ class AgreementTask(Task):
         at, row = torch.nonzero(inside & reached, as_tuple=True)
         chosen = position[at, row]
         sampled = torch.full_like(estimate[chosen], float(number % 2))
-        return target[at], found[0][0, chosen].float(), row + 1, estimate[chosen], sampled, agree[chosen].float()
+        return target[at], found[LAST][0, chosen].float(), row + 1, estimate[chosen], sampled, agree[chosen].float()
 
     def _compared(self, number: int, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return whether head and target agree at each position, bool[T], and the head's estimate, float[T]."""

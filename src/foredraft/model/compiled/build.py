@@ -25,14 +25,19 @@ import torch
 from foredraft.atomic_file import TEMPORARY_SUFFIX, place_file
 from foredraft.contracts import CostCurve
 from foredraft.errors import ForedraftError, ForedraftWarning, UsageError, told
+from foredraft.graph.layout import lay_out_text
+from foredraft.graph.tree import I64
 from foredraft.model.compiled.blocks import QuantisedRows, dequantised_told, product_bytes, quantised_weights
 from foredraft.model.compiled.export import (
     CONTEXT,
     FunctionalForward,
     Subject,
     compiled_attention,
+    flat,
     merge_products,
     precise_logits,
+    run_pass,
+    turn_rows,
 )
 from foredraft.model.compiled.kernels import multiplies_integers, own_kernels
 from foredraft.model.compiled.library import CompiledLibrary, can_load, return_memory, weights_apart, weights_beside
@@ -44,6 +49,7 @@ from foredraft.model.compiled.package import (
     CompiledRecord,
     PackageRecord,
     compiled_folder,
+    compiling,
     kernels_in,
     load_packages,
     package_hash,
@@ -52,10 +58,12 @@ from foredraft.model.compiled.package import (
     runs_on_cpu,
     write_record,
 )
+from foredraft.model.families import COMPILED_RECURRENT
 from foredraft.model.gguf.files import quantised_file
 from foredraft.model.machine import last_cache, usable_memory
 from foredraft.model.rounding import dtype_name
 from foredraft.model.support import inspect
+from foredraft.model.target import TorchTarget
 
 _MEMORY_FOR = 2.5  # peak memory over the size of the weights: 5.8 GiB for 2.4, of which 0.5 are Python's
 
@@ -85,15 +93,15 @@ def compile_forward(
     """Compile a model's missing packages, or all of them `again`, and time all of them.
 
     The model is in evaluation mode on the CPU, and the cache folder writable. `progress` is called for each package.
-    Returns the folder of the packages and its record. A killed compilation leaves complete packages intact. Raises
-    UsageError with the reason for a model that cannot be compiled here, StoreError if the folder's record is damaged,
-    and ForedraftError without a compiler, for a forward that cannot be compiled, or if the disk is full.
+    Returns the folder of the packages and its record. Waits for another process that compiles the same. A killed
+    compilation leaves complete packages intact. Raises UsageError with the reason for a model that cannot be compiled
+    here, StoreError if the folder's record is damaged, and ForedraftError without a compiler, for a forward that cannot
+    be compiled, or if the disk is full.
     """
     _check(model)
     tell = progress or (lambda _share, _what: None)
-    with _as_sentence():
-        folder = compiled_folder(model, cache)
-        folder.mkdir(parents=True, exist_ok=True)
+    folder = compiled_folder(model, cache)
+    with _as_sentence(), _only_one(folder):
         subject, before = Subject(model), records_of(model, cache)
         earlier = None if again else read_record(folder)
         packages, warning = ((), "") if earlier is None else (earlier.packages, earlier.warning)
@@ -110,6 +118,14 @@ def compile_forward(
             tell(0.0, "timing what was compiled earlier")
             record = _time(subject, folder, packages, warning)
     return folder, record
+
+
+@contextmanager
+def _only_one(folder: Path) -> Iterator[None]:
+    """Make the folder, and wait until no other process compiles into it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with compiling(folder):
+        yield
 
 
 def _lost_recipe(package: PackageRecord, before: list[CompiledRecord]) -> str:
@@ -136,7 +152,7 @@ def _time(subject: Subject, folder: Path, packages: tuple[PackageRecord, ...], w
     least = 1 if alike and ONE.name not in loaded else ANY.least_rows
     takes = tuple(replace(package, least_rows=least) if package.name == ANY.name else package for package in packages)
     costs = _timed(subject, takes, loaded)
-    record = CompiledRecord(takes, costs, alike, subject.shapes, torch.__version__, warning)
+    record = CompiledRecord(takes, costs, alike, subject.shapes, torch.__version__, warning, subject.forward.taps)
     write_record(folder, record)
     return record
 
@@ -157,6 +173,8 @@ def _check(model: Any) -> None:
             f"there are {memory / 2**30:.1f} GiB. Compile on a larger machine of the same processor and copy the cache "
             "folder, or take a smaller model."
         )
+    if any(support.recurrent) and support.family not in COMPILED_RECURRENT:
+        raise UsageError(f"The recurrent layers of this {support.family} model cannot be compiled; it runs uncompiled.")
     if support.window is not None and support.window < CONTEXT + MOST_ROWS:
         raise UsageError(
             f"The model's window of {support.window} tokens is too short to compile; it needs {CONTEXT + MOST_ROWS}."
@@ -190,7 +208,7 @@ def _compiled(subject: Subject, package: PackageRecord, folder: Path) -> Package
     beside = folder / f"{package.name}.{os.getpid()}{TEMPORARY_SUFFIX}.pt2"  # torch insists on the ending
     lost: dict[str, str] = {}
     try:
-        for recipe in RECIPES:
+        for recipe in RECIPES if not subject.recurrent else (_OWN,):  # torch has no kernel of recurrences
             try:
                 dequantised = _compile(subject, package, recipe, beside)
                 kernels = kernels_in(beside)
@@ -249,6 +267,7 @@ def _compile(subject: Subject, package: PackageRecord, recipe: str, path: Path) 
         program = torch.export.export(subject.forward, arguments, strict=False, dynamic_shapes=dimensions)
         if own:
             merge_products(program)
+            turn_rows(program)
         aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
     return dequantised
 
@@ -259,15 +278,14 @@ def _timed(
 ) -> dict[str, CostCurve]:
     """Return the least time of passes, by number of rows, of the uncompiled model and of each package."""
     seconds: dict[str, dict[int, float]] = {name: {} for name in (EAGER, *loaded)}
-    buffers, uncompiled = subject.buffers(), FunctionalForward(subject.model).eval()
+    buffers, uncompiled = subject.buffers(), _uncompiled(subject)
     for rows in _TIMED_ROWS:
         token_ids = np.zeros(rows, np.int64)
-        eager = partial(uncompiled, *subject.arguments(token_ids, ranges=False), *buffers)
-        passes: dict[str, Callable[[], Any]] = {EAGER: eager}
+        passes: dict[str, Callable[[], Any]] = {EAGER: partial(uncompiled, token_ids)}
         for each in packages:
             if each.takes(rows):
-                flat = _flat((*subject.arguments(token_ids, ranges=each.ranges), *buffers))
-                passes[each.name] = partial(loaded[each.name].run, flat)
+                tensors = flat((*subject.arguments(token_ids, ranges=each.ranges), *buffers))
+                passes[each.name] = partial(loaded[each.name].run, tensors)
         left = dict.fromkeys(passes, _ENOUGH_SECONDS)
         for name in list(passes) * _ROUNDS:
             for _ in range(_REPEATS):  # as in generation: in the first pass the caches hold another package's weights
@@ -280,27 +298,48 @@ def _timed(
     return {name: CostCurve(tuple(of), tuple(falling[name].tolist())) for name, of in seconds.items()}
 
 
+def _uncompiled(subject: Subject) -> Callable[[I64], Any]:
+    """Return what runs tokens after some context uncompiled."""
+    if subject.recurrent:  # where traced, the rows of recurrences are computed one by one
+        target = TorchTarget(subject.model)
+        cache = target.new_cache()
+        target.prefill(np.zeros(CONTEXT, np.int64), cache)
+        return lambda token_ids: target.forward(lay_out_text(token_ids, CONTEXT), cache)
+    buffers, forward = subject.buffers(), FunctionalForward(subject.model).eval()
+    return lambda token_ids: forward(*subject.arguments(token_ids, ranges=False), *buffers)
+
+
 @torch.inference_mode()
 def _same_bits(subject: Subject, packages: Mapping[str, CompiledLibrary]) -> bool:
     """Return whether every row has the same bits in one pass of the most rows and in passes of each probed number.
 
-    The logits of the rows and their states in the cache are compared.
+    The logits of the rows and their keys and values are compared.
     """
     noise = torch.Generator().manual_seed(0)
     vocabulary = subject.model.config.get_text_config().vocab_size
     token_ids = torch.randint(0, vocabulary, (MOST_ROWS,), generator=noise).numpy()
-    context = [torch.randn(each.shape, generator=noise).to(each.dtype) for each in chain(*subject.buffers())]
 
     def outcome(together: int, rows: int) -> list[torch.Tensor]:
-        """Return the scores of the first `rows` rows, `together` at a time, and all states up to them."""
-        buffers = [each.clone() for each in context]
+        """Return the scores of the first `rows` rows, `together` at a time, and all keys and values up to them."""
+        cache, noise = subject.new_cache(), torch.Generator().manual_seed(1)
+        cache.reserve_text(CONTEXT + MOST_ROWS)
+        span = cache.spans[None]
+        shapes = (*subject.shapes, *subject.shapes)  # of keys, then of values
+        kept = [each for each, shape in zip(cache.reserved_buffers(0), shapes, strict=True) if not shape.taps]
+        for each in kept:
+            each[:, :, :CONTEXT] = torch.randn((*each.shape[:2], CONTEXT, each.shape[3]), generator=noise)
+        span.stored = cache.length = CONTEXT
+        spans = dict.fromkeys(subject.forward.windows, span)  # all layers keep all positions
         scores = []
         for first in range(0, rows, together):
             ids = token_ids[first : min(first + together, rows)]
             package = packages[ONE.name if len(ids) == 1 and ONE.name in packages else ANY.name]
-            arguments = _flat(subject.arguments(ids, CONTEXT + first, ranges=package.ranges))
-            scores.append(package.run([*arguments, *buffers])[0].clone())
-        return [torch.cat(scores), *(each[:, :, : CONTEXT + rows] for each in buffers)]
+            layout = lay_out_text(ids, CONTEXT + first)
+            result = run_pass(package, layout, cache, spans, subject.dtype)
+            assert result is not None, "all layers are initialised"
+            scores.append(result[0].clone())
+            cache.commit(range(len(ids)))
+        return [torch.cat(scores), *(each[:, :, : CONTEXT + rows].clone() for each in kept)]
 
     scores, *states = outcome(MOST_ROWS, MOST_ROWS)
     for together in _PROBED_ROWS:
@@ -312,9 +351,3 @@ def _same_bits(subject: Subject, packages: Mapping[str, CompiledLibrary]) -> boo
         if not all(map(torch.equal, found, (scores[:rows], *(each[:, :, : CONTEXT + rows] for each in states)))):
             return False
     return True
-
-
-def _flat(arguments: tuple[Any, ...]) -> list[torch.Tensor]:
-    """Return arguments of `FunctionalForward.forward` in the order in which the exporter flattens them."""
-    leaves = torch.utils._pytree.tree_leaves(arguments)  # noqa: SLF001  # torch has no public name
-    return [leaf for leaf in leaves if leaf is not None]

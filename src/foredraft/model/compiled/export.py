@@ -4,10 +4,11 @@ The cache's buffers are arguments and are written in place; masks, positions and
 transformers' forward and attention interface, and torch's exporter. Does not depend on how it is compiled.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from inspect import signature
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -18,42 +19,62 @@ from torch.fx import Graph, Node
 from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from foredraft.errors import UsageError
 from foredraft.graph.layout import Layout, lay_out_text
 from foredraft.graph.tree import I64
 from foredraft.model.compiled.kernels import LANES, attend
+from foredraft.model.compiled.library import CompiledLibrary
 from foredraft.model.compiled.package import MOST_ROWS
-from foredraft.model.kv_cache import Span, TreeLayer
-from foredraft.model.layers import scored_states
-from foredraft.model.mask import attention_mask
+from foredraft.model.compiled.recurrence import Lineage, TracedLayer, layer_shapes, lineage
+from foredraft.model.kv_cache import BufferLayer, Span, TreeCache, allocated
+from foredraft.model.layers import LAST, tapped_states, usual_taps
+from foredraft.model.mask import joined_mask
+from foredraft.model.recurrent.adoption import adopt
+from foredraft.model.recurrent.joint import JointLayer
+from foredraft.model.recurrent.state import StateLayer
 from foredraft.model.support import cache_argument, inspect
 from foredraft.sampling.logits import block_maxima
 
 CONTEXT = 200  # slots in use when a forward is traced, compared and timed; chosen
-_SHAPED = (1, 2)  # sequences, and tokens of each, that show what the model writes into its cache
-_COMPILED = "foredraft_compiled"
+_TRACED_SEQUENCES = 5  # when it is traced; unlike all other sizes, so that the exporter tells them apart
 _LINEAR = torch.ops.aten.linear.default
 _BLOCKS = torch.ops.foredraft.multiply_blocks.default
+_TURNED = (torch.ops.aten.transpose.int, torch.ops.aten.permute.default)
 _TAKEN_APART = (torch.ops.aten.view.default, torch.ops.aten.reshape.default, torch.ops.aten.unflatten.int)
 
 
 class FunctionalForward(nn.Module):
     """The logits and last hidden states of a pass, from its rows and the buffers of a cache.
 
-    The model is in evaluation mode; its layers of one sliding window share slots and mask. If it `summarises`, the
-    results of `block_maxima` and `logsumexp` of the logits come with them, as `top_by_blocks` takes them.
+    The model is in evaluation mode; its layers of one sliding window share slots and mask. Recurrent layers keep
+    `records`, or read the `states` that are set for a pass. If it `summarises`, the results of `block_maxima` and
+    `logsumexp` of the logits come with them, as `top_by_blocks` takes them, and the states that enter the layers that
+    EAGLE-3 reads, if there are such layers.
     """
 
-    def __init__(self, model: Any, *, summarises: bool = False) -> None:
+    def __init__(self, model: Any, *, summarises: bool = False, records: bool = True) -> None:
         super().__init__()
         self.model, self._summarises = model, summarises
+        self.taps = usual_taps(model) if summarises else ()
         self._scores_some = "logits_to_keep" in signature(model.forward).parameters
         self._cache_argument = cache_argument(model)
         support = inspect(model.config)
-        self.windows = tuple(dict.fromkeys(support.windows))  # the different ones
-        self.window_of = [self.windows.index(window) for window in support.windows]  # the number of each layer's
-        self._types = dict(zip(support.layer_types, self.window_of, strict=True))
-        self.ranges: list[torch.Tensor] = []  # of the current pass, by layer; empty if all rows have the first slots
+        self._recorded = [records and each for each in support.recurrent]
+        attending = zip(support.windows, self._recorded, strict=True)
+        self.windows = tuple(dict.fromkeys(window for window, recorded in attending if not recorded))
+        # the number of each layer's window; after these, that of records
+        self.window_of = [
+            len(self.windows) if recorded else self.windows.index(window)
+            for window, recorded in zip(support.windows, self._recorded, strict=True)
+        ]
+        # the number of each mask, None for none, by the names that layers know them by
+        self._masks = dict.fromkeys(support.layer_types) | {
+            name: self.windows.index(window) for name, window in support.masks.items()
+        }
+        self._attends = bool(support.masks)
+        self._one_mask = len(self._masks if records else support.masks) == 1
+        # of the current pass, by layer; empty if all rows have the first slots
+        self.ranges: dict[int, torch.Tensor] = {}
+        self.states: Mapping[int, Sequence[StateLayer]] = {}  # the same, of each sequence; for layers without records
 
     def forward(
         self,
@@ -63,79 +84,75 @@ class FunctionalForward(nn.Module):
         masks: list[torch.Tensor],  # for each window, float[1, 1, R, W], added to attention scores
         slots: list[torch.Tensor],  # for each window, int64[R], the slots that the rows' states go to
         ranges: list[torch.Tensor] | None,  # for each window, int64[2, R], as `attend` takes them
+        steps: list[torch.Tensor] | None,  # a `Lineage`, where layers keep records
         keys: list[torch.Tensor],  # for each layer, float[1, heads, C, head_dim], written in place
-        values: list[torch.Tensor],  # the same
+        values: list[torch.Tensor],  # the same; of a layer that keeps a state, both as `RecordLayer` has them
+        matrices: list[torch.Tensor],  # for each layer that has some, float32[N, H, V / T, K, T], written in place
     ) -> tuple[torch.Tensor, ...]:
         """Score rows, and write their states into the cache's buffers.
 
         A row's range is the slot that the first column of its mask stands for, and how many of the columns it has;
         without ranges, all rows have the first W slots. Returns logits float[S, V], last hidden states float[S, D], and
-        if it summarises float[S, V / 64] and float[S].
+        if it summarises float[S, V / 64], float[S] and the states of the `taps`, float[R, K * D] for K layers.
         """
         layers: list[Any] = []  # transformers' list type takes no subclass
-        self.ranges = [] if ranges is None else [ranges[window] for window in self.window_of]
+        attending = {layer: window for layer, window in enumerate(self.window_of) if not self._recorded[layer]}
+        self.ranges = {} if ranges is None else {layer: ranges[window] for layer, window in attending.items()}
+        found = iter(matrices)
         for layer, window in enumerate(self.window_of):
+            if self._recorded[layer]:
+                assert steps is not None, "with layers that keep a state, it is given"
+                own = next(found) if values[layer].shape[-1] else None
+                layers.append(TracedLayer(Lineage(*steps), keys[layer], values[layer], own))
+                continue
             visible = masks[window].shape[-1] if ranges is None else keys[layer].shape[2]
             torch._check(visible <= keys[layer].shape[2])  # noqa: SLF001  # the documented way to tell the exporter
-            layers.append(_BufferLayer(keys[layer], values[layer], slots[window], visible))
-        mask = masks[0] if len(self._types) == 1 else {kind: masks[window] for kind, window in self._types.items()}
+            buffer = BufferLayer(keys[layer], values[layer], slots[window], visible)
+            layers.append(JointLayer(buffer, self.states[layer]) if layer in self.states else buffer)
+        mask: Any = {name: None if of is None else masks[of] for name, of in self._masks.items()}
+        if self._one_mask:  # then layers that attend to nothing are given none
+            (mask,) = (each for each in mask.values() if each is not None)
         options = {} if scored is None or not self._scores_some else {"logits_to_keep": scored}
-        with scored_states(self.model) as states:
+        given = {"attention_mask": mask, "position_ids": positions} if self._attends else {}
+        with tapped_states(self.model, {LAST, *chain.from_iterable(self.taps)}) as states:
             output = self.model(
                 input_ids=rows,
-                attention_mask=mask,
-                position_ids=positions,
                 use_cache=True,
                 **{self._cache_argument: Cache(layers=layers)},
+                **given,
                 **options,
             )
-        self.ranges = []  # the exporter objects to attributes that a forward leaves changed
-        logits, hidden = output.logits[0], states[0][0]
+        self.ranges = {}  # the exporter objects to attributes that a forward leaves changed
+        logits, hidden = output.logits[0], states[LAST][0]
         if scored is not None and not options:
             logits, hidden = logits[scored], hidden[scored]
         if not self._summarises:
             return logits, hidden
         logits = logits.float()
-        return logits, hidden, block_maxima(logits), logits.logsumexp(-1)
-
-
-class _BufferLayer(TreeLayer):
-    """One layer's buffers as transformers' cache layer: rows go to given slots, attention sees the first ones.
-
-    Its length is 0, as positions and masks are given, and nobody needs to derive them.
-    """
-
-    is_compileable = True
-
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor, visible: int) -> None:
-        super().__init__(Span(None))
-        self.keys, self.values, self.is_initialized = keys, values, True
-        self._slots, self._visible = slots, visible
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: object, **_kwargs: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        self.keys.index_copy_(2, self._slots, key_states)
-        self.values.index_copy_(2, self._slots, value_states)
-        return self.keys[:, :, : self._visible], self.values[:, :, : self._visible]
+        tapped = [torch.cat([states[number][0] for number in layers], dim=-1) for layers in self.taps]
+        return logits, hidden, block_maxima(logits), logits.logsumexp(-1), *tapped
 
 
 class Subject:
     """A model's functional forward, with arguments to trace and time it.
 
-    Raises UsageError for a layer without its own keys and values.
+    Raises UsageError for a layer that keeps something else than keys and values, or records and matrices.
     """
 
     def __init__(self, model: Any) -> None:
         self.model, self.forward = model, FunctionalForward(model, summarises=True).eval()
         self.dtype = model.dtype
-        self.shapes = tuple(_buffer_shapes(model))
+        recurrent = inspect(model.config).recurrent
+        if any(recurrent):
+            adopt(model, recurrent)
+        self.shapes = layer_shapes(model, recurrent)
 
     @cached_property
     def takes_ranges(self) -> bool:
         """Whether `attend` can take the place of the model's attention, for rows of several sequences at once."""
         kernel = self.model.config._attn_implementation  # noqa: SLF001  # transformers has no public name for it
-        if kernel != "sdpa" or any(size % LANES for _, size in self.shapes):
+        attending = [shape for shape in self.shapes if not shape.taps]
+        if kernel != "sdpa" or any(shape.size % LANES for shape in attending):
             return False
         arguments = (*self.arguments(np.zeros(2, np.int64), ranges=True), *self.buffers())
         try:  # whether its layers ask transformers which attention to use shows only when they run
@@ -143,7 +160,7 @@ class Subject:
                 self.forward(*arguments)
         except Exception:  # noqa: BLE001  # there is no list of what other attention raises
             return False
-        return len(attended) == len(self.shapes)
+        return len(attended) == len(attending)
 
     def dynamic(self, least_rows: int, most_rows: int, *, ranges: bool) -> tuple[Any, ...]:
         """Return the dimensions that vary: of each window, the slots in use and allocated; and the rows."""
@@ -154,63 +171,121 @@ class Subject:
         # the exporter wants room after the slots in use; without any the code runs too
         windows = range(len(self.forward.windows))
         visible = [torch.export.Dim(f"visible{window}", min=2, max=2**20 - 1) for window in windows]
-        capacity = [torch.export.Dim(f"capacity{window}", min=3, max=2**20) for window in windows]
+        capacity = [torch.export.Dim(f"capacity{window}", min=3, max=2**20) for window in (*windows, len(windows))]
         buffers = [{2: capacity[window]} for window in self.forward.window_of]
         masks, slots = [{2: rows, 3: dim} for dim in visible], [{0: rows} for _ in visible]
         of_rows = [{1: rows} for _ in visible] if ranges else None
-        return ({1: rows}, {1: rows}, {0: scored}, masks, slots, of_rows, buffers, list(buffers))
+        nodes = torch.export.Dim("nodes", min=2, max=2 * MOST_ROWS)  # with those that are held
+        sequences = torch.export.Dim("sequences", min=2, max=MOST_ROWS)
+        steps = [{0: rows}, {0: rows}, {0: nodes}, {0: sequences}] if self.recurrent else None
+        places = torch.export.Dim("places", min=2, max=2**20)
+        matrices = [{0: places}] * sum(bool(shape.matrices) for shape in self.shapes)
+        return ({1: rows}, {1: rows}, {0: scored}, masks, slots, of_rows, steps, buffers, list(buffers), matrices)
 
-    def buffers(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Return the keys and the values of every layer, with room for the most rows after some context."""
+    @property
+    def recurrent(self) -> bool:
+        """Whether some layers keep a state."""
+        return any(shape.taps for shape in self.shapes)
+
+    def buffers(self) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
+        """Return what every layer keeps, with room for the most rows after some context."""
         # windows differ in what is allocated, so that the exporter tells them apart
-        keys = [
-            torch.zeros(1, heads, CONTEXT + MOST_ROWS + 56 + 8 * window, size, dtype=self.dtype)
-            for (heads, size), window in zip(self.shapes, self.forward.window_of, strict=True)
-        ]
-        return keys, [torch.zeros_like(each) for each in keys]
+        room = [CONTEXT + MOST_ROWS + 56 + 8 * window for window in self.forward.window_of]
+        cache = self.new_cache()
+        keys, values = cache.reserved_buffers(0)[: len(room)], cache.reserved_buffers(0)[len(room) :]
+        return (
+            [allocated(each, slots) for each, slots in zip(keys, room, strict=True)],
+            [allocated(each, slots) for each, slots in zip(values, room, strict=True)],
+            cache.matrices(),
+        )
+
+    def new_cache(self) -> TreeCache:
+        """Return an empty cache, in which all attention layers keep all positions."""
+        return TreeCache.of_shapes([None] * len(self.shapes), self.shapes, self.dtype)
 
     def arguments(
         self, token_ids: I64, at: int = CONTEXT, *, ranges: bool, scored: int | None = None
     ) -> tuple[Any, ...]:
         """Return the arguments of `FunctionalForward.forward` before the buffers: a chain after `at` slots."""
-        layout, spans = lay_out_text(token_ids, at), [Span(None, stored=at)] * len(self.forward.windows)
-        return row_arguments(layout, spans, self.dtype, ranges=ranges, scored=scored)
+        rows, places = np.arange(len(token_ids)), {window: [(0, at)] for window in self.forward.windows}
+        rows = rows if scored is None else rows[-scored:]
+        taps, layout, steps = max(shape.taps for shape in self.shapes), lay_out_text(token_ids, at), None
+        if self.recurrent:
+            steps = lineage(layout, Span(taps, stored=at, pending=1))
+            if scored is not None:  # one sequence alone would be taken for a constant
+                steps = steps._replace(sequences=steps.sequences.repeat(_TRACED_SEQUENCES, 1))
+        return row_arguments([layout], places, rows, self.dtype, ranges=ranges, steps=steps)
+
+
+def run_pass(
+    package: CompiledLibrary, layout: Layout, cache: TreeCache, spans: Mapping[int | None, Span], dtype: torch.dtype,
+    scored: int | None = None,
+) -> list[torch.Tensor] | None:  # fmt: skip
+    """Run a compiled forward for the rows of one sequence, whose layers with a window have the slots of its span.
+
+    Returns what `FunctionalForward.forward` does, for the last `scored` rows or all; None before all of the cache's
+    layers are initialised.
+    """
+    buffers = cache.reserved_buffers(layout.rows)
+    if not buffers:
+        return None
+    rows, places = np.arange(layout.rows), {window: [(0, span.stored)] for window, span in spans.items()}
+    rows = rows if scored is None else rows[-scored:]
+    steps = None if cache.records is None else lineage(layout, cache.records)
+    arguments = row_arguments([layout], places, rows, dtype, ranges=package.ranges, steps=steps)
+    result = package.run([*flat(arguments), *buffers, *cache.matrices()])
+    cache.advance()
+    return result
+
+
+def flat(arguments: tuple[Any, ...]) -> list[torch.Tensor]:
+    """Return arguments of `FunctionalForward.forward` in the order in which the exporter flattens them."""
+    leaves = torch.utils._pytree.tree_leaves(arguments)  # noqa: SLF001  # torch has no public name
+    return [leaf for leaf in leaves if leaf is not None]
 
 
 def row_arguments(
-    layout: Layout, spans: Collection[Span], dtype: torch.dtype, *, ranges: bool, scored: int | None = None
-) -> tuple[Any, ...]:
-    """Return the arguments of `FunctionalForward.forward` before the buffers, for the rows of one sequence.
+    layouts: Sequence[Layout], places: Mapping[int | None, Sequence[tuple[int, int]]], scored: I64,
+    dtype: torch.dtype, *, ranges: bool = True,
+    steps: Lineage | Mapping[int, Sequence[StateLayer]] | None = None,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Return the arguments of `FunctionalForward.forward` before the buffers, for the rows of one or more sequences.
 
-    Takes the masks' dtype, whether the forward takes each row's own range of slots, and how many of the last rows are
-    scored; None for all.
+    Takes, for each window, each sequence's first slot that is read and how many from there on hold earlier rows; which
+    rows are scored, int64[S]; the masks' dtype; whether the forward takes each row's own range of slots; and their
+    lineage, where layers keep records, or states, as `JointForward` takes them.
     """
-    rows = np.arange(layout.rows)
-    ends = [span.stored + layout.rows for span in spans]
+    rows, masks, slots, bounds = [layout.rows for layout in layouts], [], [], []
+    for window, place in places.items():
+        committed = [stored - len(layout.held) for layout, (_, stored) in zip(layouts, place, strict=True)]
+        masks.append(joined_mask(layouts, committed, dtype, window))
+        first, count = np.array(place).T
+        ends = np.cumsum(rows)
+        slots.append(torch.from_numpy(np.repeat(first + count - ends + rows, rows) + np.arange(ends[-1])))
+        bounds.append(torch.from_numpy(np.repeat([first, count + rows], rows, axis=1)))
     return (
-        torch.from_numpy(layout.token_ids[None]),
-        torch.from_numpy(layout.positions[None]),
-        torch.from_numpy(rows if scored is None else rows[-scored:]),
-        [attention_mask(layout, span, span.window, dtype) for span in spans],
-        [torch.from_numpy(span.stored + rows) for span in spans],
-        [torch.from_numpy(np.array([[0] * len(rows), [end] * len(rows)])) for end in ends] if ranges else None,
+        torch.from_numpy(np.concatenate([layout.token_ids for layout in layouts])[None]),
+        torch.from_numpy(np.concatenate([layout.positions for layout in layouts])[None]),
+        torch.from_numpy(scored),
+        masks,
+        slots,
+        bounds if ranges else None,
+        list(steps) if isinstance(steps, Lineage) else steps,
     )
 
 
-def _buffer_shapes(model: Any) -> list[tuple[int, int]]:
-    """Return the number of key heads and their size of each layer, as the model writes them, or raise UsageError."""
-    from transformers import DynamicCache
-
-    cache = DynamicCache()
-    with torch.inference_mode():
-        model(input_ids=torch.zeros(_SHAPED, dtype=torch.int64), use_cache=True, **{cache_argument(model): cache})
-    shapes = []
-    for number, layer in enumerate(cache.layers):
-        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
-        if keys is None or values is None or keys.shape != values.shape:
-            raise UsageError(f"Layer {number} of this model keeps no keys and values of one shape; it is not compiled.")
-        shapes.append((keys.shape[1], keys.shape[3]))
-    return shapes
+@contextmanager
+def replaced_attention(model: Any, attention: Callable[..., tuple[torch.Tensor, None]]) -> Iterator[None]:
+    """Make the layers of a model that ask transformers which attention to use get this one, until the block ends."""
+    config, name = model.config, f"foredraft_{id(model)}"  # another thread may run another model meanwhile
+    kernel = config._attn_implementation  # noqa: SLF001  # transformers has no public name for it
+    ALL_ATTENTION_FUNCTIONS[name] = attention
+    config._attn_implementation = name  # noqa: SLF001  # the same
+    try:
+        yield
+    finally:
+        config._attn_implementation = kernel  # noqa: SLF001  # the same
+        del ALL_ATTENTION_FUNCTIONS[name]
 
 
 @contextmanager
@@ -239,14 +314,8 @@ def compiled_attention(forward: FunctionalForward, attend: Callable[..., torch.T
         attended = attend(query[0], key[0], value[0], attention_mask[0, 0], forward.ranges[layer], scale)
         return attended.unflatten(1, (query.shape[1], -1))[None], None
 
-    config = forward.model.config
-    kernel = config._attn_implementation  # noqa: SLF001  # transformers has no public name for it
-    ALL_ATTENTION_FUNCTIONS.register(_COMPILED, attention)
-    config._attn_implementation = _COMPILED  # noqa: SLF001  # the same
-    try:
+    with replaced_attention(forward.model, attention):
         yield attended_by
-    finally:
-        config._attn_implementation = kernel  # noqa: SLF001  # the same
 
 
 @contextmanager
@@ -257,6 +326,20 @@ def precise_logits(model: Any) -> Iterator[None]:
     """
     with model.get_output_embeddings().register_forward_hook(lambda _module, _inputs, logits: logits.float()):
         yield
+
+
+def turn_rows(program: torch.export.ExportedProgram) -> None:
+    """Have rows of linear maps that were transposed written row by row, as the kernels read them.
+
+    Convolutions' results are: in torch they lie so already, but the compiler lays results out anew. The program is
+    changed in place, without a change of a number.
+    """
+    graph = program.graph_module.graph
+    for node in graph.nodes:
+        if node.target in (_LINEAR, _BLOCKS) and node.args[0].target in _TURNED:
+            with graph.inserting_before(node):
+                node.replace_input_with(node.args[0], _call(graph, torch.ops.foredraft.written.default, node.args[0]))
+    program.graph_module.recompile()
 
 
 def merge_products(program: torch.export.ExportedProgram, *, apart: bool = False) -> None:

@@ -27,6 +27,7 @@ LANES = 16  # float32 numbers in the widest vector register, of 512 bits; the si
 _QUERIES = 4  # query rows whose values are summed together, so that each value is read once for all of them
 _ALL_CACHES = 3  # locality of a prefetch, as GCC's __builtin_prefetch takes it; 0 is past the caches
 _BYTES_AHEAD = 9 * 1024  # that weights are prefetched; 2 KiB are too few where the cache is shared, 18 no better
+_UPDATED = 4  # vectors of a matrix's columns that are updated and summed at once: they fill the registers of AVX2
 _PAIR = 2  # the depth of what one instruction multiplies by pairs
 _TILES = (32, 32, 32)  # rows, columns and depth of a product by tiles; one instruction of AMX multiplies that depth
 _TILED_HEAD = 160  # the most numbers of a head: of AMX's eight tiles, one holds sums, two keys, five a query's numbers
@@ -71,6 +72,11 @@ def _(query: torch.Tensor, *_others: object) -> torch.Tensor:
     return query.new_empty(rows, heads * size)
 
 
+# Rows as they are, float[..., R, K], written one after another whatever they are computed from.
+torch.library.define("foredraft::written", "(Tensor rows) -> Tensor")
+torch.library.register_fake("foredraft::written", lambda rows: rows.clone(memory_format=torch.contiguous_format))
+
+
 @contextmanager
 def own_kernels(*, cached: bool = False) -> Iterator[None]:
     """Make torch's compiler use these kernels until the block ends.
@@ -90,6 +96,8 @@ def own_kernels(*, cached: bool = False) -> Iterator[None]:
     table: dict[Any, Any] = lowerings.lowerings
     lowerings.register_lowering(operations.attend.default, type_promotion_kind=None)(_lowered_attention)
     locality = _ALL_CACHES if cached else 0
+    lowerings.register_lowering(operations.written.default, type_promotion_kind=None)(_lowered_rows)
+    lowerings.register_lowering(operations.delta_rows.default, type_promotion_kind=None)(_lowered_recurrence)
     blocks = partial(_lowered_blocks, locality=locality)
     lowerings.register_lowering(operations.multiply_blocks.default, type_promotion_kind=None)(blocks)
     theirs = {angle: table[angle] for angle in (torch.ops.aten.cos.default, torch.ops.aten.sin.default)}
@@ -161,8 +169,8 @@ def _kept(lowering: Callable[[Any], Any]) -> Callable[[Any], Any]:
 def _kernel_call(name: str, template: str, inputs: Mapping[str, Any], layout: Any, **values: Any) -> Any:
     """Return the call of a kernel as torch's compiler represents it; `layout` is that of the result.
 
-    The `template` finds `inputs`, the compiler's realised tensors, and `values` by their names; `kernel` and
-    `template` as torch's own templates do; `output`; and `num_threads`.
+    The `template` finds `inputs`, the compiler's realised tensors, each of them, and `values` by their names; `kernel`
+    and `template` as torch's own templates do; `output`; and `num_threads`.
     """
     from torch._inductor.codegen.cpp_template import CppTemplate
 
@@ -170,12 +178,14 @@ def _kernel_call(name: str, template: str, inputs: Mapping[str, Any], layout: An
         def render(self, **given: Any) -> str:
             if given.get("epilogue_nodes"):
                 raise NotImplementedError(f"the kernel {name} has no place for what is made of its results")
+            named = dict(zip(inputs, self.input_nodes, strict=True))
             rendered: str = _template(template).render(
                 template=self,
                 kernel=given["kernel"],
                 output=given.get("template_buffer_node") or self.output_node,
                 num_threads=self.num_threads,
-                **dict(zip(inputs, self.input_nodes, strict=True)),
+                inputs=named,
+                **named,
                 **values,
             )
             return rendered
@@ -221,6 +231,48 @@ def _lowered_attention(query: Any, key: Any, value: Any, mask: Any, ranges: Any,
         paired=paired,
         query_t=DTYPE_TO_CPP[dtype if paired or tiles else torch.float32],
         input_t=DTYPE_TO_CPP[dtype],
+        restrict_keyword=get_restrict_keyword(),
+    )
+
+
+def _lowered_rows(rows: Any) -> Any:
+    """Return rows that the compiler keeps in memory one after another."""
+    from torch._inductor.ir import ExternKernel
+    from torch._inductor.lowering import clone
+
+    copied = clone(rows)
+    copied.realize()
+    return ExternKernel.require_contiguous(copied)
+
+
+def _lowered_recurrence(query: Any, key: Any, value: Any, decay: Any, strength: Any, *others: Any) -> Any:
+    """Return the kernel's call as torch's compiler represents it; the arguments are those of `delta_rows`."""
+    from torch._inductor.codegen.cpp_micro_gemm import get_restrict_keyword
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+    from torch._inductor.ir import ExternKernel, FixedLayout
+
+    given = {"query": query, "key": key, "value": value, "decay": decay, "strength": strength}
+    given |= dict(zip(("slots", "parents", "sequences", "matrices", "records"), others, strict=True))
+    inputs = {
+        name: ExternKernel.require_contiguous(ExternKernel.realize_input(tensor))
+        for name, tensor in given.items()
+        if tensor is not None
+    }
+    rows, heads, size = value.get_size()
+    key_size, tile = (int(each) for each in inputs["matrices"].get_size()[-2:])
+    vectors = tile * 32 // (pick_vec_isa().bit_width() or 256)
+    return _kernel_call(
+        "delta_rows",
+        "delta",
+        inputs,
+        FixedLayout(query.get_device(), torch.float32, [rows, heads, size], [heads * size, size, 1]),
+        delta=strength is not None,
+        heads=int(heads),
+        key_heads=int(key.get_size()[1]),
+        key_size=key_size,
+        value_size=int(size),
+        tile=tile,
+        vectors=min(vectors, _UPDATED),
         restrict_keyword=get_restrict_keyword(),
     )
 

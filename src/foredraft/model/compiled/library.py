@@ -59,7 +59,8 @@ def weights_apart(path: Path) -> Iterator[dict[str, Any]]:
             raise RuntimeError("some weights are laid out for the vendor's library")
         for name, each in weights.items():
             if each.untyped_storage().nbytes() != each.nbytes:  # of a part of a file, all of it would be written
-                weights[name] = each.clone()
+                # code reads them by their strides, which `clone` does not keep where numbers lie apart
+                weights[name] = torch.empty_strided(each.shape, each.stride(), dtype=each.dtype).copy_(each)
         torch.save(weights, path)
         del weights
         graph.constants |= torch.load(path, mmap=True, weights_only=True)  # the copies in memory can go

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import filelock
 import numpy as np
 import torch
 import transformers
@@ -27,10 +28,12 @@ from foredraft.contracts import CostCurve
 from foredraft.errors import ForedraftWarning, StoreError, told
 from foredraft.model.compiled.library import CompiledLibrary, weights_beside
 from foredraft.model.fingerprint import architecture
+from foredraft.model.kv_cache import LayerShape
+from foredraft.model.layers import LAST
 
 MOST_ROWS = 256  # of a compiled pass; longer prompts take several passes; chosen
 EAGER = "eager"
-_FORMAT = 19  # of a package; increased when the code that it is compiled from changes
+_FORMAT = 22  # of a package; increased when the code that it is compiled from changes
 RECORD = "compiled.json"  # the file beside the packages of a folder
 _CLEARLY = 1.1
 """A package is used if it takes at most this many times as long as the uncompiled model, because the same passes, timed
@@ -77,9 +80,10 @@ class CompiledRecord:
     packages: tuple[PackageRecord, ...]  # in the order in which they were compiled
     costs: Mapping[str, CostCurve]  # times of passes, by package name and `eager`, the uncompiled model
     same_bits: bool  # whether a row's bits do not depend on the other rows of its pass, as far as compared
-    shapes: tuple[tuple[int, int], ...]  # of each layer: its key heads and their size
+    shapes: tuple[LayerShape, ...]  # of each layer
     torch: str  # the version that compiled
     warning: str  # what an earlier torch compiled better; "" for nothing
+    taps: tuple[tuple[int, ...], ...] = ()  # layers whose states a pass returns, beside the last
 
     def told(self) -> list[str]:
         """Describe how each package was compiled, with the warning."""
@@ -89,11 +93,12 @@ class CompiledRecord:
     def quickest(self) -> list[str]:
         """Return the fastest package or `eager` for 0 .. MOST_ROWS rows; entry 0 is `eager`.
 
-        The uncompiled model is chosen only if it is clearly faster, because its rows round differently.
+        The uncompiled model is chosen only if it is clearly faster, because its rows round differently; and never
+        where layers keep a state, as it keeps another.
         """
         names = list(self.costs)
         times = np.stack([self.costs[name].table(MOST_ROWS) for name in names])
-        times[names.index(EAGER)] *= _CLEARLY
+        times[names.index(EAGER)] *= np.inf if any(shape.taps for shape in self.shapes) else _CLEARLY
         rows = np.arange(MOST_ROWS + 1)
         for package in self.packages:
             times[names.index(package.name), (rows < package.least_rows) | (rows > package.most_rows)] = np.inf
@@ -111,6 +116,10 @@ class CompiledForward:
     def package_for(self, rows: int) -> CompiledLibrary | None:
         """Return the loaded package that runs `rows` rows, or None if the uncompiled model is faster."""
         return self.packages.get(self._quickest[rows]) if rows <= MOST_ROWS else None
+
+    def returns(self, hidden: tuple[int, ...]) -> bool:
+        """Return whether passes return the states of these layers, as `Needs.hidden` names them."""
+        return not set(hidden) - {LAST} or hidden in self.record.taps
 
     def rounds_alike(self, rows: int) -> bool:
         """Return whether all passes of up to `rows` rows are compiled, and give a row the same bits."""
@@ -147,12 +156,26 @@ def find_compiled(model: Any, cache: Path) -> CompiledForward | None:
         return None
     folder = setting / weights_hash(model)
     record = read_record(folder)
-    if record is None or not record.packages:
-        return None
-    for package in record.packages:
-        if package_hash(folder / package.file) != package.sha256:
-            raise StoreError(f"The compiled forward {folder / package.file} is damaged. {_REMEDY}")
-    return CompiledForward(folder, record)
+    if record is not None and _damaged(folder, record):  # or a compilation has replaced a package, but not the record
+        try:
+            with compiling(folder, wait=False):
+                record = read_record(folder)
+        except filelock.Timeout:
+            return None
+        if record is not None and (damaged := _damaged(folder, record)):
+            raise StoreError(f"The compiled forward {damaged} is damaged. {_REMEDY}")
+    return CompiledForward(folder, record) if record is not None and record.packages else None
+
+
+def compiling(folder: Path, *, wait: bool = True) -> filelock.BaseFileLock:
+    """Return the lock of a folder's compilation; without `wait`, entering it raises Timeout if another one goes on."""
+    return filelock.FileLock(folder / "compiling.wait", timeout=-1 if wait else 0)
+
+
+def _damaged(folder: Path, record: CompiledRecord) -> Path | None:
+    """Return a package whose bytes are not those of the record, or None."""
+    paths = ((folder / package.file, package.sha256) for package in record.packages)
+    return next((path for path, known in paths if package_hash(path) != known), None)
 
 
 def runs_on_cpu(model: Any) -> bool:
@@ -180,8 +203,9 @@ def read_record(folder: Path) -> CompiledRecord | None:
         costs = {name: _curve(data["rows"], seconds) for name, seconds in data["seconds"].items()}
         if data["format"] != _FORMAT or {EAGER, *(package.name for package in packages)} != set(costs):
             raise ValueError(f"format {data['format']}, with costs of {', '.join(costs)}")
-        shapes = tuple((int(heads), int(size)) for heads, size in data["shapes"])
-        return CompiledRecord(packages, costs, bool(data["same_bits"]), shapes, data["torch"], data["warning"])
+        shapes = tuple(LayerShape._make((*sizes, tuple(matrices))) for *sizes, matrices in data["shapes"])
+        same_bits, taps = bool(data["same_bits"]), tuple(tuple(map(int, layers)) for layers in data["taps"])
+        return CompiledRecord(packages, costs, same_bits, shapes, data["torch"], data["warning"], taps)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

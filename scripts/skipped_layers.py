@@ -1,6 +1,7 @@
-"""`foredraft train layer-skip`: searches for the sub-layers that a model can skip when it drafts for itself.
+"""Search for the sub-layers that a model can skip when it drafts for itself (Self-SD).
 
-Does not depend on how the search works; that is in `foredraft.training.layer_search`.
+`python scripts/skipped_layers.py --model MODEL --data TEXTS --out skipped.json` writes the file for `layer_skip`'s
+option `skipped`. How the search works is in `layer_search`.
 """
 
 import json
@@ -22,7 +23,7 @@ from foredraft.model.gguf.files import SMOLLM2
 
 if TYPE_CHECKING:  # torch and transformers are imported when a command runs, so that help is fast
     from foredraft.model.skipping import Skipped
-    from foredraft.training.layer_search import Found, SkippingFigures
+    from layer_search import Found, SkippingFigures
 
 _LEAST_TEXTS = 4  # chosen
 _HELD_OUT_ONE_IN = 4  # one in this many texts only checks the result (chosen)
@@ -65,7 +66,7 @@ def layer_skip(
     import numpy as np
 
     from foredraft.model.skipping import write_skipped
-    from foredraft.training.layer_search import WrittenText, figures_of, measure_skipping, search
+    from layer_search import WrittenText, figures_of, measure_skipping, search
 
     with working("loading") as tell:
         generator = load_plain(model, dtype, False, tell, device)
@@ -138,3 +139,7 @@ def _print(out: Path, layers: int, found: "Found", checked: "SkippingFigures") -
         typer.echo("So layer skipping does not speed up this model on this machine.")
     options = json.dumps({"skipped": str(out)})
     typer.echo(f"foredraft generate --method layer_skip --speculative-config '{options}' ...")
+
+
+if __name__ == "__main__":
+    typer.run(layer_skip)

@@ -1,0 +1,260 @@
+"""Recurrent layers of a traced forward: records of rows in slots, and the rows' tree, are arguments, as masks are.
+
+A slot holds what a row gives its descendants: the input of its convolution, and its key, update and decay. They are
+moved like keys when rows are committed. A pass first applies the records of the rows that were committed since the last
+one to the matrices, then walks the trees of its sequences step by step (`delta_rows`), so that a row's bits depend on
+its ancestors alone. Does not know which models have such layers, nor how the kernel is compiled (delta.cpp.jinja).
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.library import custom_op
+from transformers.cache_utils import Cache, DynamicLayer
+
+from foredraft.errors import UsageError
+from foredraft.graph.layout import Layout
+from foredraft.graph.tree import I64
+from foredraft.model.compiled.package import MOST_ROWS
+from foredraft.model.kv_cache import LayerShape, Span
+from foredraft.model.mask import seen_rows
+from foredraft.model.recurrent.layer import OperatorLayer, Reading
+from foredraft.model.recurrent.state import convolution_windows, parents_of
+from foredraft.model.support import cache_argument
+
+_PROMPTS_DIFFER = "This model limits the steps of a prompt's tokens alone; it is not compiled."
+_SHAPED = (1, 2)  # sequences, and tokens of each, that show what a model writes into its cache
+_COLUMNS = 64  # of a matrix that are walked together; with keys of 128 they fill a first cache of 32 KiB
+
+
+class Lineage(NamedTuple):
+    """How the R rows of a pass and the H held ones before them descend from each other, and from what was committed."""
+
+    windows: torch.Tensor  # int64[R, L], the slots whose inputs each row's convolution takes
+    slots: torch.Tensor  # int64[R], those of the rows, one after another; those of held rows come before them
+    parents: torch.Tensor  # int64[H + R], as `parents_of` returns them; of sequence `b`, a root's is -1 - b
+    # int64[B, 5], of each sequence: the places of the matrices that are read and that are written, the first slot of
+    # the records that are applied first and their number, and 1 if all its rows are applied too, as known text is
+    sequences: torch.Tensor
+
+
+def lineage(layout: Layout, span: Span) -> Lineage:
+    """Return that of the rows of one sequence, whose records are in the slots of `span`."""
+    assert span.window is not None, "of records, it is the taps of a convolution"
+    root = span.stored - len(layout.held)
+    slots = np.arange(root - (span.window - 1), span.stored + layout.rows)
+    windows, parents = _descent(layout, slots)
+    sequences = np.array([[span.at, 1 - span.at, root - span.pending, span.pending, 0]])
+    return Lineage(*map(torch.from_numpy, (windows, slots[-layout.rows :], parents, sequences)))
+
+
+def _descent(layout: Layout, slots: I64) -> tuple[I64, I64]:
+    """Return the windows and the parents of one sequence's rows.
+
+    The slots are those of the committed inputs that its first row takes, then of the held rows, and of its rows.
+    """
+    seen, chain = seen_rows(layout), layout.ancestors is None
+    windows = convolution_windows(seen, len(slots) - seen.shape[1] + 1, chain=chain)
+    return slots[windows], np.arange(-1, layout.rows - 1) if chain else parents_of(seen)
+
+
+class RecordStates:
+    """The states of several sequences in numbered places, each made by a pass from that in another place.
+
+    A state is not changed once it is committed. Its place has matrices, and slots for the inputs and records that they
+    do not contain yet; slots before all of these are for the rows of a pass. Place 0 is the state before a text.
+    """
+
+    def __init__(self, shapes: Sequence[LayerShape], dtype: torch.dtype, most: int) -> None:
+        """Make `most` places for layers of these shapes; memory is taken when it is written to."""
+        self._taken = max(each.taps for each in shapes) - 1  # committed inputs that a first row's convolution takes
+        self._next = 0  # the slot after the last pass's rows
+        self._rows: dict[int, tuple[int, int]] = {}  # by the place that they make: the first, and how many are applied
+        self._pending = [0] * most  # the number of each place's records
+        planes = {number: (each.size, dtype) for number, each in enumerate(shapes) if each.taps}
+        planes |= {len(shapes) + number: (shapes[number].record, torch.float32) for number in planes}
+        self._stores, self.buffers = list[torch.Tensor](), dict[int, torch.Tensor]()
+        for size, kind in dict.fromkeys(planes.values()):
+            numbers = [number for number, plane in planes.items() if plane == (size, kind)]
+            store = torch.empty(len(numbers), 1, self._first(most), size, dtype=kind)
+            store[:, :, : self._first(1)] = 0
+            self._stores.append(store)
+            self.buffers |= dict(zip(numbers, store.split(1), strict=True))
+        self.matrices = [torch.empty(most, *each.matrices) for each in shapes if each.matrices]
+        for each in self.matrices:
+            each[0] = 0
+
+    def _first(self, place: int) -> int:
+        """Return the first slot of a place."""
+        return MOST_ROWS + place * (self._taken + MOST_ROWS)
+
+    def begin(self, layouts: Sequence[Layout], places: Sequence[tuple[int, int]]) -> Lineage:
+        """Return the lineage of a pass's rows; each sequence's read the first of its places, and make the second."""
+        # not over rows that are not committed yet, where a batch is run in parts
+        start = self._next if self._next + sum(layout.rows for layout in layouts) <= MOST_ROWS else 0
+        windows, parents, sequences, row = list[I64](), list[I64](), [], start
+        for number, (layout, (before, after)) in enumerate(zip(layouts, places, strict=True)):
+            first, pending, known = self._first(before), self._pending[before], layout.ancestors is None
+            committed = np.arange(first + pending, first + pending + self._taken)
+            taken, own = _descent(layout, np.append(committed, np.arange(row, row + layout.rows)))
+            windows.append(taken)
+            parents.append(np.where(own < 0, -1 - number, own + row - start))
+            sequences.append([before, after, first + self._taken, pending, known])
+            self._rows[after] = row, layout.rows * known
+            row += layout.rows
+        self._next, slots = row, np.arange(start, row)
+        given = (np.concatenate(windows), slots, np.concatenate(parents), np.array(sequences, np.int64))
+        return Lineage(*map(torch.from_numpy, given))
+
+    def commit(self, before: int, after: int, kept: I64) -> None:
+        """Commit these of a sequence's rows in the last pass, ascending, to the place that it was given."""
+        row, applied = self._rows[after]
+        assert applied in (0, len(kept)), "known text is committed whole"
+        committed = np.arange(self._first(before), self._first(before) + self._taken + self._pending[before])
+        self._pending[after] = len(kept) - applied
+        moved = np.append(committed, kept + row)[-(self._taken + self._pending[after]) :]
+        for store in self._stores:
+            store[:, :, self._first(after) : self._first(after) + len(moved)] = store[:, :, moved]
+
+
+class TracedLayer(OperatorLayer):
+    """A recurrent layer of a pass that is traced; its buffers are written in place."""
+
+    def __init__(
+        self, steps: Lineage, inputs: torch.Tensor, records: torch.Tensor, matrices: torch.Tensor | None
+    ) -> None:
+        super().__init__()
+        self._steps, self._inputs, self._records, self._matrices = steps, inputs, records, matrices
+
+    def in_prompt(self) -> torch.Tensor:
+        raise UsageError(_PROMPTS_DIFFER)
+
+    def convolution(self, taps: int, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        del taps
+        self._inputs.index_copy_(2, self._steps.slots, inputs[None, None])
+        return self._inputs[0, 0], self._steps.windows
+
+    def read(self, asked: Reading) -> tuple[torch.Tensor, torch.Tensor]:
+        queries, keys, values, gates, strengths = asked
+        assert self._matrices is not None, "its shape has matrices"
+        decays, (_, *steps) = gates[..., 0].exp(), self._steps
+        read = delta_rows(queries, keys, values, decays, strengths, *steps, self._matrices, self._records)
+        return read, self._matrices
+
+
+@custom_op("foredraft::delta_rows", mutates_args=())
+def delta_rows(
+    query: torch.Tensor,  # float32[R, Hk, K]
+    key: torch.Tensor,  # float32[R, Hk, K]; each serves H / Hk heads in a row, as each query does
+    value: torch.Tensor,  # float32[R, H, V]
+    decay: torch.Tensor,  # float32[R, H]
+    strength: torch.Tensor | None,  # float32[R, H], of the delta rule; None where the update is the value
+    slots: torch.Tensor,  # these three as `Lineage` has them
+    parents: torch.Tensor,
+    sequences: torch.Tensor,
+    matrices: torch.Tensor,  # float32[N, H, V / T, K, T], written in the places that `sequences` says
+    records: torch.Tensor,  # float32[1, 1, C, Hk K + H V + H], written: keys, updates, decays
+) -> torch.Tensor:
+    """Return what rows read, float32[R, H, V]; used where nothing is compiled, and to test the kernel.
+
+    The compiler is not told that two buffers are written: nothing else in the graph touches them, and it would copy
+    what it believes to change. No sequence reads a place that another one writes.
+    """
+    heads, groups = value.shape[1], value.shape[1] // key.shape[1]
+    sizes = (key[0].numel(), value[0].numel(), heads)
+    held = len(parents) - len(query)
+    states, read = dict[int, torch.Tensor](), []
+
+    def record(slot: int) -> list[torch.Tensor]:
+        keys, updates, decays = records[0, 0, slot].split(sizes)
+        return [keys.view(*key.shape[1:]).repeat_interleave(groups, 0), updates.view(heads, -1), decays[:, None, None]]
+
+    def applied(state: torch.Tensor, slot: int) -> torch.Tensor:
+        keys, updates, decays = record(slot)
+        return state * decays + keys[..., None] * updates[:, None]
+
+    for number, (place, _, first, pending, _) in enumerate(sequences.tolist()):
+        state = matrices[place].transpose(1, 2).flatten(2)
+        for slot in range(first, first + pending):
+            state = applied(state, slot)
+        states[-1 - number] = state
+    last = {number: number for number in states}
+    for node, parent in enumerate(parents.tolist()):
+        row, slot = node - held, int(slots[0]) - held + node
+        if row >= 0:
+            new = value[row]
+            if strength is not None:
+                seen = (states[parent] * key[row].repeat_interleave(groups, 0)[..., None]).sum(1)
+                new = strength[row][:, None] * (new - decay[row][:, None] * seen)
+            records[0, 0, slot] = torch.cat([key[row].flatten(), new.flatten(), decay[row]])
+        if parent != node:
+            states[node] = applied(states[parent], slot)
+        if row >= 0:
+            read.append((states[node] * query[row].repeat_interleave(groups, 0)[..., None]).sum(1))
+        last = {number: node if of == parent else of for number, of in last.items()}
+    for number, (_, place, _, _, known) in enumerate(sequences.tolist(), start=1):
+        state = states[last[-number] if known else -number]
+        matrices[place] = state.unflatten(2, (-1, matrices.shape[-1])).transpose(1, 2)
+    return torch.stack(read)
+
+
+@delta_rows.register_fake
+def _(_query: torch.Tensor, _key: torch.Tensor, value: torch.Tensor, *_others: object) -> torch.Tensor:
+    return torch.empty_like(value)
+
+
+class _ShapeLayer(OperatorLayer):
+    """A recurrent layer that finds out what its operators are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[LayerShape] = []
+
+    def in_prompt(self) -> torch.Tensor:
+        raise UsageError(_PROMPTS_DIFFER)
+
+    def convolution(self, taps: int, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.shapes.append(LayerShape(1, inputs.shape[1], taps))
+        return inputs, torch.zeros(len(inputs), taps, dtype=torch.int64)
+
+    def read(self, asked: Reading) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = asked.keys, asked.values
+        heads, size = values.shape[1:]
+        tile = next(each for each in (_COLUMNS, _COLUMNS // 2, _COLUMNS // 4, 1) if size % each == 0)
+        matrices = (heads, size // tile, keys.shape[-1], tile)
+        record = keys[0].numel() + values[0].numel() + heads
+        whole = [each._replace(record=record, matrices=matrices) for each in self.shapes]
+        # what the kernel has no code for: matrices without a convolution, and decays or vectors of other sizes
+        self.shapes = whole if tile > 1 and asked.gates.shape[-1] == 1 else []
+        return values, values
+
+
+def write_states(model: Any, layers: list[Any]) -> None:
+    """Run a model uncompiled with these layers of a cache, into which it writes the states of one text."""
+    ids = torch.zeros(_SHAPED, dtype=torch.int64)
+    cache = {cache_argument(model): Cache(layers=layers)}
+    with torch.inference_mode():
+        model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=True, **cache)
+
+
+def layer_shapes(model: Any, recurrent: Sequence[bool]) -> tuple[LayerShape, ...]:
+    """Return the shapes of what each layer keeps, as the model writes it; UsageError where that is not compiled."""
+    layers: list[Any] = [_ShapeLayer() if each else DynamicLayer() for each in recurrent]
+    write_states(model, layers)
+    shapes = []
+    for number, layer in enumerate(layers):
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if isinstance(layer, _ShapeLayer):
+            if len(layer.shapes) != 1:
+                raise UsageError(
+                    f"Layer {number} of this model keeps a recurrent state other than one convolution and matrices "
+                    "with one decay a head and values of a multiple of 16 numbers; it is not compiled."
+                )
+            shapes += layer.shapes
+        elif keys is None or values is None or keys.shape != values.shape:
+            raise UsageError(f"Layer {number} of this model keeps no keys and values of one shape; it is not compiled.")
+        else:
+            shapes.append(LayerShape(keys.shape[1], keys.shape[3]))
+    return tuple(shapes)

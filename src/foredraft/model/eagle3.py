@@ -1,0 +1,70 @@
+"""EAGLE-3's head, which predicts its own next state from a token and a state.
+
+Li et al., "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test" (NeurIPS 2025).
+A row's inputs are a token and the state of the token before it: the target's, of a low, a middle and a high layer, for
+the text, and the head's own for drafted tokens. Does not depend on which nodes are expanded.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from foredraft.model.speculators import Speculator
+from foredraft.model.state_heads import StateHead, StateLayers, load_state_head
+
+METHOD = "eagle3"
+FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")  # of a configuration, false by default
+
+
+class Eagle3Layers(StateLayers):
+    """The layers: the first one takes a token's embedding and its state side by side.
+
+    `config` may set the `FLAGS`; `count` layers of the target are read.
+    """
+
+    def __init__(self, layer_config: Any, config: Mapping[str, Any], count: int, wide: int) -> None:
+        super().__init__(layer_config, wide)
+        width, first, flags = layer_config.hidden_size, self.layers[0], {name: bool(config.get(name)) for name in FLAGS}
+        first.hidden_norm = self.normed(width)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            own = first.self_attn.get_submodule(name)
+            made = nn.Linear(2 * width, own.out_features, bias=own.bias is not None)
+            first.self_attn.set_submodule(name, made)
+        self._before, self._output = flags["norm_before_residual"], flags["norm_output"]
+        self.input_norm = self.normed(wide) if flags["norm_before_fc"] else None
+        self.fc_norm = nn.ModuleList(self.normed(wide // count) for _ in range(count)) if flags["fc_norm"] else None
+
+    def fused(self, states: torch.Tensor) -> torch.Tensor:
+        """Return one state, float[..., D], for the target's states side by side, float[..., K * D]."""
+        if self.input_norm is not None:
+            states = self.input_norm(states)
+        if self.fc_norm is not None:
+            parts = states.chunk(len(self.fc_norm), dim=-1)
+            states = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+        return self.fc(states)  # type: ignore[no-any-return]  # a module's output is Any
+
+    def forward(
+        self, embedded: torch.Tensor, states: torch.Tensor, arguments: Mapping[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run rows, float[B, R, D] embeddings and states; return the LM head's inputs and the next states."""
+        first, *others = self.layers
+        normed = first.hidden_norm(states)
+        rows = torch.cat([first.input_layernorm(embedded), normed], dim=-1)
+        hidden = (normed if self._before else states) + first.self_attn(hidden_states=rows, **arguments)[0]
+        hidden = hidden + first.mlp(first.post_attention_layernorm(hidden))
+        for layer in others:
+            hidden = layer(hidden, **arguments)
+        scored = self.norm(hidden)
+        return scored, scored if self._output else hidden
+
+
+def load_eagle3(folder: Path, model: Any) -> StateHead[Eagle3Layers]:
+    """Load the head in a folder; raises what `load_state_head` does."""
+
+    def make(found: Speculator, width: int) -> Eagle3Layers:
+        return Eagle3Layers(found.layer_config, found.config, len(found.layers), len(found.layers) * width)
+
+    return load_state_head(folder, METHOD, model, make)

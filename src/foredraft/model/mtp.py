@@ -1,0 +1,151 @@
+"""The multi-token-prediction (MTP) layer that a checkpoint holds beside its model: found, loaded and run.
+
+DeepSeek-AI, "DeepSeek-V3 Technical Report" (2024), section 2.2. A row's inputs are a token's embedding and the last
+state of the token before it; its output is the LM head's input and the next state. transformers builds the layer and
+reads its weights (`MtpModel`), which the model leaves in its checkpoint. Does not depend on which nodes are expanded.
+"""
+
+import copy
+import json
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+from safetensors import SafetensorError, safe_open
+from torch import nn
+from transformers.utils import logging
+
+from foredraft.errors import StoreError, UsageError, told
+from foredraft.graph.layout import Layout
+from foredraft.model.kv_cache import TreeCache
+from foredraft.model.layers import model_parts, shared_copy
+from foredraft.model.mask import attention_mask
+from foredraft.model.speculators import Ends
+from foredraft.model.state_heads import StateHead
+
+_FILES = ("model.safetensors.index.json", "model.safetensors")
+# by field of a configuration, its value for the layer where the configuration does not say
+_USUAL = {"mtp_layer_types": "full_attention", "mtp_mlp_layer_types": "sparse"}
+
+
+class MtpLayers:
+    """The first layer of transformers' `MtpModel`, which drafts all levels of a tree.
+
+    A checkpoint with several, one for each level, drafts with the first alone. `norm` is the target's last one.
+    """
+
+    def __init__(self, model: Any, norm: nn.Module) -> None:
+        self._model, self._layer, self._norm, config = model, model.layers[0], norm, model.config
+        kinds = getattr(config, "layer_types", None)
+        self._kind = kinds[0] if kinds else None
+        self._window = config.sliding_window if self._kind == "sliding_attention" else None
+
+    def new_cache(self) -> TreeCache:
+        return TreeCache((None,))
+
+    def arguments(self, layout: Layout, cache: TreeCache, like: torch.Tensor) -> dict[str, Any]:
+        """As `NextStates` says; the layer sees all of a text, or its window."""
+        positions, rotary = torch.from_numpy(layout.positions[None]).to(like.device), self._model.rotary_emb
+        mask = attention_mask(layout, cache.spans[None], self._window, like.dtype)
+        kind = (self._kind,) if self._model.has_per_layer_rope else ()
+        return {
+            "attention_mask": mask.to(like.device),
+            "position_ids": positions,
+            "position_embeddings": rotary(like, positions, *kind),
+            "past_key_values": cache,
+        }
+
+    def fused(self, states: torch.Tensor) -> torch.Tensor:
+        return self._norm(states)  # type: ignore[no-any-return]  # a module's output is Any
+
+    def __call__(
+        self, embedded: torch.Tensor, states: torch.Tensor, arguments: Mapping[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `NextStates` says; the LM head's input is the next state."""
+        hidden = self._layer(embedded, states, **arguments)
+        return hidden, hidden
+
+
+def mtp_tensors(model: Any) -> list[str]:
+    """Return the names of the MTP layer's tensors in the checkpoint that a model was loaded from; none if it has none.
+
+    Raises StoreError if the checkpoint cannot be read.
+    """
+    return [name for name in _names(str(model.config.name_or_path)) if name.startswith(_prefixes(model))]
+
+
+def load_mtp(model: Any) -> StateHead[MtpLayers]:
+    """Load the MTP layer of the checkpoint that a model was loaded from, in its dtype and on its device.
+
+    Raises UsageError if there is none or transformers cannot run it, and StoreError if tensors are missing.
+    """
+    try:
+        from transformers.modeling_layers import MtpModel
+    except ImportError as error:
+        raise UsageError("Method 'mtp' needs transformers 5.23 or newer; update transformers.") from error
+    if not mtp_tensors(model):
+        raise UsageError(
+            f"The checkpoint of {model.config.name_or_path or 'this model'} holds no MTP layer (tensors "
+            f"{' or '.join(_prefixes(model))}); conversions, such as to GGUF, often drop it. Load the publisher's own "
+            "checkpoint, or choose another method."
+        )
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # it would report the tensors that belong to the model
+    try:
+        loaded = MtpModel.from_pretrained(_declared(model), device_map={"": model.device}).eval()
+    except (ValueError, AttributeError, KeyError) as error:
+        raise UsageError(
+            f"transformers cannot run the MTP layer of a {model.config.model_type} model ({told(error)}); choose "
+            "another method."
+        ) from error
+    except RuntimeError as error:
+        raise StoreError(
+            f"The MTP layer in {model.config.name_or_path} is damaged ({told(error)}). Copy or download it again."
+        ) from error
+    finally:
+        logging.set_verbosity(verbosity)
+    loaded.requires_grad_(requires_grad=False)
+    ends = Ends(model.get_input_embeddings().weight, model.get_output_embeddings(), None)
+    parts = model_parts(model)
+    return StateHead(MtpLayers(loaded, model.get_submodule(parts.norm)), ends, (parts.count,), loaded.config)
+
+
+def _prefixes(model: Any) -> tuple[str, ...]:
+    return "mtp.", "model.mtp.", f"model.layers.{model.config.num_hidden_layers}."
+
+
+def _declared(model: Any) -> Any:
+    """Return a model with the same weights, whose configuration and class name one MTP layer, as `MtpModel` asks."""
+    named = shared_copy(model)
+    config = named.config = copy.deepcopy(model.config)
+    config.num_mtp_layers, config.dtype = 1, model.dtype
+    for field, usual in _USUAL.items():
+        if getattr(config, field.removeprefix("mtp_"), None) is not None:
+            setattr(config, field, (getattr(config, field, None) or [usual])[:1])
+    patterns = [f"^{re.escape(each)}" for each in _prefixes(model)]
+    named._keys_to_ignore_on_load_unexpected = patterns  # noqa: SLF001  # how MtpModel knows its tensors
+    return named
+
+
+def _names(location: str) -> Iterable[str]:
+    """Return the names of the tensors in a checkpoint's safetensors, in a folder or downloaded; none without these."""
+    for name in _FILES if location else ():
+        file: Any = Path(location, name)
+        if not Path(location).is_dir():
+            with suppress(HFValidationError):  # a model of another origin, such as a GGUF file
+                file = try_to_load_from_cache(location, name)
+        if not isinstance(file, str | Path) or not Path(file).exists():
+            continue
+        try:
+            if name.endswith(".json"):
+                return list(json.loads(Path(file).read_text())["weight_map"])
+            with safe_open(file, framework="pt") as opened:
+                return list(opened.keys())
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            raise StoreError(f"{file} is damaged ({told(error)}). Copy or download it again.") from error
+    return ()

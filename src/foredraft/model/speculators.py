@@ -1,0 +1,259 @@
+"""Drafter folders of the `speculators` format, and raw EAGLE-3 and DFlash ones, read and checked against a target.
+
+A folder holds `config.json` and its weights: in the format of Hugging Face's `speculators`, `speculators_model_type`
+names the method and `transformer_layer_config` describes the layers; a raw repository describes its layers at the top
+level, and is converted. Does not depend on how a drafter runs.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from safetensors.torch import save as save_tensors
+from torch import nn
+
+from foredraft.atomic_file import store_file
+from foredraft.errors import StoreError, UsageError, told
+from foredraft.graph.layout import Layout
+from foredraft.graph.tree import IntArray
+from foredraft.model.fingerprint import fingerprint
+from foredraft.model.heads import RankedHead
+from foredraft.model.layers import eagle_layers
+
+CONFIG = "config.json"
+TYPE = "speculators_model_type"  # the field that names the method
+_SAFE, _PICKLED = "*.safetensors", "pytorch_model.bin"
+FILES = (CONFIG, _SAFE, _PICKLED)  # that a drafter is made of, for the hub
+_LAYERS = {"eagle3": ("llama", "qwen3"), "dflash": ("qwen3",)}  # by method, the types of layers that are run
+_EMBEDDINGS = "embed_tokens.weight"
+_KIND = "qwen3"  # the format's default type of layers
+# fields of a raw configuration that are not of its layers
+_OWN = ("architectures", "auto_map", "draft_vocab_size", "eagle_config", "dflash_config", "block_size")
+_TAPPED = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """A drafter's embeddings and its LM head."""
+
+    embeddings: torch.Tensor  # float[V, D]
+    lm_head: nn.Module
+    ids: IntArray | None  # int32[N], the tokens that it scores; None for all
+
+    def embedded(self, layout: Layout) -> torch.Tensor:
+        """Return the embeddings of a layout's rows, float[1, R, D]."""
+        ids = torch.from_numpy(layout.token_ids[None]).to(self.embeddings.device)
+        return nn.functional.embedding(ids, self.embeddings)
+
+
+@dataclass(frozen=True, slots=True)
+class Speculator:
+    """A drafter's configuration and weights."""
+
+    location: str  # its folder
+    config: Mapping[str, Any]  # in the format of `speculators`
+    layer_config: Any  # transformers' configuration of its layers
+    layers: tuple[int, ...]  # of the target, whose states it reads, as `Needs.hidden` names them
+    ids: torch.Tensor | None  # int64[N], the token of each of its logits; None if they are 0, 1, ...
+    weights: dict[str, torch.Tensor]  # by their names in the format, without the maps of the vocabulary
+
+    def ends(self, model: Any) -> Ends:
+        """Return its embeddings and LM head in the model's dtype: its own, or the target's where it has none."""
+        own = model.get_input_embeddings().weight
+        embeddings, rows = self.weights.get(_EMBEDDINGS, own), self.weights.get("lm_head.weight")
+        lm_head: nn.Module
+        if rows is not None:
+            lm_head = nn.Linear(rows.shape[1], len(rows), bias=False, device="meta", dtype=own.dtype)
+            lm_head.weight = nn.Parameter(rows.to(own.device, own.dtype), requires_grad=False)
+        else:
+            lm_head = model.get_output_embeddings() if self.ids is None else RankedHead(model, self.ids)
+        ids = None if self.ids is None else self.ids.int().numpy()
+        return Ends(embeddings.to(own.device, own.dtype), lm_head, ids)
+
+    def fill(self, module: nn.Module, like: torch.Tensor) -> None:
+        """Load the weights into a module, with the dtype and on the device of `like`; StoreError if one is missing."""
+        own = module.state_dict()
+        for name, expected in own.items():
+            found = self.weights.get(name)
+            if found is None or found.shape != expected.shape:
+                what = "has no tensor" if found is None else f"has a tensor of shape {list(found.shape)} as"
+                raise StoreError(
+                    f"The drafter in {self.location} {what} {name}, where {list(expected.shape)} is needed; copy or "
+                    "download it again."
+                )
+            if not torch.isfinite(found).all():
+                raise StoreError(f"The drafter in {self.location} is damaged: {name} holds NaN or infinity.")
+        module.load_state_dict({name: self.weights[name] for name in own}, assign=True)
+        module.to(like.device, like.dtype).eval().requires_grad_(requires_grad=False)
+
+
+def read_speculator(folder: Path, method: str, model: Any) -> Speculator:
+    """Read the drafter in a folder, of a method and for a target model.
+
+    Raises UsageError if there is none, or it is of another method or another target, or is quantised, and StoreError if
+    its files are damaged.
+    """
+    named = str(folder)
+    try:
+        given = json.loads((folder / CONFIG).read_text())
+        weights = _read_weights(folder)
+        config = given if TYPE in given else _converted(given, weights, model)
+        _refuse_kind(named, config, method, given, weights)
+        layer_config = _layer_config(config)
+    except UsageError:
+        raise
+    except FileNotFoundError as error:
+        raise UsageError(f"{named} holds no drafter: {Path(error.filename).name} is missing.") from error
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
+        raise StoreError(f"The drafter in {named} is damaged ({told(error)}). Copy or download it again.") from error
+    vocabulary = int(layer_config.vocab_size)
+    ids = _ids(named, weights, int(config.get("draft_vocab_size") or vocabulary), vocabulary)
+    usual = eagle_layers(int(model.config.get_text_config().num_hidden_layers))
+    layers: tuple[int, ...] = next((tuple(map(int, config[name])) for name in _TAPPED if config.get(name)), usual)
+    _check_target(named, config, layer_config, layers, model)
+    if layer_config.hidden_size != model.get_input_embeddings().weight.shape[1] and _EMBEDDINGS not in weights:
+        raise StoreError(f"The drafter in {named} has no tensor {_EMBEDDINGS}, and the target's have another width.")
+    return Speculator(named, config, layer_config, layers, ids, weights)
+
+
+def save_eagle3(
+    folder: Path, model: Any, base_model: str, layers: Any, reads: tuple[int, ...],
+    ids: torch.Tensor | None, dtype: torch.dtype, *, lm_head: bool,
+) -> None:  # fmt: skip
+    """Write a head of `model`, which was loaded under the name `base_model`, in the format of `speculators`.
+
+    Without `lm_head`, the file has no LM head, and foredraft takes the target's rows for `ids`, int64[N]; other
+    programs need it. StoreError if the folder cannot be written.
+    """
+    whole = model.get_output_embeddings().weight.detach()
+    tensors = {name: each.detach().to(dtype) for name, each in layers.state_dict().items()}
+    if ids is not None:
+        ids = ids.sort().values.cpu()  # the format's other map, of the tokens that are drafted, has their order
+        drafted = torch.zeros(len(whole), dtype=torch.bool)
+        drafted[ids] = True
+        tensors |= {"d2t": ids - torch.arange(len(ids)), "t2d": drafted}
+    if lm_head:
+        tensors["lm_head.weight"] = (whole if ids is None else whole[ids]).to(dtype)
+    layer = {**layers.config.to_diff_dict(), "vocab_size": len(whole), "model_type": layers.config.model_type}
+    config = {
+        TYPE: "eagle3", "architectures": ["Eagle3Speculator"], "speculators_version": "0.9.0",
+        "draft_vocab_size": len(whole) if ids is None else len(ids), "transformer_layer_config": layer,
+        _TAPPED[0]: reads, "norm_before_residual": False, "tie_word_embeddings": False,
+        "fingerprint": fingerprint(model),
+        "speculators_config": {
+            "algorithm": "eagle3", "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
+            "verifier": {"name_or_path": base_model, "architectures": [type(model).__name__]},
+        },
+    }  # fmt: skip
+    own = {name: each.cpu().contiguous() for name, each in tensors.items()}
+    store_file(folder / "model.safetensors", save_tensors(own, {"format": "pt"}))
+    store_file(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
+
+
+def _read_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of a folder's files by the format's names: `midlayer` of raw repositories is `layers.0`."""
+    files = sorted(folder.glob(_SAFE))
+    found: dict[str, torch.Tensor] = {}
+    for file in files:
+        found |= load_file(file)
+    if not files:  # weights_only: a stranger's file cannot run code
+        found = torch.load(folder / _PICKLED, map_location="cpu", weights_only=True)
+    return {name.replace("midlayer.", "layers.0.").removeprefix("model."): each for name, each in found.items()}
+
+
+def _converted(raw: Mapping[str, Any], weights: Mapping[str, torch.Tensor], model: Any) -> dict[str, Any]:
+    """Return a raw repository's configuration in the format of `speculators`.
+
+    ValueError if it is of no known method.
+    """
+    layer = {name: value for name, value in raw.items() if name not in _OWN}
+    if (own := raw.get("dflash_config")) is not None:
+        # z-lab counts the layers that states leave, and `speculators` those that they enter
+        tapped = [number + 1 for number in own["target_layer_ids"]]
+        size = raw.get("block_size") or own["block_size"]
+        return {
+            TYPE: "dflash", "transformer_layer_config": layer, "block_size": size, _TAPPED[1]: tapped,
+            "mask_token_id": own["mask_token_id"], "draft_vocab_size": layer["vocab_size"],
+        }  # fmt: skip
+    if "fc.weight" not in weights or "layers.0.hidden_norm.weight" not in weights:
+        raise ValueError(f"it has neither {TYPE} nor the tensors of EAGLE-3")
+    layer["vocab_size"] = len(weights["t2d"]) if "t2d" in weights else model.config.get_text_config().vocab_size
+    flags = {
+        name: raw.get(name, False) for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+    }
+    named = (raw.get("eagle_config") or {}).get(_TAPPED[0]) or raw.get(_TAPPED[0])
+    return {
+        TYPE: "eagle3", "transformer_layer_config": layer, "draft_vocab_size": len(weights["lm_head.weight"]),
+        _TAPPED[0]: named, **flags,
+    }  # fmt: skip
+
+
+def _layer_config(config: Mapping[str, Any]) -> Any:
+    from transformers import AutoConfig
+
+    given = {"model_type": _KIND, **config["transformer_layer_config"]}
+    return AutoConfig.for_model(given.pop("model_type"), **given)
+
+
+def _ids(named: str, weights: dict[str, torch.Tensor], drafted: int, vocabulary: int) -> torch.Tensor | None:
+    """Take the vocabulary's maps out of the weights; return the token of each logit, int64[N], None if they are all."""
+    offsets, _ = weights.pop("d2t", None), weights.pop("t2d", None)
+    if drafted == vocabulary:
+        return None
+    ids = torch.empty(0) if offsets is None else torch.arange(len(offsets)) + offsets.long()
+    if len(ids) != drafted or len(ids.unique()) != drafted or not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
+        raise StoreError(
+            f"The drafter in {named} scores {drafted:,} tokens, and its tensor d2t does not name as many different "
+            f"ones below {vocabulary:,}; copy or download it again."
+        )
+    return ids
+
+
+def _refuse_kind(
+    named: str, config: Mapping[str, Any], method: str, given: Mapping[str, Any], weights: Mapping[str, torch.Tensor]
+) -> None:
+    """Raise UsageError for a drafter of another method, or of a kind that is not run."""
+    layer = config["transformer_layer_config"]
+    usual = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+    packed = [name for name, each in weights.items() if each.dtype not in usual and name not in ("d2t", "t2d")]
+    wrong = ""
+    if config[TYPE] != method:
+        known = f"give method {config[TYPE]!r}" if config[TYPE] in _LAYERS else f"methods are {' and '.join(_LAYERS)}"
+        wrong = f"is for {config[TYPE]}, not for {method}; {known}"
+    elif (kind := layer.get("model_type", _KIND)) not in _LAYERS[method]:
+        wrong = f"has layers of type {kind}, and {method} runs those of {' and '.join(_LAYERS[method])}; give another"
+    elif "sliding_attention" in (layer.get("layer_types") or ()):
+        wrong = "has sliding attention, which is not supported; give one with full attention"
+    elif packed or given.get("quantization_config") or layer.get("quantization_config"):
+        how = f"{packed[0]} is of type {str(weights[packed[0]].dtype).removeprefix('torch.')}" if packed else CONFIG
+        wrong = f"is quantised ({how}), which is not supported; give one in bfloat16 or float32"
+    if wrong:
+        raise UsageError(f"The drafter in {named} {wrong}.")
+
+
+def _check_target(
+    named: str, config: Mapping[str, Any], layer_config: Any, layers: tuple[int, ...], model: Any
+) -> None:
+    """Raise UsageError for a drafter of another target."""
+    text = model.config.get_text_config()
+    count, (vocabulary, width) = int(text.num_hidden_layers), model.get_input_embeddings().weight.shape
+    verifier = (config.get("speculators_config") or {}).get("verifier") or {}
+    of = f", {verifier['name_or_path']}" if verifier.get("name_or_path") else ""
+    theirs, ours = (verifier.get("architectures") or [""])[0].split("For")[0], type(model).__name__.split("For")[0]
+    wrong = ""
+    if not (ours.startswith(theirs) or theirs.startswith(ours)):
+        wrong = f"a {theirs} model, and this one is a {ours}"
+    elif (wide := int(config.get("target_hidden_size") or layer_config.hidden_size)) != width:
+        wrong = f"a model with hidden states of {wide} numbers, and this one's have {width}"
+    elif int(layer_config.vocab_size) > vocabulary:
+        wrong = f"a vocabulary of {layer_config.vocab_size:,} tokens, and this model has {vocabulary:,}"
+    elif outside := [number for number in layers if not 0 <= number < count]:
+        wrong = f"a model whose states before layer {outside[0]} it reads, and this one has layers 0 to {count - 1}"
+    if wrong:
+        raise UsageError(f"The drafter in {named} is of another target{of}: {wrong}. Give one that is trained for it.")

@@ -1,0 +1,347 @@
+"""How models write tool calls: five styles, each of which reads a call as it is written, and says what it may be.
+
+A style reads the text behind the mark of a call, from the beginning at each time, so that the pieces in which the text
+comes do not matter. Does not know which model writes in which style.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from foredraft.errors import UsageError
+from foredraft.server.marks import first_mark
+from foredraft.server.notation import Notation
+
+Schemas = Mapping[str, Mapping[str, Any]]  # of the arguments, by the name of the tool
+
+_LONGEST_HEAD = 400  # characters of a call before its arguments; what is longer is no call (chosen)
+_NESTED = {
+    "json": re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL),
+    "python": re.compile(r"""\"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|'(?:[^'\\]++|\\.)*+(?:'|\\?\Z)|[()\[\]{}]""", re.DOTALL),
+}
+
+
+class Reading(NamedTuple):
+    """What is known of a call: its name, "" at first; its arguments, JSON so far; its end, -1 while it goes on."""
+
+    name: str = ""
+    arguments: str = ""
+    end: int = -1
+
+
+class Style(Protocol):
+    """How a call is written."""
+
+    @property
+    def listed(self) -> bool:
+        """Whether more calls may follow a comma or a semicolon."""
+
+    def read(self, text: str, schemas: Schemas, *, last: bool) -> Reading | None:
+        """Return what is known of the call that a text begins with, or None if it is no call; `last` as in marks."""
+
+    def rule(self, name: str, schema: Mapping[str, Any], to: Notation) -> str:
+        """Return the expression for a call of a tool whose arguments have a schema.
+
+        A schema with a keyword that it would not enforce is a UsageError.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class JsonCall:
+    """An object of a name and arguments: `{"name": "f", "arguments": {"a": 1}}`."""
+
+    name: str = "name"
+    arguments: str = "arguments"
+    listed: bool = False
+    bare: bool = False  # whether nothing marks the object but its first key
+
+    def read(self, text: str, schemas: Schemas, *, last: bool) -> Reading | None:  # noqa: ARG002, PLR0911  # a style's signature; each way out is one fact
+        at = len(text) - len(text.lstrip(" \n\t\r[" if self.listed else None))
+        if at == len(text):
+            return None if last else Reading()
+        if text[at] != "{" or (self.bare and not _may_be_call(text[at:])):
+            return None
+        if head := _HEAD.match(text, at):
+            name, place = json.loads(head["name"], strict=False), head.end()
+            if place < len(text) and text[place] == "{":
+                stop = _value_end(text, place)
+                end = None if stop is None else _value_end(text, at)
+                return Reading(name, text[place:stop], len(text) if last and end is None else end or -1)
+            if place == len(text):
+                return Reading(name, "", place) if last else Reading()
+        end = _value_end(text, at)
+        if end is None:
+            return None if last else Reading()
+        try:
+            found = json.loads(text[at:end], parse_constant=_refused)
+            name = found.get("name", found.get("tool_name"))
+            given = found.get("arguments", found.get("parameters", {}))
+            given = json.loads(given, parse_constant=_refused) if isinstance(given, str) else given
+        except (ValueError, RecursionError):
+            return None
+        is_call = isinstance(name, str) and isinstance(given, dict)
+        return Reading(name, json.dumps(given), end) if is_call else None
+
+    def rule(self, name: str, schema: Mapping[str, Any], to: Notation) -> str:
+        head = f'{{"{self.name}": {json.dumps(name)}, "{self.arguments}": '
+        return f'{to.text(head)} {to.json(schema)} "}}"'
+
+
+@dataclass(frozen=True, slots=True)
+class NamedCall:
+    """A name, matched by `head`, and an object of arguments: `f[ARGS]{"a": 1}`; `written` is the head to write."""
+
+    head: str
+    written: str
+    listed: bool = False
+
+    def read(self, text: str, schemas: Schemas, *, last: bool) -> Reading | None:  # noqa: ARG002  # a style's signature
+        head = re.match(self.head, text)
+        if head is None:
+            return None if last or len(text) > _LONGEST_HEAD else Reading()
+        if head.end() == len(text):
+            return Reading(head["name"], "", len(text)) if last else Reading()
+        if text[head.end()] != "{":
+            return None
+        stop = _value_end(text, head.end())
+        return Reading(head["name"], text[head.end() : stop], len(text) if last and stop is None else stop or -1)
+
+    def rule(self, name: str, schema: Mapping[str, Any], to: Notation) -> str:
+        return f"{to.text(self.written.format(name))} {to.json(schema)}"
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedCall:
+    """A name, and arguments between tags: `f><parameter=a>1</parameter></function>`.
+
+    `name` ends the name (its line break may be missing), `key` matches what precedes a value, and `written` is it with
+    `{0}` for the argument's name, and `{1}` for whether it is a string; `close` follows a value, `end` the last one.
+    Values that the schema calls strings are as they are written, but for one line break at each end; others are JSON.
+    """
+
+    name: str
+    key: str
+    written: str
+    close: str
+    end: str
+    listed: bool = False
+
+    def read(self, text: str, schemas: Schemas, *, last: bool) -> Reading | None:
+        begin = len(text) - len(text.lstrip())
+        place, mark = first_mark(text[begin:], [self.name.rstrip("\n") or self.name, "<"], last=last)
+        name = text[begin : begin + place]
+        if mark is None:
+            return None if last or len(text) > _LONGEST_HEAD else Reading()
+        if not name or len(name.split()) > 1:
+            return None
+        at, key = begin + place + (0 if mark == "<" else len(mark)), re.compile(self.key)
+        properties, written = schemas.get(name, {}).get("properties", {}), list[str]()
+        while found := key.match(text, at):
+            given, begun = properties.get(found[1], {}), f"{json.dumps(found[1])}: "
+            value, close = first_mark(text[found.end() :], [self.close.strip(), self.close], last=last)
+            if close is None:  # it goes on
+                if _types(given) == {"string"}:
+                    written.append(begun + json.dumps(text[found.end() :][:value].removeprefix("\n"))[:-1])
+                return Reading(name, "{" + ", ".join(written), len(text) if last else -1)
+            given_text = text[found.end() :][:value].removeprefix("\n").removesuffix("\n")
+            written.append(begun + json.dumps(_typed(given_text, given)))
+            at = found.end() + value + len(close)
+        rest, opening = text[at:].lstrip(), self.written.partition("{0}")[0]
+        is_key = opening.startswith(rest) or (rest.startswith(opening) and len(rest) < _LONGEST_HEAD)
+        if not last and (self.end.startswith(rest) or is_key):
+            return Reading(name, "{" + ", ".join(written))
+        end = len(text) - len(rest) + len(self.end) if rest.startswith(self.end) else at
+        return Reading(name, "{" + ", ".join(written) + "}", end)
+
+    def rule(self, name: str, schema: Mapping[str, Any], to: Notation) -> str:
+        _check(schema, *_OBJECT)
+        parts = [to.text(name + self.name)]
+        for key, given in schema.get("properties", {}).items():
+            if is_text := _types(given) == {"string"}:
+                _check(given, "type", "enum")
+            choices = [each for each in given.get("enum", ()) if isinstance(each, str)] if is_text else []
+            begun, closed = to.text(self.written.format(key, str(is_text).lower())), to.text(self.close)
+            if choices:
+                value = f"({' | '.join(map(to.text, choices))}) {closed}"
+            else:
+                value = to.until(self.close) if is_text else f"{to.json(given, schema)} {closed}"
+            parts.append(f"({begun} {value})" + ("" if key in schema.get("required", ()) else "?"))
+        return " ".join([*parts, to.text(self.end)])
+
+
+@dataclass(frozen=True, slots=True)
+class PythonCall:
+    """A call in Python's notation: `f(a=1, b="x")`; JSON's true, false and null are taken too."""
+
+    listed: bool = True
+    bare: bool = False  # whether nothing marks the call but a bracket and the name of a tool
+
+    def read(self, text: str, schemas: Schemas, *, last: bool) -> Reading | None:
+        at = len(text) - len(text.lstrip(" \n\t\r["))
+        name, bracket, _ = text[at:].partition("(")
+        if not all(part.isidentifier() for part in name.split(".")) or (self.bare and bracket and name not in schemas):
+            return None if name or last else Reading()
+        stop = _value_end(text, at + len(name), "python") if bracket else None
+        if stop is None:
+            return None if last else Reading()
+        try:
+            call = ast.parse(text[at:stop], mode="eval").body
+            if not isinstance(call, ast.Call) or call.args:
+                return None
+            given = {str(each.arg): _python_value(each.value) for each in call.keywords}
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):  # what Python's parser raises
+            return None
+        return Reading(name, json.dumps(given), stop)
+
+    def rule(self, name: str, schema: Mapping[str, Any], to: Notation) -> str:
+        _check(schema, *_OBJECT)
+        given = schema.get("properties", {}).items()
+        values = {key: f"{to.text(key + '=')} {to.json(each, schema)}" for key, each in given}
+        return f'{to.text(name + "(")} {to.separated(values, schema.get("required", ()), ", ")} ")"'
+
+
+@dataclass(frozen=True, slots=True)
+class BraceCall:
+    """Gemma's notation, `call:f{a:<|"|>text<|"|>,b:[1]}`: JSON with bare keys, and another `quote`."""
+
+    quote: str
+    listed: bool = False
+
+    def read(self, text: str, schemas: Schemas, *, last: bool) -> Reading | None:  # noqa: ARG002  # a style's signature
+        head = re.match(r"\s*call:\s*(?P<name>[\w.-]+)\s*(?=\{)", text)
+        if head is None:
+            return None if last or len(text) > _LONGEST_HEAD else Reading()
+        quote, written, depth, at = re.escape(self.quote), "", 0, head.end()
+        token = re.compile(rf"\s*(?:{quote}(?P<text>.*?){quote}(?P<key>\s*:)?|(?P<sign>[{{}}\[\],])|"
+                           rf"(?P<bare>[^{{}}\[\],:<]+)(?P<colon>:|(?=[,\]}}])))", re.DOTALL)  # fmt: skip
+        while found := token.match(text, at):
+            at = found.end()
+            if found["sign"]:
+                depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(found["sign"], 0)
+                written += ", " if found["sign"] == "," else found["sign"]
+                if not depth:
+                    return Reading(head["name"], written, at)
+            elif found["text"] is not None or found["colon"]:
+                written += json.dumps(found["bare"].strip() if found["colon"] else found["text"])
+                written += ": " if found["colon"] or found["key"] else ""
+            else:
+                written += json.dumps(_typed(found["bare"].strip(), {}))
+        return Reading(head["name"], written, len(text) if last else -1)
+
+    def rule(self, name: str, schema: Mapping[str, Any], to: Notation) -> str:
+        return f"{to.text('call:' + name)} {self._value({'type': 'object'} | dict(schema), to)}"
+
+    def _value(self, given: Mapping[str, Any], to: Notation) -> str:
+        kinds = _types(given)
+        if kinds and not kinds & {"string", "object", "array"}:
+            return to.json(given)
+        _check(given, *{"object": _OBJECT, "array": ("type", "items")}.get("".join(kinds), ("type", "enum")))
+        if "enum" in given:
+            quoted = [
+                f"{self.quote}{each}{self.quote}" if isinstance(each, str) else json.dumps(each)
+                for each in given["enum"]
+            ]
+            return f"({' | '.join(map(to.text, quoted))})"
+        if kinds == {"object"}:
+            values = {
+                key: f"{to.text(key + ':')} {self._value(each, to)}"
+                for key, each in given.get("properties", {}).items()
+            }
+            return f'"{{" {to.separated(values, given.get("required", ()), ",")} "}}"'
+        if kinds == {"array"}:
+            item = self._value(given.get("items", {}), to)
+            return f'"[" ({item} ("," {item})*)? "]"'
+        text = f"{to.text(self.quote)} {to.until(self.quote)}"
+        plain = sorted(kinds - {"string", "object", "array"}) or ["number", "boolean", "null"]
+        if kinds == {"string"}:
+            return text
+        return f"({to.json({'type': plain})}" + (f" | {text})" if not kinds or "string" in kinds else ")")
+
+
+_OBJECT = ("type", "properties", "required", "additionalProperties", "$defs", "definitions")
+_NOTES = ("title", "description", "default", "examples", "deprecated", "$schema", "$comment")  # which bind nothing
+
+
+def _check(schema: Mapping[str, Any], *enforced: str) -> None:
+    """Raise UsageError for a keyword that is not enforced where this is asked."""
+    for keyword in schema:
+        if keyword not in (*enforced, *_NOTES):
+            raise UsageError(
+                f"In the form in which this model writes calls, {keyword!r} of a tool's schema cannot be enforced; "
+                "leave it out, or leave out strict and tool_choice."
+            )
+
+
+_HEAD = re.compile(
+    r'\{\s*(?:"(?:id|type|tool_call_id)"\s*:\s*"[^"]*"\s*,\s*)*"(?:name|tool_name)"\s*:\s*(?P<name>"(?:[^"\\]|\\.)*")\s*,\s*'
+    r'"(?:arguments|parameters)"\s*:\s*'
+)
+_FIRST_KEYS = ('{"name":"', '{"type":"function","name":"')
+
+
+def _may_be_call(text: str) -> bool:
+    compact = "".join(text[: 4 * _LONGEST_HEAD].split())
+    return any(key.startswith(compact) or compact.startswith(key) for key in _FIRST_KEYS)
+
+
+def _refused(name: str) -> float:
+    """Refuse NaN and Infinity, which Python's JSON takes."""
+    raise ValueError(f"JSON has no {name}")
+
+
+def _value_end(text: str, at: int, notation: str = "json") -> int | None:
+    """Return where the value in brackets that begins at a place ends, or None if it goes on."""
+    depth = 0
+    for found in _NESTED[notation].finditer(text, at):
+        depth += {"[": 1, "{": 1, "(": 1, "]": -1, "}": -1, ")": -1}.get(found[0], 0)
+        if depth <= 0:
+            return found.end()
+    return None
+
+
+def _types(schema: Any) -> set[str]:
+    """Return the names of the JSON types that a schema allows, as far as it says so; empty if it does not."""
+    if not isinstance(schema, Mapping):
+        return set()
+    given = schema.get("type", [])
+    kinds = {given} if isinstance(given, str) else {each for each in given if isinstance(each, str)}
+    return kinds.union(*(_types(each) for name in ("anyOf", "oneOf") for each in schema.get(name, ())))
+
+
+_OF_TYPE: Mapping[str, type | tuple[type, ...]] = {
+    "integer": int, "number": (int, float), "boolean": bool, "null": type(None), "object": dict, "array": list,
+}  # fmt: skip
+
+
+def _typed(text: str, schema: Mapping[str, Any]) -> Any:
+    """Return the value that a text stands for by its schema: itself for a string, and if nothing else fits."""
+    kinds = _types(schema)
+    if kinds == {"string"}:
+        return text
+    try:
+        value = json.loads(text, parse_constant=_refused)
+    except (ValueError, RecursionError):
+        value = {"True": True, "False": False, "None": None}.get(text, text)
+    fits = any(isinstance(value, _OF_TYPE[kind]) for kind in kinds & _OF_TYPE.keys())
+    is_number = isinstance(value, bool) and "boolean" not in kinds
+    return value if not kinds or (fits and not is_number) else text
+
+
+def _python_value(node: ast.expr) -> Any:
+    """Return the value of a literal; ValueError for anything else."""
+    if isinstance(node, ast.Name) and node.id in ("true", "false", "null"):
+        return json.loads(node.id)
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_python_value(each) for each in node.elts]
+    if isinstance(node, ast.Dict):
+        return {
+            str(_python_value(key)): _python_value(each)
+            for key, each in zip(node.keys, node.values, strict=True)
+            if key
+        }
+    value = ast.literal_eval(node)
+    json.dumps(value, allow_nan=False)  # raises for bytes and the like
+    return value

@@ -1,0 +1,64 @@
+"""Texts that are written in a batch, and what transformers writes alone."""
+
+import numpy as np
+import torch
+
+from foredraft.engine.batch import steps_in
+from foredraft.graph.layout import lay_out_text
+from foredraft.sampling import SamplingOptions
+from support.families import VOCABULARY
+from support.scripted import AdversaryDrafter, OracleDrafter, RandomTreeDrafter, continuation_in
+
+
+def theirs(target, prompt, count):
+    """What transformers writes after a prompt, plainly and alone."""
+    ids = torch.from_numpy(prompt)[None]
+    out = target.model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=count, eos_token_id=[], pad_token_id=0
+    )
+    return out[0, len(prompt) :].tolist()
+
+
+def emitted(run):
+    return [token for record in run.records for token in record.emitted]
+
+
+def drafters(prompt, text):
+    """Right trees and chains, always wrong ones, and random ones, whose nodes are rejected at every position."""
+    goes_on = continuation_in(np.append(prompt, text))
+    return [
+        OracleDrafter(goes_on, 2, VOCABULARY), OracleDrafter(goes_on, 0, VOCABULARY),
+        AdversaryDrafter(goes_on, VOCABULARY), RandomTreeDrafter(5, VOCABULARY),
+    ]  # fmt: skip
+
+
+def counted(batch, monkeypatch):
+    """Count a batch's passes: the number of rows of each."""
+    passes, run = [], batch._target._pass
+    monkeypatch.setattr(
+        batch._target,
+        "_pass",
+        lambda layouts, *rest, **more: passes.append(sum(each.rows for each in layouts)) or run(layouts, *rest, **more),
+    )
+    return passes
+
+
+def leased(batch, ids):
+    """Lease slots to a text, and fill them up to its last token."""
+    lease = batch.open(ids, 300, "")
+    for start in range(lease.length, len(ids) - 1, 64):
+        piece = lay_out_text(ids[start : min(start + 64, len(ids) - 1)], start)
+        batch.reserve(lease, piece)
+        batch.forward([piece], [lease], [False], [()])
+        lease.commit(range(piece.rows))
+    return lease
+
+
+def streamed(writer, batch, prompt, drafter, new_tokens, most):
+    """A text written as a stream that is cancelled after `most` steps, and its tokens."""
+    run = writer.begin(prompt, SamplingOptions(), max_new_tokens=new_tokens, drafter=drafter)
+    steps = steps_in(batch, run)
+    for _ in zip(range(most), steps, strict=False):
+        pass
+    steps.close()
+    return run, emitted(run)

@@ -1,0 +1,172 @@
+"""Untrained drafters in the formats of others, for models of six layers."""
+
+import json
+
+import torch
+from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaModel, Qwen3Config, Qwen3Model
+
+from support import exits
+from support.families import LONG, NEW_TOKENS, VOCABULARY, prompt_of
+
+LAYERS, WIDTH = 6, 32
+READS = (2, 3, 3)
+"""The layers whose states EAGLE-3 reads of six, unless its configuration names others."""
+DRAFTED = 40
+"""Tokens that a drafter with a vocabulary of its own scores."""
+_CONFIGS = {"llama": (LlamaConfig, LlamaModel), "qwen3": (Qwen3Config, Qwen3Model)}
+
+
+def target_of(family):
+    return exits.target_of(family, LAYERS)
+
+
+def writes_the_plain_text(family, setting, drafter):
+    """Whether a drafter's text is that of plain decoding, and of transformers' own where that is greedy."""
+    target = target_of(family)
+    text, records = exits.written(target, family, setting, drafter)
+    assert sum(record.drafted for record in records) > NEW_TOKENS
+    if setting != "greedy":
+        return text == exits.plain_of(target, family, setting)
+    ids = torch.from_numpy(prompt_of(LONG))[None]
+    own = target.model.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False)[0, LONG:].tolist()
+    return text == exits.plain_of(target, family, setting) == own
+
+
+def layer_config(kind, layers=1, width=WIDTH, vocabulary=VOCABULARY):
+    return _CONFIGS[kind][0](
+        vocab_size=vocabulary, hidden_size=width, intermediate_size=48, num_hidden_layers=layers,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=256, pad_token_id=None,
+    )  # fmt: skip
+
+
+def _layers_of(kind, layers, width, vocabulary):
+    """The tensors of plain layers of transformers and their norm, by the names that the formats share."""
+    state = _CONFIGS[kind][1](layer_config(kind, layers, width, vocabulary)).state_dict()
+    return {name: torch.zeros_like(each) for name, each in state.items() if name.startswith(("layers.", "norm."))}
+
+
+def _drawn(tensors, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    for name, each in tensors.items():
+        noise = torch.randn(each.shape, generator=generator)
+        tensors[name] = noise * each.shape[-1] ** -0.5 * 2 if each.ndim > 1 else 1 + 0.1 * noise
+    return tensors
+
+
+def _vocabulary():
+    """The maps of `DRAFTED` tokens spread over the vocabulary."""
+    ids = torch.arange(DRAFTED) * VOCABULARY // DRAFTED
+    drafted = torch.zeros(VOCABULARY, dtype=torch.bool)
+    drafted[ids] = True
+    return {"d2t": ids - torch.arange(DRAFTED), "t2d": drafted}
+
+
+def eagle3_tensors(
+    kind="llama", layers=1, *, reduced=True, embeddings=True, width=WIDTH, vocabulary=VOCABULARY, **flags
+):
+    tensors = _layers_of(kind, layers, width, vocabulary)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        own = f"layers.0.self_attn.{name}.weight"
+        tensors[own] = torch.zeros(tensors[own].shape[0], 2 * width)
+    tensors["layers.0.hidden_norm.weight"] = torch.zeros(width)
+    tensors["fc.weight"] = torch.zeros(width, 3 * width)
+    tensors["lm_head.weight"] = torch.zeros(DRAFTED if reduced else vocabulary, width)
+    if embeddings:
+        tensors["embed_tokens.weight"] = torch.zeros(vocabulary, width)
+    if flags.get("norm_before_fc"):
+        tensors["input_norm.weight"] = torch.zeros(3 * width)
+    if flags.get("fc_norm"):
+        tensors |= {f"fc_norm.{number}.weight": torch.zeros(width) for number in range(3)}
+    return _drawn(tensors) | (_vocabulary() if reduced else {})
+
+
+def eagle3_config(kind="llama", layers=1, *, reduced=True, verifier=None, width=WIDTH, vocabulary=VOCABULARY, **fields):
+    layer = layer_config(kind, layers, width, vocabulary).to_diff_dict()
+    return {
+        "architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3", "speculators_version": "0.9.0",
+        "draft_vocab_size": DRAFTED if reduced else vocabulary, "tie_word_embeddings": False,
+        "transformer_layer_config": {**layer, "model_type": kind},
+        "speculators_config": {
+            "algorithm": "eagle3", "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
+            "verifier": verifier or {"name_or_path": None, "architectures": []},
+        },
+        **fields,
+    }  # fmt: skip
+
+
+def raw_config():
+    """As the authors of EAGLE-3 write it: the layer's fields at the top level."""
+    return {
+        **layer_config("llama").to_diff_dict(), "model_type": "llama", "architectures": ["LlamaForCausalLMEagle3"],
+        "draft_vocab_size": DRAFTED,
+    }  # fmt: skip
+
+
+def raw_tensors():
+    return {name.replace("layers.0.", "midlayer."): each for name, each in eagle3_tensors(embeddings=False).items()}
+
+
+def save_drafter(folder, config, tensors, *, pickled=False):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    if pickled:
+        torch.save(tensors, folder / "pytorch_model.bin")
+    else:
+        save_file(tensors, folder / "model.safetensors")
+    return str(folder)
+
+
+BLOCK, MASK = 5, 96
+"""Rows of DFlash's block, and the token of its placeholders."""
+
+
+def dflash_tensors(layers=2, *, reduced=False, width=WIDTH, vocabulary=VOCABULARY):
+    tensors = _layers_of("qwen3", layers, width, vocabulary)
+    tensors |= {"fc.weight": torch.zeros(width, 3 * width), "hidden_norm.weight": torch.zeros(width)}
+    if reduced:
+        tensors["lm_head.weight"] = torch.zeros(DRAFTED, width)
+    return _drawn(tensors) | (_vocabulary() if reduced else {})
+
+
+def dflash_config(layers=2, *, reduced=False, width=WIDTH, vocabulary=VOCABULARY, **fields):
+    config = eagle3_config("qwen3", layers, reduced=reduced, width=width, vocabulary=vocabulary)
+    config["speculators_config"]["algorithm"] = "dflash"
+    return config | {
+        "architectures": ["DFlashSpeculator"], "speculators_model_type": "dflash", "block_size": BLOCK,
+        "aux_hidden_state_layer_ids": [1, 3, 5], "mask_token_id": MASK, **fields,
+    }  # fmt: skip
+
+
+def raw_dflash_config(layers=2):
+    """As the authors of DFlash write it: their layers are counted by what leaves them."""
+    return {
+        **layer_config("qwen3", layers).to_diff_dict(), "model_type": "qwen3", "architectures": ["DFlashDraftModel"],
+        "block_size": BLOCK, "dflash_config": {"target_layer_ids": [0, 2, 4], "mask_token_id": MASK},
+    }  # fmt: skip
+
+
+LENGTH, ROOTS = 30, (4, 11, 24)
+"""Of a text whose drafts were scored by the library `speculators`, and the positions of its roots."""
+DFLASH = {"block": {"reduced": True}, "block, all tokens": {"reduced": False}}
+CASES = {
+    "llama": {}, "qwen3": {"kind": "qwen3"}, "all tokens": {"reduced": False},
+    "norm before the residual": {"norm_before_residual": True}, "norm before the map": {"norm_before_fc": True},
+    "norm of each state": {"fc_norm": True, "norm_output": True}, **DFLASH,
+}  # fmt: skip
+"""Drafters whose scores are in tests/data/speculators.json."""
+
+
+def drafter_files(case, folder):
+    """Save a drafter; return its configuration and tensors."""
+    config, tensors = dflash_config, dflash_tensors
+    if case not in DFLASH:
+        config, tensors = eagle3_config, eagle3_tensors
+    found = config(**CASES[case]), tensors(**CASES[case])
+    save_drafter(folder, *found)
+    return found
+
+
+def states_of(layers):
+    return torch.randn(LENGTH, layers * WIDTH, generator=torch.Generator().manual_seed(5))

@@ -1,0 +1,67 @@
+"""EAGLE-3: the text of plain decoding; heads in the format of `speculators` and raw ones; which are refused."""
+
+import numpy as np
+import pytest
+
+from foredraft.contracts import Budget, DraftContext, SequenceView
+from foredraft.drafters import Resources, make_drafter
+from support.families import LONG, VOCABULARY, each_of, prompt_of
+from support.speculators import (
+    DRAFTED,
+    eagle3_config,
+    eagle3_tensors,
+    raw_config,
+    raw_tensors,
+    save_drafter,
+    target_of,
+    writes_the_plain_text,
+)
+
+SHAPES = {
+    "chain": {"out_degree": 1, "least_probability": 0.0, "least_share": 0.0},
+    "tree": {"out_degree": 3, "least_probability": 0.0, "least_share": 0.0},
+}
+
+
+def drafter_of(family, folder, **options):
+    return make_drafter("eagle3", {"model": folder, **options}, Resources(VOCABULARY, target=target_of(family)))
+
+
+@pytest.fixture(params=["speculators", "raw"])
+def folder(request, tmp_path):
+    if request.param == "raw":
+        return save_drafter(tmp_path, raw_config(), raw_tensors(), pickled=True)
+    return save_drafter(tmp_path, eagle3_config(), eagle3_tensors())
+
+
+@pytest.mark.parametrize("setting", ["greedy", "T=0.7 top_p=0.9"])
+@pytest.mark.parametrize("shape", SHAPES)
+@each_of(["llama", "qwen3", "gpt_oss"], quick=("llama",))
+def test_the_text_is_that_of_plain_decoding(family, shape, setting, folder):
+    assert writes_the_plain_text(family, setting, drafter_of(family, folder, **SHAPES[shape]))
+
+
+def full_draft(family, folder, ids, **options):
+    """A draft after ids whose target has run them all."""
+    target = target_of(family)
+    drafter = drafter_of(family, folder, **options)
+    states = target.prefill(ids[:-1].copy(), target.new_cache(), drafter.needs.hidden)
+    drafting = drafter.open(DraftContext(VOCABULARY))
+    return drafting, SequenceView(ids, len(ids), states)
+
+
+def test_a_draft_stays_the_same_however_its_text_came_about(folder):
+    """At once, or a few tokens at a time with drafts between that are rejected."""
+    ids = prompt_of(LONG)
+    options = SHAPES["tree"]
+    drafting, view = full_draft("llama", folder, ids, **options)
+    at_once = drafting.propose(view, Budget(20, 4))
+    again = drafting.propose(view, Budget(20, 4))
+    drafting, _ = full_draft("llama", folder, ids, **options)
+    for end in (7, 8, 20, LONG):
+        step_by_step = drafting.propose(SequenceView(ids[:end], 5, view.states[: end - 1]), Budget(20, 4))
+    for each in (again, step_by_step):
+        assert each.tokens.tolist() == at_once.tokens.tolist()
+        np.testing.assert_allclose(each.score, at_once.score, rtol=1e-4)
+    assert set(at_once.tokens.tolist()) <= {token * VOCABULARY // DRAFTED for token in range(DRAFTED)}
+    assert not len(drafting.propose(SequenceView(ids, 5), Budget(20, 4))), "no states are known"

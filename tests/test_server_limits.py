@@ -1,0 +1,240 @@
+"""What no client may do to the others: formats, headers and prompts have limits, and refusals say what there is."""
+
+import json
+import logging
+import socket
+import threading
+import time
+
+import httpx
+import llguidance.hf
+import pytest
+import torch
+
+from foredraft.api import load
+from foredraft.errors import UsageError
+from foredraft.server.access import LOG
+from foredraft.server.bodies import Tools
+from foredraft.server.dialects import Dialect
+from foredraft.server.grammars import grammar_of
+from foredraft.server.processors import Constraint, matcher_of
+from foredraft.server.running import Listening
+from foredraft.server.service import Service
+from support.toys import TOY
+
+SITE = "https://a.page"
+MANY = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(1000)}}
+
+
+@pytest.fixture(scope="module")
+def generator():
+    return load(TOY, method="auto", speculative_config={"table": "none"}, compile=False, dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def tokens(generator):
+    size = generator.target.vocabulary
+    return llguidance.hf.from_tokenizer(generator.tokenizer, n_vocab=size, eos_token=list(generator.eos_token_ids()))
+
+
+@pytest.fixture(scope="module")
+def address(generator):
+    listening = Listening(Service(generator, "toy", {"table": "none"}), port=0, origins=(SITE,))
+    thread = threading.Thread(target=listening.run)
+    thread.start()
+    yield listening.address
+    listening.stop()
+    thread.join()
+
+
+def asked(address, **fields):
+    body = {"model": "toy", "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 5, **fields}
+    return httpx.post(f"{address}/v1/chat/completions", json=body, timeout=60)
+
+
+def matched(tokens, shape):
+    return matcher_of(tokens, grammar_of(shape, Tools(), Dialect(None, None), {}, None, {}))
+
+
+def written_by_a_lover_of_white_space(generator, tokens, schema, wanted):
+    """Write `wanted`, except that white space comes first wherever it is allowed, but in strings; return the text."""
+    tokenizer, ids = generator.tokenizer, []
+    white = [token for token in range(tokens.vocab_size) if tokens.decode_bytes([token]).isspace()]
+    constraint = Constraint(matched(tokens, schema), tokens.vocab_size, 0)
+    for _ in range(400):
+        scores = torch.zeros(1, tokens.vocab_size)
+        written = "".join(tokenizer.decode(ids).split())
+        for token in range(tokens.vocab_size):
+            piece = tokens.decode_str([token])
+            if piece and wanted.startswith(written + piece):
+                scores[0, token] = len(piece)
+        scores[0, white] = 0.0 if written.count('"') % 2 else 100.0
+        scores[0, list(generator.eos_token_ids())] = 50.0  # it ends as soon as it may
+        chosen = int(constraint(torch.tensor([ids], dtype=torch.int64), scores).argmax())
+        if chosen in generator.eos_token_ids():
+            return tokenizer.decode(ids)
+        ids.append(chosen)
+    raise AssertionError("it does not end")
+
+
+@pytest.mark.slow
+def test_json_of_a_model_that_loves_white_space_ends_whole(generator, tokens):
+    wanted = {"names": ["ann", "bob", "cy"], "size": 12}
+    compact = json.dumps(wanted, separators=(",", ":"))
+    text = written_by_a_lover_of_white_space(generator, tokens, {"type": "object"}, compact)
+    assert json.loads(text) == wanted
+    assert "  " not in text.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("shape", "reason"),
+    [
+        (r"[^\s\S]", "No text matches"),
+        ({"$ref": "#"}, "No text matches"),
+        ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, "No text matches"),
+        ("(a", "unclosed group"),
+        ("(?=a)b", "look-around"),
+        (r"(a)\1", "backreferences are not supported"),
+        ({"type": "object", "properties": {f"p{number}": {} for number in range(5000)}}, "too big"),
+    ],
+)
+@pytest.mark.slow
+def test_a_format_that_cannot_be_followed_is_refused_with_the_reason(tokens, shape, reason):
+    with pytest.raises(UsageError, match=reason):
+        matched(tokens, shape)
+
+
+@pytest.mark.slow
+def test_an_object_of_a_thousand_optional_properties_can_be_written(generator, tokens):
+    constraint, ids = Constraint(matched(tokens, MANY), tokens.vocab_size, 0), []
+    for part in ('{"p', '7": "', 'x"', "}"):
+        ids += generator.tokenizer(part, add_special_tokens=False).input_ids
+        allowed = constraint(torch.tensor([ids]), torch.zeros(1, tokens.vocab_size)).isfinite()
+        assert allowed.any()
+
+
+@pytest.mark.slow
+def test_formats_are_refused_and_prompts_too_long_for_any_tokens(address):
+    form = {"type": "json_schema", "json_schema": {"name": "f", "schema": {"$ref": "#"}}}
+    refused = asked(address, response_format=form)
+    assert (refused.status_code, "No text matches" in refused.text) == (400, True)
+    long = asked(address, messages=[{"role": "user", "content": "word " * 700_000}])
+    assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert "characters" in long.json()["error"]["message"]
+
+
+@pytest.mark.slow
+def test_bodies_of_many_items_and_long_formats_are_refused_before_they_are_read(address):
+    tool = {"type": "function", "function": {"name": "f"}}
+    for fields in (
+        {"messages": [{"role": "user", "content": "a"}] * 5000},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 5000}]},
+        {"tools": [tool] * 5000},
+    ):
+        refused = asked(address, **fields)
+        assert (refused.status_code, "at most 4096" in refused.text) == (400, True)
+    parts = {"role": "user", "content": [{"type": "text", "text": "a"}] * 4000}
+    refused = asked(address, messages=[parts] * 5)
+    assert (refused.status_code, "at most 16384" in refused.text) == (400, True)
+    refused = asked(address, response_format={"type": "regex", "pattern": "a(b|c)*" * 150_000})
+    assert (refused.status_code, "1,050,0" in refused.text) == (400, True)
+
+
+@pytest.mark.slow
+def test_too_large_headers_are_answered_with_431_and_bodies_may_be_larger(address):
+    for value in ("x" * 70_000, "x" * 900_000):
+        assert httpx.get(f"{address}/health", headers={"x-a": value}).status_code == 431
+    assert httpx.get(f"{address}/health", headers={"x-a": "x" * 60_000}).status_code == 200
+    with httpx.Client() as client:  # one connection
+        text = "word " * 100_000
+        for _ in range(2):
+            counted = client.post(f"{address}/detokenize", json={"tokens": [5] * 100_000, "model": "toy"}, timeout=60)
+            assert counted.status_code == 200
+        assert client.post(f"{address}/v1/nothing", content=text).status_code == 404
+    host, port = address.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as endless:
+        endless.settimeout(10)
+        received = b""
+        try:
+            for _ in range(200):
+                endless.sendall(b"GET /health HTTP/1.1\r\nx-a: " if not received else b"" + b"y" * 8192)
+                received = b"sent"
+        except OSError:
+            return
+        assert b" 431 " in endless.recv(100)
+
+
+def _sent(address, **fields):
+    """A connection on which a whole request was sent."""
+    host, port = address.removeprefix("http://").split(":")
+    body = json.dumps({"model": "toy", "prompt": "Hello.", "ignore_eos": True, **fields}).encode()
+    connection = socket.create_connection((host, int(port)), timeout=60)
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(body)}\r\n\r\n"
+    connection.sendall(head.encode() + body)
+    return connection
+
+
+@pytest.mark.slow
+def test_a_client_that_closes_only_its_side_is_answered_and_one_that_is_gone_is_cancelled(address):
+    for number, stream in enumerate((False, True), 1):
+        with _sent(address, stream=stream, max_tokens=400) as half:
+            half.shutdown(socket.SHUT_WR)
+            answer = b"".join(iter(lambda connection=half: connection.recv(1 << 16), b"")).decode()
+        assert "HTTP/1.1 200" in answer
+        assert '"finish_reason":"length"' in answer
+        _sent(address, stream=stream, max_tokens=4000).close()
+        until = time.monotonic() + 10
+        while f'finished_reason="abort",model_name="toy"}} {number}.0' not in httpx.get(f"{address}/metrics").text:
+            assert time.monotonic() < until, "it is still written"
+            time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_wrong_routes_and_methods_say_what_there_is(address):
+    missing = httpx.post(f"{address}/v1/embeddings", json={})
+    assert missing.status_code == 404
+    assert "/v1/chat/completions" in missing.json()["error"]["message"]
+    wrong = httpx.get(f"{address}/v1/chat/completions")
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+    assert httpx.head(f"{address}/health").status_code == 200
+
+
+@pytest.mark.slow
+def test_pages_of_an_allowed_site_may_use_the_server_and_those_of_others_may_not(address):
+    url, body = f"{address}/tokenize", {"prompt": "a", "model": "toy"}
+    asks = {"Origin": SITE, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    before = httpx.options(url, headers=asks)
+    assert (before.status_code, before.headers["access-control-allow-origin"]) == (200, SITE)
+    allowed = httpx.post(url, json=body, headers={"Origin": SITE})
+    assert (allowed.status_code, allowed.headers["access-control-allow-origin"]) == (200, SITE)
+    other = httpx.post(url, json=body, headers={"Origin": "https://another.page"})
+    assert other.status_code == 403
+    assert "access-control-allow-origin" not in other.headers
+
+
+@pytest.mark.slow
+def test_the_access_log_has_the_answers_id_and_its_tokens(address, caplog):
+    with caplog.at_level(logging.INFO, LOG.name):
+        answer = asked(address, temperature=0).json()
+        httpx.get(f"{address}/a%0Ab")
+    told, missing = [record.getMessage() for record in caplog.records if record.name == LOG.name][-2:]
+    assert told.startswith("POST /v1/chat/completions 200 ")
+    assert answer["id"].split("-")[-1] in told
+    assert f"{answer['usage']['prompt_tokens']} prompt tokens" in told
+    assert f"{answer['usage']['completion_tokens']} written" in told
+    assert r"/a\nb 404" in missing
+
+
+@pytest.mark.slow
+def test_a_short_prompt_does_not_wait_for_the_end_of_a_long_one(generator):
+    """A step may take no time here, so that pieces are as small as they may be."""
+    batch, long, short = generator.batch(step_seconds=1e-9), list(range(5, 305)), [7, 8, 9]
+    first, second = (generator.join(batch, ids, max_new_tokens=4, eos_token_id=()) for ids in (long, short))
+    for _ in range(6):
+        batch.step()
+    assert second.ended, "it has written four tokens"
+    assert 0 < int(first.seq.cache.length) < 100, "of which one piece was in each step"
+    while len(batch):
+        batch.step()
+    for run, ids in ((first, long), (second, short)):
+        assert generator.result(run).token_ids == generator.generate(ids, max_new_tokens=4, eos_token_id=()).token_ids

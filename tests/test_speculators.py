@@ -1,0 +1,131 @@
+"""Drafters in others' formats: scored as the library `speculators` scores them, and which are refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from foredraft.contracts import SequenceView
+from foredraft.drafters import Resources, make_drafter
+from foredraft.errors import StoreError, UsageError
+from foredraft.model.dflash import DFlashBlock, load_dflash
+from foredraft.model.eagle3 import load_eagle3
+from foredraft.model.state_rollout import StateRollout
+from support.families import VOCABULARY, prompt_of
+from support.speculators import (
+    CASES,
+    DFLASH,
+    DRAFTED,
+    LENGTH,
+    READS,
+    ROOTS,
+    drafter_files,
+    eagle3_config,
+    eagle3_tensors,
+    raw_config,
+    raw_tensors,
+    save_drafter,
+    states_of,
+    target_of,
+)
+
+SCORES = json.loads((Path(__file__).parent / "data" / "speculators.json").read_text())
+"""Of version 0.9.0, by scripts/speculators_logits.py."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_drafts_are_scored_as_by_the_library_of_the_format(case, tmp_path):
+    drafter_files(case, tmp_path)
+    ids, states, model, found = prompt_of(LENGTH), states_of(3), target_of("llama").model, []
+    if case in DFLASH:
+        block = DFlashBlock(load_dflash(tmp_path, model))
+        for root in ROOTS:
+            found += block.scores(ids[: root + 1], states[:root], block.levels)
+    else:
+        rollout = StateRollout(load_eagle3(tmp_path, model), 4)
+        for root in ROOTS:
+            found += rollout.start(SequenceView(ids[: root + 1], root + 1, states[:root]))
+            for row in range(2):
+                found += rollout.expand(ids[root + row + 1][None].astype(np.int32), np.array([row - 1], np.int32))
+    torch.testing.assert_close(torch.stack(found), torch.tensor(SCORES[case]), atol=1e-4, rtol=0)
+
+
+def made(folder, config, tensors, family="llama", method="eagle3", **saving):
+    save_drafter(folder, config, tensors, **saving)
+    return make_drafter(method, {"model": str(folder)}, Resources(VOCABULARY, target=target_of(family)))
+
+
+def without(name):
+    return {own: each for own, each in eagle3_tensors().items() if own != name}
+
+
+OTHER = {"name_or_path": "meta-llama/Llama-3.1-8B", "architectures": ["LlamaForCausalLM"]}
+
+
+def layer(**fields):
+    return {"transformer_layer_config": {**eagle3_config()["transformer_layer_config"], **fields}}
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        (eagle3_config(verifier=OTHER), "target, meta-llama/Llama-3.1-8B: a Llama model.* this one is a Qwen3"),
+        (eagle3_config(target_hidden_size=64), "hidden states of 64 numbers, and this one's have 32"),
+        (eagle3_config(**layer(vocab_size=128)), "a vocabulary of 128 tokens, and this model has 97"),
+        (eagle3_config(eagle_aux_hidden_state_layer_ids=[2, 3, 9]), "states before layer 9 .* layers 0 to 5"),
+        (eagle3_config(speculators_model_type="peagle"), "for peagle, not for eagle3; methods are eagle3 and dflash"),
+        (eagle3_config(speculators_model_type="dflash"), "is for dflash, not for eagle3; give method 'dflash'"),
+        (eagle3_config(**layer(model_type="deepseek_v3")), "layers of type deepseek_v3.* those of llama and qwen3"),
+        (eagle3_config(**layer(quantization_config={"quant_method": "fp8"})), r"is quantised \(config.json\)"),
+        (eagle3_config(**layer(layer_types=["sliding_attention"])), "sliding attention, which is not supported"),
+    ],
+)  # fmt: skip
+def test_a_drafter_of_another_kind_or_target_is_refused(config, sentence, tmp_path):
+    with pytest.raises(UsageError, match=sentence):
+        made(tmp_path, config, eagle3_tensors(), family="qwen3")
+
+
+def test_a_quantised_drafter_is_refused(tmp_path):
+    tensors = eagle3_tensors()
+    tensors["fc.weight"] = tensors["fc.weight"].to(torch.int8)
+    with pytest.raises(UsageError, match=r"is quantised \(fc.weight is of type int8\).*give one in bfloat16"):
+        made(tmp_path, eagle3_config(), tensors)
+
+
+def test_damaged_drafters_are_refused(tmp_path):
+    with pytest.raises(StoreError, match=r"has no tensor fc\.weight"):
+        made(tmp_path / "one", eagle3_config(), without("fc.weight"))
+    with pytest.raises(StoreError, match=r"has a tensor of shape \[3, 3\] as norm.weight"):
+        made(tmp_path / "two", eagle3_config(), without("norm.weight") | {"norm.weight": torch.zeros(3, 3)})
+    with pytest.raises(StoreError, match=r"norm.weight holds NaN"):
+        made(tmp_path / "three", eagle3_config(), without("norm.weight") | {"norm.weight": torch.full((32,), np.nan)})
+    with pytest.raises(StoreError, match="neither speculators_model_type nor the tensors of EAGLE-3"):
+        made(tmp_path / "four", raw_config(), without("fc.weight"))
+    with pytest.raises(StoreError, match="scores 40 tokens, and its tensor d2t does not name as many"):
+        made(tmp_path / "six", eagle3_config(), without("d2t"))
+    with pytest.raises(StoreError, match="does not name as many different ones below 97"):
+        made(tmp_path / "seven", eagle3_config(), eagle3_tensors() | {"d2t": torch.full((DRAFTED,), 90)})
+    wide = eagle3_config(target_hidden_size=32, width=16), eagle3_tensors(width=16, embeddings=False)
+    with pytest.raises(StoreError, match=r"has no tensor embed_tokens\.weight, and the target's have another width"):
+        made(tmp_path / "eight", *wide)
+    (tmp_path / "five").mkdir()
+    with pytest.raises(UsageError, match=r"holds no drafter: config.json is missing"):
+        make_drafter("eagle3", {"model": str(tmp_path / "five")}, Resources(VOCABULARY, target=target_of("llama")))
+    (tmp_path / "one" / "config.json").write_text("{")
+    with pytest.raises(StoreError, match="is damaged"):
+        make_drafter("eagle3", {"model": str(tmp_path / "one")}, Resources(VOCABULARY, target=target_of("llama")))
+
+
+def test_a_drafter_is_needed_and_a_model(tmp_path):
+    with pytest.raises(UsageError, match=r"train them with `foredraft train eagle3`.*model=FOLDER"):
+        make_drafter("eagle3", {}, Resources(VOCABULARY, target=target_of("llama")))
+    with pytest.raises(UsageError, match="no model is loaded here"):
+        make_drafter("eagle3", {"model": str(tmp_path)}, Resources(VOCABULARY))
+
+
+def test_a_raw_drafter_reads_the_layers_that_it_names(tmp_path):
+    assert made(tmp_path / "one", raw_config(), raw_tensors(), pickled=True).needs.hidden == READS
+    named = raw_config() | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}}
+    assert made(tmp_path / "two", named, raw_tensors()).needs.hidden == (1, 3, 5)

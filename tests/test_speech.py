@@ -1,0 +1,79 @@
+"""Marks that are special tokens: they are seen by what splits an answer, and other special tokens by nobody."""
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from foredraft.errors import UsageError
+from foredraft.server.bodies import Choice, FunctionTool, TextRequest, Tools
+from foredraft.server.speech import Speech, check_tools
+
+SPECIAL = ["<pad>", "<end>", "<think>", "</think>", "<tool_call>", "</tool_call>"]
+WORDS = ["so", "yes", '{"name":', '"f",', '"arguments":', "{}}", "Hi"]
+ASKED = [{"role": "user", "content": "Hi"}]
+TOOLS = Tools.of([FunctionTool(name="f", parameters={"type": "object"})], Choice())
+
+
+@pytest.fixture
+def tokenizer():
+    backend = Tokenizer(models.WordLevel({word: number for number, word in enumerate(["?", *WORDS])}, unk_token="?"))  # noqa: S106  # a word of the vocabulary, no password
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made = PreTrainedTokenizerFast(tokenizer_object=backend)
+    made.add_special_tokens({"additional_special_tokens": SPECIAL})
+    made.chat_template = '<think></think><tool_call>{"name" tools'
+    return made
+
+
+def parts(tokenizer, prompt, answer, tools=TOOLS):
+    """The kinds and texts of an answer's parts; the prompt is a conversation that ends in these words."""
+    ids, written = tokenizer(prompt).input_ids, tokenizer(answer).input_ids
+    speech = Speech(tokenizer, ASKED, ids, TextRequest([], {}, tools))
+    splitter, (stream, hidden) = speech.splitter(), speech.stream()
+    found = []
+    for token in written:
+        if token not in hidden:
+            found += splitter.push([(stream.push(token), None)])
+    found += splitter.push([(stream.finish(), None)], last=True)
+    return [(part.kind, part.text.strip()) for part in found if part.text.strip()]
+
+
+def test_special_tokens_are_marks_and_not_text(tokenizer):
+    call = 'yes <pad> <tool_call> {"name": "f", "arguments": {}} </tool_call> <end>'
+    expected = [("thought", "so"), ("text", "yes"), ("call", "{}")]
+    assert parts(tokenizer, "Hi", f"<think> so </think> {call}") == expected
+    assert parts(tokenizer, "Hi <think>", f"so </think> {call}") == expected
+    assert parts(tokenizer, "Hi <think> </think>", call) == expected[1:]
+
+
+def test_marks_of_calls_are_hidden_where_no_tools_are_told(tokenizer):
+    assert parts(tokenizer, "Hi", "yes <tool_call> so", Tools()) == [("text", "yes"), ("text", "so")]
+
+
+def test_a_text_that_is_no_conversation_has_no_marks(tokenizer):
+    speech = Speech(tokenizer, "Hi", tokenizer("Hi").input_ids, TextRequest([], {}, shape="a"))
+    assert "think" not in speech.grammar()
+    stream, hidden = speech.stream()
+    assert not hidden
+    assert "".join(stream.push(token) for token in tokenizer("<think> so <pad>").input_ids).strip() == "so"
+
+
+def test_a_thought_may_precede_a_format_only_if_it_can_be_told_from_the_text(tokenizer):
+    def grammar(prompt):
+        return Speech(tokenizer, ASKED, tokenizer(prompt).input_ids, TextRequest([], {}, shape="a")).grammar()
+
+    opening, closing = (f"<[{tokenizer.convert_tokens_to_ids(each)}]>" for each in ("<think>", "</think>"))
+    assert opening in grammar("Hi")
+    assert opening not in grammar("Hi <think>")
+    assert closing in grammar("Hi <think>")
+    assert closing not in grammar("Hi <think> </think>")
+    tokenizer.chat_template = "<thought></thought>"  # of which this vocabulary has no token
+    assert "thought" not in grammar("Hi")
+
+
+def test_tools_need_a_template_that_takes_them(tokenizer):
+    check_tools(tokenizer, ASKED, told=True)
+    tokenizer.chat_template = "{{ messages }}"
+    check_tools(tokenizer, ASKED, told=False)
+    for prompt, told in ((ASKED, True), ([{"role": "assistant", "content": "", "tool_calls": [1]}], False)):
+        with pytest.raises(UsageError, match="leave out tools"):
+            check_tools(tokenizer, prompt, told=told)
