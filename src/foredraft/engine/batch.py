@@ -24,7 +24,7 @@ from foredraft.graph.layout import Layout, lay_out, lay_out_text
 if TYPE_CHECKING:
     from foredraft.model.batch_target import JointBatch, SequentialBatch
 
-_PIECE = 64  # prompt tokens prefilled per step while sequences run: as slow as four plain steps (docs/results/index.md)
+_PIECE = 64  # prompt tokens prefilled per step while sequences run: as slow as four plain steps on Zen 5
 _LEAST_PIECE = 8  # prompt tokens of a step, however slow (chosen)
 _AHEAD = 512  # cache slots of a text after its prompt at first; it moves to a larger range when needed; chosen
 
