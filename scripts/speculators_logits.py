@@ -9,18 +9,24 @@ import json
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from speculators.losses import resolve_loss_config
 from speculators.models.dflash import DFlashSpeculatorConfig
 from speculators.models.dflash.core import DFlashDraftModel
+from speculators.models.dspark import DSparkSpeculatorConfig
+from speculators.models.dspark.core import DSparkDraftModel
 from speculators.models.eagle3 import Eagle3SpeculatorConfig
 from speculators.models.eagle3.core import Eagle3DraftModel
+from speculators.models.peagle import PEagleSpeculatorConfig
+from speculators.models.peagle import core as peagle
 
 from support.families import prompt_of
 from support.speculators import (
     CASES,
-    DFLASH,
     LENGTH,
+    LEVELS,
     ROOTS,
     WIDTH,
     drafter_files,
@@ -28,6 +34,7 @@ from support.speculators import (
     target_of,
 )
 
+LOSS = resolve_loss_config("kl_div", "eager")  # needed to call a model; unused
 OUT = Path(__file__).parents[1] / "tests" / "data" / "speculators.json"
 
 
@@ -50,35 +57,67 @@ def eagle3_scores(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> l
     found: list[torch.Tensor] = []
     model.lm_head.register_forward_hook(lambda _module, _inputs, logits: found.append(logits[0]))
     ids = torch.from_numpy(prompt_of(LENGTH))[None, 1:]
-    model(states_of(3)[None, :-1], ids, torch.zeros_like(ids), ttt_steps=3)
+    model(states_of(3)[None, :-1], ids, torch.zeros_like(ids), ttt_steps=3, loss_config=LOSS)
     return [found[step][root - 1].tolist() for root in ROOTS for step in range(3)]
 
 
 @torch.inference_mode()
-def dflash_scores(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> list[list[float]]:
-    """Return the scores of the block after each root."""
-    verifier = target_of("llama").model
+def peagle_scores(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> list[list[float]]:
+    """Return the scores of all levels after each root."""
+    model = loaded(PEagleSpeculatorConfig, peagle.PEagleDraftModel, config, tensors)
+    found: list[torch.Tensor] = []
+    model.lm_head.register_forward_hook(lambda _module, _inputs, logits: found.append(logits[0]))
+    ids, count = torch.from_numpy(prompt_of(LENGTH))[None, 1:], LENGTH - 1
+    # rows: the text's, and the placeholders behind each root, which training would choose at random
+    behind = [(root - 1, level) for root in ROOTS for level in range(1, LEVELS)]
+    anchors, depths = torch.tensor([*((row, 0) for row in range(count)), *behind]).unbind(1)
+    with patch.object(peagle, "generate_cod_sample_indices", lambda **_given: (anchors, depths)):
+        last = torch.zeros(1, count, WIDTH)
+        model(
+            states_of(3)[None, :-1], ids, torch.zeros_like(ids), verifier_last_hidden_states=last, num_depths=LEVELS,
+            loss_config=LOSS,
+        )  # fmt: skip
+    (scores,) = found
+    rows = [
+        [root - 1, *(count + number * (LEVELS - 1) + each for each in range(LEVELS - 1))]
+        for number, root in enumerate(ROOTS)
+    ]
+    return [scores[row].tolist() for each in rows for row in each]
+
+
+@torch.inference_mode()
+def block_scores(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> list[list[float]]:
+    """Return the scores of the block after each root; of DSpark's, each after the text's own tokens."""
+    verifier, dspark = target_of("llama").model, config["speculators_model_type"] == "dspark"
     whole = {"embed_tokens.weight": verifier.get_input_embeddings().weight, **tensors}
     whole.setdefault("lm_head.weight", verifier.get_output_embeddings().weight)
-    model, rows = loaded(DFlashSpeculatorConfig, DFlashDraftModel, config, whole), []
+    classes = (DSparkSpeculatorConfig, DSparkDraftModel) if dspark else (DFlashSpeculatorConfig, DFlashDraftModel)
+    model, rows = loaded(*classes, config, whole), []
     ids = torch.from_numpy(prompt_of(LENGTH))[None]
     for root in ROOTS:
         chosen = torch.zeros_like(ids)
         chosen[0, root] = 1
         last = torch.zeros(1, LENGTH, WIDTH)
-        logits = model._backbone_forward(states_of(3)[None], ids, chosen, last, torch.zeros_like(ids), max_anchors=1)[1]  # noqa: SLF001  # the public method returns no scores
-        rows += logits[0, 1:].tolist()
+        hidden, logits, *_, places = model._backbone_forward(  # noqa: SLF001  # the public method returns no scores
+            states_of(3)[None], ids, chosen, last, torch.zeros_like(ids), max_anchors=1
+        )
+        if dspark:
+            logits = logits + model.markov_head.block_bias(prev_token_ids=ids[:, places], hidden_states=hidden)
+        rows += logits[0, 0 if dspark else 1 :].tolist()
     return rows
+
+
+SCORES = {"eagle3": eagle3_scores, "peagle": peagle_scores, "dflash": block_scores, "dspark": block_scores}
 
 
 def main() -> None:
     """Write the file."""
     scores = {}
     with tempfile.TemporaryDirectory() as folder:
-        for case in CASES:
-            config, tensors = drafter_files(case, Path(folder) / case)
-            found = (dflash_scores if case in DFLASH else eagle3_scores)(config, tensors)
-            scores[case] = [[round(value, 5) for value in row] for row in found]
+        for method, cases in CASES.items():
+            for case in cases:
+                found = SCORES[method](*drafter_files(method, case, Path(folder) / case))
+                scores[case] = [[round(value, 5) for value in row] for row in found]
     OUT.write_text(json.dumps(scores) + "\n")
 
 

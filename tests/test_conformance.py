@@ -63,10 +63,14 @@ VARIANTS = {
     "eesd": [{}, {"out_degree": 1, "least_probability": 0.0, "levels": 10}, {"head": "none", "layers": 2}],
     "medusa": [{}, {"nodes": 5}],
     "eagle3": [{"least_probability": 0.0, "least_share": 0.0}, {"out_degree": 1, "levels": 3}],
-    "dflash": [{}, {"out_degree": 1}, {"nodes": 5}],
+    "peagle": [{"out_degree": 3}],
+    "dflash": [{"least_probability": 0.0, "least_share": 0.0}, {"out_degree": 1}],
+    "dspark": [{"out_degree": 3}],
     "mtp": [{"least_probability": 0.0}, {"out_degree": 1, "levels": 3}],
 }
 """The options with which each registered method is tested; a new method needs an entry."""
+SPECULATORS = ("eagle3", "peagle", "dflash", "dspark")
+"""Methods whose heads are in the `speculators` format."""
 ELSEWHERE = {"assistant"}
 """It reads the target's keys and values, and the toy has none: tests/test_assistant.py."""
 
@@ -115,7 +119,7 @@ def with_models(method, options):
     if method.startswith("draft_"):
         return {"model": "tiny", **options}
     if method in tiny_heads():
-        return {"model" if method in ("eagle3", "dflash") else "head": tiny_heads()[method], **options}
+        return {"model" if method in SPECULATORS else "head": tiny_heads()[method], **options}
     if "drafter" in options:
         drafter = options["drafter"]
         inner = {"method": drafter} if isinstance(drafter, str) else drafter

@@ -1,4 +1,4 @@
-"""DFlash: the text of plain decoding; blocks of tokens in one pass; heads in both formats."""
+"""DFlash, DSpark, P-EAGLE: the text of plain decoding; blocks of tokens in one pass; heads in both formats."""
 
 import numpy as np
 import pytest
@@ -10,43 +10,54 @@ from foredraft.graph.tree import depths
 from support.families import LONG, VOCABULARY, each_of, prompt_of
 from support.speculators import (
     BLOCK,
-    dflash_config,
+    CASES,
+    LEVELS,
+    MADE,
     dflash_tensors,
+    drafter_files,
     raw_dflash_config,
     save_drafter,
     target_of,
     writes_the_plain_text,
 )
 
-SHAPES = {"chain": {"out_degree": 1}, "tree": {"out_degree": 3}}
+ALL = {"least_probability": 0.0, "least_share": 0.0}
+SHAPES = {"chain": {"out_degree": 1, **ALL}, "tree": {"out_degree": 3, **ALL}}
+HEADS = [(method, case) for method in ("peagle", "dflash", "dspark") for case in CASES[method]] + [("dflash", "raw")]
+DEPTH = {"peagle": LEVELS, "dflash": BLOCK - 1, "dspark": BLOCK}
 
 
-def drafter_of(family, folder, **options):
-    return make_drafter("dflash", {"model": folder, **options}, Resources(VOCABULARY, target=target_of(family)))
+def drafter_of(family, method, folder, **options):
+    given = {"model": str(folder), **options}
+    return make_drafter(method, given, Resources(VOCABULARY, target=target_of(family)))
 
 
-@pytest.fixture(params=["speculators", "raw"])
-def folder(request, tmp_path):
-    if request.param == "raw":
-        return save_drafter(tmp_path, raw_dflash_config(), dflash_tensors())
-    return save_drafter(tmp_path, dflash_config(reduced=True), dflash_tensors(reduced=True))
+@pytest.fixture(params=HEADS, ids=" ".join)
+def head(request, tmp_path):
+    """The method and the folder of a head."""
+    method, case = request.param
+    if case == "raw":
+        save_drafter(tmp_path, raw_dflash_config(), dflash_tensors())
+    else:
+        drafter_files(method, case, tmp_path)
+    return method, tmp_path
 
 
 @pytest.mark.parametrize("setting", ["greedy", "T=0.7 top_p=0.9"])
 @pytest.mark.parametrize("shape", SHAPES)
 @each_of(["llama", "qwen3", "gpt_oss"], quick=("llama",))
-def test_the_text_is_that_of_plain_decoding(family, shape, setting, folder):
-    assert writes_the_plain_text(family, setting, drafter_of(family, folder, **SHAPES[shape]))
+def test_the_text_is_that_of_plain_decoding(family, shape, setting, head):
+    assert writes_the_plain_text(family, setting, drafter_of(family, *head, **SHAPES[shape]))
 
 
-def test_a_draft_is_as_deep_as_the_block_and_the_same_however_its_text_came_about(folder):
+def test_a_draft_is_as_deep_as_the_block_and_the_same_however_its_text_came_about(head):
     ids, target = prompt_of(LONG), target_of("llama")
-    drafter = drafter_of("llama", folder)
-    assert drafter.needs.hidden == (1, 3, 5)
+    drafter = drafter_of("llama", *head, **SHAPES["tree"])
     states = target.prefill(ids[:-1].copy(), target.new_cache(), drafter.needs.hidden)
     whole = drafter.open(DraftContext(VOCABULARY)).propose(SequenceView(ids, LONG, states), Budget(24, 8))
-    chain = drafter_of("llama", folder, out_degree=1).open(DraftContext(VOCABULARY))
-    assert depths(chain.propose(SequenceView(ids, LONG, states), Budget(24, 8)).parents).max() == BLOCK - 1
+    chain = drafter_of("llama", *head, **SHAPES["chain"]).open(DraftContext(VOCABULARY))
+    found = chain.propose(SequenceView(ids, LONG, states), Budget(24, 8))
+    assert depths(found.parents).max() == DEPTH[head[0]]
     drafting = drafter.open(DraftContext(VOCABULARY))
     for end in (7, 8, 20, LONG):
         stepwise = drafting.propose(SequenceView(ids[:end], 5, states[: end - 1]), Budget(24, 8))
@@ -56,8 +67,32 @@ def test_a_draft_is_as_deep_as_the_block_and_the_same_however_its_text_came_abou
     assert not len(drafting.propose(SequenceView(ids, 5), Budget(20, 4))), "no states are known"
 
 
-def test_a_drafter_without_a_placeholder_is_refused(tmp_path):
+def test_a_token_of_dspark_changes_what_follows_it_and_one_of_dflash_does_not(tmp_path):
+    ids, target = prompt_of(LONG), target_of("llama")
+    after = {}
+    for method in ("dflash", "dspark"):
+        drafter_files(method, next(iter(CASES[method])), tmp_path / method)
+        drafter = drafter_of("llama", method, tmp_path / method, out_degree=2, **ALL)
+        states = target.prefill(ids[:-1].copy(), target.new_cache(), drafter.needs.hidden)
+        draft = drafter.open(DraftContext(VOCABULARY)).propose(SequenceView(ids, LONG, states), Budget(6, 2))
+        first, second = np.flatnonzero(draft.parents < 0)
+        after[method] = [set(draft.tokens[draft.parents == node].tolist()) for node in (first, second)]
+    assert after["dflash"][0] == after["dflash"][1]
+    assert after["dspark"][0] != after["dspark"][1]
+
+
+@pytest.mark.parametrize("method", DEPTH)
+def test_a_drafter_without_a_placeholder_is_refused(method, tmp_path):
+    config, tensors = (make() for make in MADE[method])
+    save_drafter(tmp_path, config | {"mask_token_id": None}, tensors)
     with pytest.raises(StoreError, match="names no mask_token_id"):
-        drafter_of("llama", save_drafter(tmp_path, dflash_config(mask_token_id=None), dflash_tensors()))
-    with pytest.raises(UsageError, match="nodes is 0"):
-        drafter_of("llama", str(tmp_path), nodes=0)
+        drafter_of("llama", method, tmp_path)
+
+
+def test_a_product_that_is_not_run_and_options_out_of_range_are_refused(tmp_path):
+    config, tensors = (make() for make in MADE["dspark"])
+    save_drafter(tmp_path, config | {"markov_head_type": "rnn"}, tensors)
+    with pytest.raises(UsageError, match="Markov head of type rnn, and vanilla and gated ones are run"):
+        drafter_of("llama", "dspark", tmp_path)
+    with pytest.raises(UsageError, match="levels is 0"):
+        drafter_of("llama", "dspark", tmp_path, levels=0)

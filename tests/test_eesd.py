@@ -9,7 +9,7 @@ from foredraft.drafters import Resources, make_drafter
 from foredraft.drafters.eesd import EesdOptions
 from foredraft.errors import StoreError, UnsupportedModelError, UsageError
 from foredraft.model.fingerprint import fingerprint
-from foredraft.model.growth import RolloutDrafter
+from foredraft.model.growth import model_drafter
 from foredraft.model.head_files import CONFIG_FILE, WEIGHTS_FILE, card_for, read_head, save_head, trained_head
 from foredraft.model.heads import ExitHead, exit_model, load_exit_head
 from support.exits import LAYERS, plain, target_of, written
@@ -48,7 +48,7 @@ def test_a_draft_that_the_model_agrees_with_takes_few_steps():
     """With all layers but the last before the exit, and the last as the head, drafts equal the text."""
     target = target_of("llama")
     model = target.with_model(exit_model(target.model, LAYERS - 1, ExitHead(target.model)))
-    drafter = RolloutDrafter(("eesd",), EesdOptions(head="none", layers=1, **CHAIN).rules(), model)
+    drafter = model_drafter(("eesd",), EesdOptions(head="none", layers=1, **CHAIN).rules(), model)
     for setting in SETTINGS:
         text, records = written(target, "llama", setting, drafter)
         assert text == plain("llama", setting)

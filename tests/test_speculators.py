@@ -12,11 +12,11 @@ from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import StoreError, UsageError
 from foredraft.model.dflash import DFlashBlock, load_dflash
 from foredraft.model.eagle3 import load_eagle3
+from foredraft.model.peagle import PEagleBlock, load_peagle
 from foredraft.model.state_rollout import StateRollout
 from support.families import VOCABULARY, prompt_of
 from support.speculators import (
     CASES,
-    DFLASH,
     DRAFTED,
     LENGTH,
     READS,
@@ -35,14 +35,23 @@ SCORES = json.loads((Path(__file__).parent / "data" / "speculators.json").read_t
 """Of version 0.9.0, by scripts/speculators_logits.py."""
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_drafts_are_scored_as_by_the_library_of_the_format(case, tmp_path):
-    drafter_files(case, tmp_path)
+BLOCKS = {
+    "peagle": lambda folder, model: PEagleBlock(load_peagle(folder, model)),
+    "dflash": lambda folder, model: DFlashBlock(load_dflash(folder, model)),
+    "dspark": lambda folder, model: DFlashBlock(load_dflash(folder, model, "dspark")),
+}
+
+
+@pytest.mark.parametrize(("method", "case"), [(method, case) for method in CASES for case in CASES[method]])
+def test_drafts_are_scored_as_by_the_library_of_the_format(method, case, tmp_path):
+    drafter_files(method, case, tmp_path)
     ids, states, model, found = prompt_of(LENGTH), states_of(3), target_of("llama").model, []
-    if case in DFLASH:
-        block = DFlashBlock(load_dflash(tmp_path, model))
+    if method in BLOCKS:
+        block = BLOCKS[method](tmp_path, model)
         for root in ROOTS:
-            found += block.scores(ids[: root + 1], states[:root], block.levels)
+            block.read(ids[: root + 1], states[:root])
+            for level in range(block.levels):
+                found += block.scores(level, ids[root + level][None].astype(np.int32))
     else:
         rollout = StateRollout(load_eagle3(tmp_path, model), 4)
         for root in ROOTS:
@@ -75,7 +84,7 @@ def layer(**fields):
         (eagle3_config(target_hidden_size=64), "hidden states of 64 numbers, and this one's have 32"),
         (eagle3_config(**layer(vocab_size=128)), "a vocabulary of 128 tokens, and this model has 97"),
         (eagle3_config(eagle_aux_hidden_state_layer_ids=[2, 3, 9]), "states before layer 9 .* layers 0 to 5"),
-        (eagle3_config(speculators_model_type="peagle"), "for peagle, not for eagle3; methods are eagle3 and dflash"),
+        (eagle3_config(speculators_model_type="mlp"), "is for mlp, not for eagle3; methods are eagle3, peagle, dflash"),
         (eagle3_config(speculators_model_type="dflash"), "is for dflash, not for eagle3; give method 'dflash'"),
         (eagle3_config(**layer(model_type="deepseek_v3")), "layers of type deepseek_v3.* those of llama and qwen3"),
         (eagle3_config(**layer(quantization_config={"quant_method": "fp8"})), r"is quantised \(config.json\)"),

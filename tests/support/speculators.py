@@ -147,23 +147,66 @@ def raw_dflash_config(layers=2):
     }  # fmt: skip
 
 
+RANK, LEVELS = 6, 4
+"""Of DSpark's product of low rank, and how many tokens P-EAGLE drafts."""
+
+
+def dspark_tensors(layers=2, *, reduced=False, gated=False, width=WIDTH, vocabulary=VOCABULARY):
+    own = {
+        "markov_w1.weight": torch.zeros(vocabulary, RANK),
+        "markov_w2.weight": torch.zeros(DRAFTED if reduced else vocabulary, RANK),
+    }
+    if gated:
+        own |= {"gate_proj.weight": torch.zeros(RANK, width + RANK), "gate_proj.bias": torch.zeros(RANK)}
+    tensors = dflash_tensors(layers, reduced=reduced, width=width, vocabulary=vocabulary)
+    return tensors | _drawn({f"markov_head.{name}": each for name, each in own.items()}, seed=1)
+
+
+def dspark_config(layers=2, *, gated=False, **fields):
+    return dflash_config(layers, **fields) | {
+        "architectures": ["DSparkSpeculator"], "speculators_model_type": "dspark", "markov_rank": RANK,
+        "markov_head_type": "gated" if gated else "vanilla", "enable_confidence_head": False,
+        "confidence_head_with_markov": False,
+    }  # fmt: skip
+
+
+def peagle_tensors(*, width=WIDTH, **fields):
+    masks = _drawn({"mask_hidden": torch.zeros(1, 1, 3 * width)}, seed=1)
+    return eagle3_tensors(width=width, **fields) | masks
+
+
+def peagle_config(**fields):
+    config = eagle3_config(**fields)
+    config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] = LEVELS
+    return config | {
+        "architectures": ["PEagleSpeculator"], "speculators_model_type": "peagle",
+        "mask_token_id": fields.get("mask_token_id", MASK),
+    }  # fmt: skip
+
+
 LENGTH, ROOTS = 30, (4, 11, 24)
 """Of a text whose drafts were scored by the library `speculators`, and the positions of its roots."""
-DFLASH = {"block": {"reduced": True}, "block, all tokens": {"reduced": False}}
 CASES = {
-    "llama": {}, "qwen3": {"kind": "qwen3"}, "all tokens": {"reduced": False},
-    "norm before the residual": {"norm_before_residual": True}, "norm before the map": {"norm_before_fc": True},
-    "norm of each state": {"fc_norm": True, "norm_output": True}, **DFLASH,
+    "eagle3": {
+        "llama": {}, "qwen3": {"kind": "qwen3"}, "all tokens": {"reduced": False},
+        "norm before the residual": {"norm_before_residual": True}, "norm before the map": {"norm_before_fc": True},
+        "norm of each state": {"fc_norm": True, "norm_output": True},
+    },
+    "peagle": {"in parallel": {}, "in parallel, all tokens": {"reduced": False, "norm_before_residual": True}},
+    "dflash": {"block": {"reduced": True}, "block, all tokens": {"reduced": False}},
+    "dspark": {"block and token": {"reduced": True}, "block and token, gated": {"gated": True}},
 }  # fmt: skip
-"""Drafters whose scores are in tests/data/speculators.json."""
+"""Drafters by method whose scores are in tests/data/speculators.json."""
+MADE = {
+    "eagle3": (eagle3_config, eagle3_tensors), "peagle": (peagle_config, peagle_tensors),
+    "dflash": (dflash_config, dflash_tensors), "dspark": (dspark_config, dspark_tensors),
+}  # fmt: skip
+"""What makes a method's configuration and tensors."""
 
 
-def drafter_files(case, folder):
+def drafter_files(method, case, folder):
     """Save a drafter; return its configuration and tensors."""
-    config, tensors = dflash_config, dflash_tensors
-    if case not in DFLASH:
-        config, tensors = eagle3_config, eagle3_tensors
-    found = config(**CASES[case]), tensors(**CASES[case])
+    found = tuple(make(**CASES[method][case]) for make in MADE[method])
     save_drafter(folder, *found)
     return found
 

@@ -12,7 +12,7 @@ from foredraft.model.head_files import card_for, save_head
 from foredraft.model.heads import ExitHead, MedusaHeads
 from foredraft.model.target import TorchTarget
 from foredraft.testing import VOCABULARY
-from support.speculators import dflash_config, dflash_tensors, eagle3_config, eagle3_tensors, save_drafter
+from support.speculators import MADE, save_drafter
 
 
 @functools.cache
@@ -41,11 +41,13 @@ def tiny_heads():
     heads = MedusaHeads(8, 3)
     heads.accuracies.fill_(0.3)
     save_head(folder / "medusa", card_for(model, "medusa", "tiny", dtype="float32", count=3), heads.state_dict())
-    shape = {"width": 8, "vocabulary": VOCABULARY}
-    save_drafter(folder / "eagle3", eagle3_config(reduced=False, **shape), eagle3_tensors(reduced=False, **shape))
-    reads = {"aux_hidden_state_layer_ids": [0, 1, 2], "mask_token_id": 0}
-    save_drafter(folder / "dflash", dflash_config(**shape, **reads), dflash_tensors(**shape))
-    return {method: str(folder / method) for method in ("eesd", "medusa", "eagle3", "dflash")}
+    shape, blocks = {"width": 8, "vocabulary": VOCABULARY}, {"aux_hidden_state_layer_ids": [0, 1, 2]}
+    speculators = {"eagle3": {"reduced": False}, "peagle": {"reduced": False}, "dflash": {}, "dspark": {}}
+    for method, others in speculators.items():
+        config, tensors = MADE[method]
+        fields = {"mask_token_id": 0, **(blocks if method in ("dflash", "dspark") else {})}
+        save_drafter(folder / method, config(**others, **shape, **fields), tensors(**others, **shape))
+    return {method: str(folder / method) for method in ("eesd", "medusa", *speculators)}
 
 
 @functools.cache

@@ -30,10 +30,12 @@ _OWN = {
     "lookahead": "foredraft.drafters.lookahead:LookaheadDrafter",
     "eesd": "foredraft.drafters.eesd:EesdDrafter",
     "medusa": "foredraft.drafters.medusa:MedusaDrafter",
-    "eagle3": "foredraft.drafters.eagle3:Eagle3Drafter",
-    "dflash": "foredraft.drafters.dflash:DFlashDrafter",
-    "mtp": "foredraft.drafters.mtp:MtpDrafter",
-    "assistant": "foredraft.drafters.assistant:AssistantDrafter",
+    "eagle3": "foredraft.drafters.state_heads:Eagle3Drafter",
+    "peagle": "foredraft.drafters.state_heads:PEagleDrafter",
+    "dflash": "foredraft.drafters.state_heads:DFlashDrafter",
+    "dspark": "foredraft.drafters.state_heads:DSparkDrafter",
+    "mtp": "foredraft.drafters.state_heads:MtpDrafter",
+    "assistant": "foredraft.drafters.state_heads:AssistantDrafter",
 }
 
 

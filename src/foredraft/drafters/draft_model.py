@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
-from foredraft.model.growth import GrowthRules, RolloutDrafter
+from foredraft.model.growth import GrowthRules, RolloutDrafter, model_drafter
 from foredraft.model.head_files import shipped_head
 from foredraft.model.target import TorchTarget
 from foredraft.options import check_range, shown
@@ -79,7 +79,7 @@ class DraftModelDrafter:
         ids = model.ids if isinstance(model, TorchTarget) else None
         rules = options.rules()
         sources = (cls.name, f"{cls.name}, merged") if rules.tau else (cls.name,)
-        return RolloutDrafter(sources, rules, model, ids)
+        return model_drafter(sources, rules, model, ids)
 
 
 class DraftTreeDrafter(DraftModelDrafter):

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
-from foredraft.model.growth import GrowthRules, RolloutDrafter
+from foredraft.model.growth import GrowthRules, RolloutDrafter, model_drafter
 from foredraft.model.skipping import Skipped, default_skipped, layer_numbers, read_skipped, skipping
 from foredraft.model.target import loaded_target
 
@@ -62,4 +62,4 @@ class LayerSkipDrafter:
             skipped = default_skipped(int(target.model.config.num_hidden_layers))
         else:
             skipped = Skipped(layer_numbers(options.attention, "attention"), layer_numbers(options.mlp, "mlp"))
-        return RolloutDrafter((cls.name,), options.rules(), skipping(target, skipped))
+        return model_drafter((cls.name,), options.rules(), skipping(target, skipped))

@@ -1,7 +1,8 @@
-"""DFlash's head, which drafts a block of tokens in one pass, whose rows are the root and placeholders.
+"""DFlash's and DSpark's heads, which draft a block of tokens in one pass, whose rows are the root and placeholders.
 
 DFlash (z-lab, 2026): block diffusion with one step. All rows of the block see each other, and in every layer the keys
-and values that are made of the target's states of the text. Does not depend on what is drafted from the rows' scores.
+and values that are made of the target's states of the text. DSpark (DeepSeek, 2026) adds to the scores of a token what
+the token before it is worth, in a product of low rank. Does not depend on what is drafted from the rows' scores.
 """
 
 from collections.abc import Mapping
@@ -10,21 +11,44 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from foredraft.contracts import TokenIds
-from foredraft.errors import StoreError
+from foredraft.errors import StoreError, UsageError
 from foredraft.graph.layout import Layout, lay_out_text
+from foredraft.graph.tree import IntArray
+from foredraft.model.speculators import Speculator
 from foredraft.model.state_heads import StateCache, StateHead, StateLayers, load_state_head
 
-METHOD = "dflash"
+METHOD, WITH_TOKENS = "dflash", "dspark"
+_PLAIN, _GATED = "vanilla", "gated"  # kinds of DSpark's product that are run
+
+
+class MarkovHead(nn.Module):
+    """What a token adds to the scores of the next one; `gated` by the row's state."""
+
+    def __init__(self, vocabulary: int, drafted: int, rank: int, width: int, *, gated: bool) -> None:
+        super().__init__()
+        self.markov_w1 = nn.Embedding(vocabulary, rank)
+        self.markov_w2 = nn.Linear(rank, drafted, bias=False)
+        if gated:
+            self.gate_proj = nn.Linear(width + rank, rank)
+        self._gated = gated
+
+    def forward(self, tokens: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        """Return what is added after each of the tokens, float[R, N], in a row with a state, float[1, D]."""
+        known = self.markov_w1(tokens)
+        if self._gated:
+            known = known * torch.sigmoid(self.gate_proj(torch.cat([state.expand(len(known), -1), known], dim=-1)))
+        return self.markov_w2(known)  # type: ignore[no-any-return]  # a module's output is Any
 
 
 class DFlashLayers(StateLayers):
     """The layers, of Qwen 3's kind."""
 
-    def __init__(self, layer_config: Any, wide: int) -> None:
+    def __init__(self, layer_config: Any, wide: int, markov_head: MarkovHead | None = None) -> None:
         super().__init__(layer_config, wide)
-        self.hidden_norm = self.normed(layer_config.hidden_size)
+        self.hidden_norm, self.markov_head = self.normed(layer_config.hidden_size), markov_head
 
     def read(self, states: torch.Tensor, arguments: Mapping[str, Any]) -> None:
         """Write the keys and values of the target's states, float[1, R, K * D], into every layer's cache."""
@@ -46,35 +70,46 @@ class DFlashLayers(StateLayers):
         return self.norm(embedded)  # type: ignore[no-any-return]  # a module's output is Any
 
 
-def load_dflash(folder: Path, model: Any) -> StateHead[DFlashLayers]:
-    """Load the head in a folder; raises what `load_state_head` does, and StoreError without a placeholder's id."""
-    made = load_state_head(
-        folder, METHOD, model,
-        lambda found, width: DFlashLayers(found.layer_config, len(found.layers) * width),
-    )  # fmt: skip
-    for name in ("mask_token_id", "block_size"):
-        if made.config.get(name) is None:
-            raise StoreError(f"The drafter in {folder} names no {name}; copy or download it again.")
-    return made
+def load_dflash(folder: Path, model: Any, method: str = METHOD) -> StateHead[DFlashLayers]:
+    """Load the head of either method in a folder.
+
+    Raises what `load_state_head` does, StoreError without a placeholder's id, and UsageError for a product of DSpark's
+    that is not run.
+    """
+
+    def make(found: Speculator, width: int) -> DFlashLayers:
+        for name in ("mask_token_id", "block_size"):
+            if found.config.get(name) is None:
+                raise StoreError(f"The drafter in {folder} names no {name}; copy or download it again.")
+        layer, rank = found.layer_config, int(found.config.get("markov_rank", 256)) if method == WITH_TOKENS else 0
+        kind = found.config.get("markov_head_type", _PLAIN)
+        if rank and kind not in (_PLAIN, _GATED):
+            raise UsageError(
+                f"The drafter in {folder} has a Markov head of type {kind}, and {_PLAIN} and {_GATED} ones are run; "
+                "give another."
+            )
+        drafted = layer.vocab_size if found.ids is None else len(found.ids)
+        markov = MarkovHead(layer.vocab_size, drafted, rank, layer.hidden_size, gated=kind == _GATED) if rank else None
+        return DFlashLayers(layer, len(found.layers) * width, markov)
+
+    return load_state_head(folder, method, model, make)
 
 
 class DFlashBlock:
-    """One sequence's passes: the head's KV cache follows the text."""
+    """One sequence's passes, as `Block`: the head's KV cache follows the text."""
 
     def __init__(self, head: StateHead[DFlashLayers]) -> None:
-        self._head, self._text = head, StateCache(head.layers.new_cache)
-        size, self._first = int(head.config["block_size"]), 0 if head.config.get("sample_from_anchor") else 1
-        self.levels = size - self._first  # of tokens that a pass drafts
+        self._head, self.text = head, StateCache(head.layers.new_cache)
+        # DSpark's first row drafts too, unless it says otherwise
+        drafts = head.config.get("sample_from_anchor", head.layers.markov_head is not None)
+        size, self._first = int(head.config["block_size"]), 0 if drafts else 1
+        self.levels, self.vocabulary = size - self._first, len(head.ends.embeddings)
         self._masks = np.full(size, int(head.config["mask_token_id"]), np.int64)
         self._sees = np.ones((size, size), np.bool_)
+        self._rows = torch.empty(0)  # float[L, D], the LM head's inputs
 
-    @torch.inference_mode()
-    def scores(self, ids: TokenIds, states: torch.Tensor, levels: int) -> torch.Tensor:
-        """Return the logits of the first `levels` tokens after a text, float[levels, V].
-
-        `states` are the target's, as in `SequenceView`.
-        """
-        layers, text = self._head.layers, self._text
+    def read(self, ids: TokenIds, states: torch.Tensor) -> None:
+        layers, text = self._head.layers, self.text
         for new in text.missing(len(ids), states):
             rows = lay_out_text(np.zeros(len(states[new]), np.int64), new.start)
             text.cache.reserve(rows.rows)
@@ -85,6 +120,15 @@ class DFlashBlock:
         block = Layout(self._masks, positions, self._sees, text.length)
         text.cache.reserve(block.rows)
         embedded = self._head.ends.embedded(block)
-        scored = layers(embedded, layers.arguments(block, text.cache, embedded))[0]
+        self._rows = layers(embedded, layers.arguments(block, text.cache, embedded))[0, self._first :]
         text.cache.commit([])
-        return self._head.ends.lm_head(scored[self._first : self._first + levels])  # type: ignore[no-any-return]  # a module's output is Any
+
+    def scores(self, level: int, tokens: IntArray) -> torch.Tensor:
+        row, markov = self._rows[level : level + 1], self._head.layers.markov_head
+        logits = self._head.ends.lm_head(row).expand(len(tokens), -1)
+        if markov is not None:
+            logits = logits + markov(torch.from_numpy(tokens.astype(np.int64)).to(row.device), row)
+        return logits  # type: ignore[no-any-return]  # a module's output is Any
+
+    def close(self) -> None:
+        self.text = StateCache(self._head.layers.new_cache)

@@ -7,6 +7,7 @@ cache that follows the sequence. Does not depend on the target, nor on where the
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -151,19 +152,31 @@ class Rollout:
 
 
 class RolloutDrafter:
-    """Any drafter that drafts with a causal language model, whose logits are of the tokens `ids`, int32[N], or all."""
+    """Any drafter that grows trees level by level, of the tokens `ids`, int32[N], or all.
 
-    def __init__(self, sources: tuple[str, ...], rules: GrowthRules, model: Any, ids: IntArray | None = None) -> None:
-        self.name, self.source_names = sources[0], sources
-        self._rules, self._model, self._ids = rules, model, ids
-        # skipped steps are read at the next `propose`
-        self.needs = Needs(every_step=False, models=(model,))
+    `begin` begins a sequence's tree, given how many rows it has at most.
+    """
+
+    def __init__(
+        self, sources: tuple[str, ...], rules: GrowthRules, needs: Needs, begin: Callable[[int], Growing],
+        ids: IntArray | None = None,
+    ) -> None:  # fmt: skip
+        self.name, self.source_names, self.needs = sources[0], sources, needs
+        self._rules, self._begin, self._ids = rules, begin, ids
 
     def open(self, context: DraftContext) -> "RolloutDrafting":
         imitation = Imitation.of(context.settings, context.seed, context.vocabulary, self._ids)
         # merging would make it depend on a drawn token whether it is kept, which changes the distribution
         rules = replace(self._rules, tau=0) if imitation.draws else self._rules
-        return RolloutDrafting(Rollout(self._model, context.max_nodes), rules, imitation)
+        return RolloutDrafting(self._begin(context.max_nodes), rules, imitation)
+
+
+def model_drafter(
+    sources: tuple[str, ...], rules: GrowthRules, model: Any, ids: IntArray | None = None
+) -> RolloutDrafter:
+    """Return the drafter of a causal language model, whose logits are of the tokens `ids`, int32[N], or all."""
+    # skipped steps are read at the next `propose`
+    return RolloutDrafter(sources, rules, Needs(every_step=False, models=(model,)), partial(Rollout, model), ids)
 
 
 class RolloutDrafting:

@@ -29,7 +29,8 @@ CONFIG = "config.json"
 TYPE = "speculators_model_type"  # the field that names the method
 _SAFE, _PICKLED = "*.safetensors", "pytorch_model.bin"
 FILES = (CONFIG, _SAFE, _PICKLED)  # that a drafter is made of, for the hub
-_LAYERS = {"eagle3": ("llama", "qwen3"), "dflash": ("qwen3",)}  # by method, the types of layers that are run
+_EAGLE, _FLASH = ("llama", "qwen3"), ("qwen3",)
+_LAYERS = {"eagle3": _EAGLE, "peagle": _EAGLE, "dflash": _FLASH, "dspark": _FLASH}  # types of layers that are run
 _EMBEDDINGS = "embed_tokens.weight"
 _KIND = "qwen3"  # the format's default type of layers
 # fields of a raw configuration that are not of its layers
@@ -224,7 +225,7 @@ def _refuse_kind(
     packed = [name for name, each in weights.items() if each.dtype not in usual and name not in ("d2t", "t2d")]
     wrong = ""
     if config[TYPE] != method:
-        known = f"give method {config[TYPE]!r}" if config[TYPE] in _LAYERS else f"methods are {' and '.join(_LAYERS)}"
+        known = f"give method {config[TYPE]!r}" if config[TYPE] in _LAYERS else f"methods are {', '.join(_LAYERS)}"
         wrong = f"is for {config[TYPE]}, not for {method}; {known}"
     elif (kind := layer.get("model_type", _KIND)) not in _LAYERS[method]:
         wrong = f"has layers of type {kind}, and {method} runs those of {' and '.join(_LAYERS[method])}; give another"

@@ -97,6 +97,11 @@ class StateCache:
     def length(self) -> int:
         return int(self.cache.length)
 
+    @property
+    def read_tokens(self) -> int:
+        """The number of the text's tokens that are read, or lie before those with known states."""
+        return self.begun + self.length
+
     def missing(self, tokens: int, states: torch.Tensor) -> Iterator[slice]:
         """Yield the pieces of the states, float[m, W], of a text that have no rows yet; the caller commits them.
 

@@ -53,7 +53,7 @@ class StateRollout:
 
     @property
     def committed(self) -> int:
-        return self._text.begun + self._text.length
+        return self._text.read_tokens
 
     @torch.inference_mode()
     def start(self, view: SequenceView) -> torch.Tensor | None:

@@ -1,0 +1,68 @@
+"""Trees over a block of tokens that a head scores in one pass.
+
+Each level has its scores before a token of it is known; after a node of the level before, they are the same, or differ
+by what the node's token adds. Does not depend on what the head is, nor on which nodes are expanded.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from foredraft.contracts import SequenceView, TokenIds
+from foredraft.graph.tree import IntArray
+from foredraft.model.state_heads import StateCache
+
+
+class Block(Protocol):
+    """One sequence's passes of such a head."""
+
+    levels: int  # of tokens that a pass drafts
+    vocabulary: int  # the number of ids that the head knows
+
+    @property
+    def text(self) -> StateCache:
+        """The cache of the head, which follows the text."""
+
+    def read(self, ids: TokenIds, states: torch.Tensor) -> None:
+        """Run the pass after a text; `states` are the target's, as in `SequenceView`."""
+
+    def scores(self, level: int, tokens: IntArray) -> torch.Tensor:
+        """Return the logits of a level, from 0, after each of the tokens of the one before, float[R, V]."""
+
+    def close(self) -> None:
+        """Release the memory of the cache."""
+
+
+class BlockRollout:
+    """One sequence's tree, as `Growing`, whose rows need no pass; of at most `Block.levels` levels."""
+
+    def __init__(self, block: Block, most_rows: int) -> None:
+        self._block, self.most_rows = block, max(most_rows, 1)
+        self.limits = block.vocabulary, None
+        self.hidden: torch.Tensor | None = None
+        self._level = 0
+
+    @property
+    def committed(self) -> int:
+        return self._block.text.read_tokens
+
+    @torch.inference_mode()
+    def start(self, view: SequenceView) -> torch.Tensor | None:
+        if view.states is None:
+            return None
+        self._block.read(view.ids, view.states)
+        self._level = 0
+        return self._block.scores(0, view.ids[-1:].astype(np.int32))
+
+    @torch.inference_mode()
+    def expand(self, tokens: IntArray, parents: IntArray) -> torch.Tensor:  # noqa: ARG002  # levels come one by one
+        self._level += 1
+        return self._block.scores(self._level, tokens)
+
+    def keep(self, _path: Sequence[int]) -> None:
+        """Do nothing: rows are not kept."""
+
+    def close(self) -> None:
+        self._block.close()

@@ -1,0 +1,76 @@
+"""P-EAGLE's head: EAGLE-3's layers, with placeholders in the place of the tokens and states that follow the root.
+
+P-EAGLE (2026), in the `speculators` format. One pass reads the text's new tokens and scores all levels. Does not depend
+on what is drafted from the rows' scores.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from foredraft.contracts import TokenIds
+from foredraft.errors import StoreError
+from foredraft.graph.layout import lay_out_text
+from foredraft.graph.tree import IntArray
+from foredraft.model.eagle3 import Eagle3Layers
+from foredraft.model.speculators import Speculator
+from foredraft.model.state_heads import StateCache, StateHead, load_state_head
+
+METHOD = "peagle"
+
+
+def load_peagle(folder: Path, model: Any) -> StateHead[Eagle3Layers]:
+    """Load the head in a folder; raises what `load_state_head` does, and StoreError without a placeholder's id."""
+
+    def make(found: Speculator, width: int) -> Eagle3Layers:
+        if found.config.get("mask_token_id") is None or _levels(found.config) is None:
+            raise StoreError(
+                f"The drafter in {folder} names no mask_token_id or number of speculative_tokens; copy or download it "
+                "again."
+            )
+        wide = len(found.layers) * width
+        layers = Eagle3Layers(found.layer_config, found.config, len(found.layers), wide)
+        layers.mask_hidden = nn.Parameter(torch.empty(1, 1, wide))
+        return layers
+
+    return load_state_head(folder, METHOD, model, make)
+
+
+def _levels(config: Any) -> int | None:
+    """Return how many tokens a drafter says that it drafts."""
+    proposals = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
+    count = proposals[0].get("speculative_tokens")
+    return None if count is None else int(count)
+
+
+class PEagleBlock:
+    """One sequence's passes, as `Block`: the head's KV cache follows the text."""
+
+    def __init__(self, head: StateHead[Eagle3Layers]) -> None:
+        self._head, self.text = head, StateCache(head.layers.new_cache)
+        self.levels, self.vocabulary = _levels(head.config) or 1, len(head.ends.embeddings)
+        self._masks = np.full(self.levels - 1, int(head.config["mask_token_id"]), np.int64)
+        self._rows = torch.empty(0)  # float[L, D], the LM head's inputs
+
+    def read(self, ids: TokenIds, states: torch.Tensor) -> None:
+        layers, text = self._head.layers, self.text
+        for new in text.missing(len(ids), states):
+            known, masks = states[new], self._masks if new.stop >= len(states) else self._masks[:0]
+            layout = lay_out_text(np.concatenate([ids[text.begun :][new], masks]), new.start)
+            placeholders = layers.get_parameter("mask_hidden")[0].expand(len(masks), -1)
+            text.cache.reserve(layout.rows)
+            embedded = self._head.ends.embedded(layout)
+            fused = layers.fused(torch.cat([known, placeholders]))[None]
+            scored, _ = layers(embedded, fused, layers.arguments(layout, text.cache, embedded))
+            self._rows = scored[0, len(known) - 1 :]
+            text.cache.commit(range(len(known)))
+
+    def scores(self, level: int, tokens: IntArray) -> torch.Tensor:
+        logits = self._head.ends.lm_head(self._rows[level : level + 1])
+        return logits.expand(len(tokens), -1)  # type: ignore[no-any-return]  # a module's output is Any
+
+    def close(self) -> None:
+        self.text = StateCache(self._head.layers.new_cache)
