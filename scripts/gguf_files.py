@@ -140,7 +140,9 @@ def _write_vocabulary(case: Case, writer: Any) -> None:
         writer.add_token_scores([-float(index) for index in range(VOCABULARY)])
     else:
         pairs = [(first, second) for first in "etaoin" for second in "snrhl"][:29]
-        tokens = [*_bytes(), *(first + second for first, second in pairs), "<|endoftext|>", "<|pad|>", "<|x|>"]
+        fillers = (f"<{number}>" for number in range(VOCABULARY - 256 - len(pairs) - 3))  # of a larger vocabulary
+        special = ["<|endoftext|>", "<|pad|>", "<|x|>"]
+        tokens = [*_bytes(), *(first + second for first, second in pairs), *fillers, *special]
         kinds = [1] * (VOCABULARY - 3) + [3] * 3
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre("gpt-2")

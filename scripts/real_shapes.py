@@ -1,0 +1,147 @@
+"""Time models with recurrent layers in their published shapes, with random weights in Q4_0, beside llama.cpp.
+
+`python scripts/real_shapes.py [NAME ...]` writes a file of each shape, compiles it, and prints the passes of 1 to 256
+rows after 200 tokens, and the time of a token beside llama.cpp's on the same file, by turns. llama.cpp is installed at
+the first run, unless `--llama` is an interpreter that has it.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+import gguf_files
+from gguf_referee import Referee
+
+CONTEXT, TOKENS, ROUNDS = 200, 24, 5  # tokens before the timed ones; timed ones of a round
+THREADS = 2
+_Q4_0 = 2  # llama.cpp's number of the type
+_ATTENDING = (2, 5, 8, 10, 12, 14)  # LFM2's layers
+_WIDE = 16 * 128  # of Qwen3.5's recurrent heads
+_LFM2 = " shortconv.conv shortconv.in_proj shortconv.out_proj"
+_ATTENTION = " attn_q attn_k attn_v attn_output attn_q_norm attn_k_norm"
+SHAPES = {
+    "LFM2-350M": (65_536, gguf_files.Case(
+        "LFM2-350M", "lfm2",
+        lambda number: "attn_norm ffn_norm ffn_gate ffn_up ffn_down" + (_ATTENTION if number in _ATTENDING else _LFM2),
+        {".attention.head_count_kv": [8 if number in _ATTENDING else 0 for number in range(16)],
+         ".shortconv.l_cache": 3, ".rope.freq_base": 1e6},
+        "token_embd_norm", {"D": 1024, "H": 16, "K": 8, "hd": 64, "F": 4608, "L": 16, "ctx": 4096})),
+    "Qwen3.5-0.8B": (248_320, gguf_files.Case(
+        "Qwen3.5-0.8B", "qwen35",
+        lambda number: "attn_norm post_attention_norm ffn_gate ffn_up ffn_down" + (_ATTENTION if number % 4 == 3 else
+            " attn_qkv attn_gate ssm_conv1d ssm_dt~ ssm_a! ssm_norm ssm_out ssm_beta ssm_alpha"),
+        {".attention.key_length": 256, ".attention.value_length": 256, ".ssm.conv_kernel": 4, ".ssm.inner_size": _WIDE,
+         ".ssm.state_size": 128, ".ssm.time_step_rank": 16, ".ssm.group_count": 16, ".full_attention_interval": 4,
+         ".rope.dimension_count": 64, ".rope.dimension_sections": [11, 11, 10, 0], ".rope.freq_base": 1e7},
+        "output_norm", {"D": 1024, "H": 8, "K": 2, "hd": 256, "F": 3584, "L": 24, "ctx": 4096},
+        {"ssm_dt": (16,), "ssm_a": (16,), "ssm_norm": (128,), "ssm_out": (1024, _WIDE), "ssm_conv1d": (3 * _WIDE, 4),
+         "attn_q": (2 * _WIDE, 1024), "attn_qkv": (3 * _WIDE, 1024), "attn_gate": (_WIDE, 1024),
+         "ssm_beta": (16, 1024), "ssm_alpha": (16, 1024), "attn_output": (1024, _WIDE)})),
+}  # fmt: skip
+"""Vocabulary and case by name; sizes are those of the published configurations."""
+
+
+def written(name: str, referee: Referee) -> Path:
+    """Write a shape's file in Q4_0, unless it is there, and return it."""
+    vocabulary, case = SHAPES[name]
+    file = referee.work / f"{name}.gguf"
+    if not file.exists():
+        gguf_files.VOCABULARY = vocabulary
+        whole = gguf_files.write(case, referee.work / f"{name}.F32.gguf")
+        if said := referee.quantised(whole, file, _Q4_0):
+            raise RuntimeError(said)
+        whole.unlink()
+    return file
+
+
+def timed_here(file: Path) -> Callable[[], float]:
+    """Compile a file's model, print its passes, and return what times a token."""
+    import foredraft
+    from foredraft.graph.layout import lay_out_text
+
+    generator = foredraft.load(str(file), method="none")
+    ((folder, record),) = generator.compile()
+    for name, curve in record.costs.items():
+        seconds = (f"{rows}: {1e3 * each:.1f}" for rows, each in zip(curve.rows, curve.seconds, strict=True))
+        print(f"{name:10} {', '.join(seconds)} ms", flush=True)
+    print(*record.told(), f"{sum(each.stat().st_size for each in folder.iterdir()) / 2**20:,.0f} MiB.", flush=True)
+    target = generator.target
+    states = sum(4 * int(np.prod(shape.matrices)) for shape in record.shapes if shape.matrices)
+    print(f"matrices of a text: {states / 2**20:.1f} MiB", flush=True)
+
+    def token() -> float:
+        cache = target.new_cache()
+        target.prefill(np.arange(3, 3 + CONTEXT), cache)
+        took = []
+        for at in range(CONTEXT, CONTEXT + TOKENS):
+            begun = time.perf_counter()
+            target.forward(lay_out_text(np.array([at]), at), cache)
+            cache.commit([0])
+            took.append(time.perf_counter() - begun)
+        return median(took)
+
+    return token
+
+
+def timed_there(file: str) -> None:
+    """Answer each line with the seconds of a token, inside llama.cpp's environment."""
+    import llama_cpp
+
+    llama = llama_cpp.Llama(file, n_ctx=512, n_threads=THREADS, n_threads_batch=THREADS, verbose=False)
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        llama.reset()
+        llama.eval(list(range(3, 3 + CONTEXT)))
+        took = []
+        for at in range(TOKENS):
+            begun = time.perf_counter()
+            llama.eval([3 + CONTEXT + at])
+            took.append(time.perf_counter() - begun)
+        print(median(took), flush=True)
+
+
+def main() -> None:
+    """Read the command line and print a block for each shape."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=[*SHAPES], choices=[*SHAPES], metavar="NAME")
+    parser.add_argument("--llama", help="interpreter of an environment with llama-cpp-python")
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "foredraft-shapes")
+    given = parser.parse_args()
+    given.work.mkdir(parents=True, exist_ok=True)
+    if (python := given.llama) is None:
+        from peers.environments import python_of
+
+        python = str(python_of("llama_cpp", given.work))
+    for name in given.names:
+        file = written(name, Referee(python, given.work))
+        print(f"\n{name}: {file.stat().st_size / 2**20:,.0f} MiB", flush=True)
+        here = timed_here(file)
+        with subprocess.Popen(  # noqa: S603  # this script, in llama.cpp's environment
+            [python, __file__, "--there", str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as there:
+            while there.stdout.readline().strip() != "ready":
+                pass
+            ratios = []
+            for _ in range(ROUNDS):
+                there.stdin.write("\n")
+                there.stdin.flush()
+                theirs = float(there.stdout.readline())
+                ours = here()
+                ratios.append(ours / theirs)
+                print(f"a token: foredraft {1e3 * ours:.1f} ms, llama.cpp {1e3 * theirs:.1f} ms", flush=True)
+            there.stdin.close()
+        print(f"over llama.cpp: {median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}]", flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--there"]:
+        timed_there(sys.argv[2])
+    else:
+        main()
