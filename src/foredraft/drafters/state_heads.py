@@ -1,9 +1,10 @@
 """Trained heads on the target's states: EAGLE-3, P-EAGLE, DFlash, DSpark, MTP layers, and Gemma 4's assistants.
 
+`model=FOLDER` names a head in the `speculators` format or as its authors publish it; `mtp` finds its own. Trees are
+grown and cut by the expected acceptance of paths, as in EAGLE-2 (Li et al., EMNLP 2024).
+
 `eagle3`: Li et al., "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test"
-(NeurIPS 2025). `mtp`: DeepSeek-AI, "DeepSeek-V3 Technical Report" (2024), section 2.2. `dflash`: z-lab (2026). Trees
-are grown and cut by the expected acceptance of paths, as in EAGLE-2 (Li et al., EMNLP 2024). `model=FOLDER` names a
-head in the `speculators` format or as its authors publish it; `mtp` finds its own.
+(NeurIPS 2025). `mtp`: DeepSeek-AI, "DeepSeek-V3 Technical Report" (2024), section 2.2. `dflash`: z-lab (2026).
 
 Does not depend on how tokens are chosen.
 """
@@ -53,7 +54,7 @@ class LayerOptions:
 class HeadOptions(LayerOptions):
     """Options of `assistant`."""
 
-    # the head (vLLM's name): a folder or hub id; for eagle3, None takes the one that a checkout holds for the target
+    # a folder or hub id (vLLM's name); eagle3 takes the one that a checkout holds for the target, if none is named
     model: str | None = None
 
 
