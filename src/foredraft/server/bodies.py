@@ -49,9 +49,10 @@ def at_most(count: int) -> BeforeValidator:
     def check(given: Any) -> Any:
         if isinstance(given, dict | list) and len(given) > count:
             raise ValueError(f"it has {len(given)} items; at most {count} are allowed")
-        inner = (each for item in given if isinstance(item, dict) for each in item.values() if isinstance(each, list))
-        if isinstance(given, list) and (parts := sum(map(len, inner))) > _MOST_PARTS:
-            raise ValueError(f"its items have {parts} parts; at most {_MOST_PARTS} are allowed")
+        if isinstance(given, list):
+            fields = (field for item in given if isinstance(item, dict) for field in item.values())
+            if (parts := sum(len(field) for field in fields if isinstance(field, list))) > _MOST_PARTS:
+                raise ValueError(f"its items have {parts} parts; at most {_MOST_PARTS} are allowed")
         return given
 
     return BeforeValidator(check)
