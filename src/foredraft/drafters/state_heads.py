@@ -39,7 +39,7 @@ class LayerOptions:
     # children of a node at most; 1 drafts chains, and num_speculative_tokens limits their length
     out_degree: int = 4
     least_probability: float = 0.2  # a less probable token is drafted but not expanded
-    least_share: float = 0.2  # a node below this share of its most probable sibling is not expanded
+    least_share: float = 0.3  # a node below this share of its most probable sibling is not expanded
     levels: int = 4  # tokens drafted one after another at most
 
     def __post_init__(self) -> None:
@@ -64,6 +64,7 @@ class Eagle3Options(HeadOptions):
 
     # children of a node at most; 1 drafts chains, and num_speculative_tokens limits their length
     out_degree: int = 6
+    least_share: float = 0.2  # a node below this share of its most probable sibling is not expanded
     levels: int = 6  # tokens drafted one after another at most
 
 
@@ -155,7 +156,7 @@ class DSparkDrafter(DFlashDrafter):
 
     name: ClassVar[str] = "dspark"
     summary: ClassVar[str] = "A head like DFlash's, whose scores also depend on the token before (DSpark)."
-    Options: ClassVar[type] = BlockOptions
+    Options: ClassVar[type] = BlockOptions  # again, as `foredraft methods` reads the class's own lines
 
 
 def _target(method: str, resources: Resources) -> Any:
