@@ -33,12 +33,17 @@ def named(row: Row) -> str:
     return ", ".join(f"`{name}`" for name in row.names.split())
 
 
+def place(body: str) -> str:
+    """Return where a body is: its route, and the place within the route's body."""
+    first, _, rest = body.partition(".")
+    if first not in ROUTES:
+        return f"`{body}`"
+    return f"{ROUTES[first][0]} `{rest}`" if rest else ROUTES[first][0]
+
+
 def places(row: Row) -> str:
-    """Return where a field is: routes, and the place within a body."""
-    names = [ROUTES[each][0] if each in ROUTES else f"`{each}`" for each in row.bodies.split()]
-    nested = [f"{ROUTES[first][0]} `{rest}`" for first, _, rest in (each.partition(".") for each in row.bodies.split())
-              if first in ROUTES and rest]  # fmt: skip
-    return ", ".join(nested or names)
+    """Return where a field is."""
+    return ", ".join(map(place, row.bodies.split()))
 
 
 def values(row: Row) -> str:

@@ -7,7 +7,6 @@ import argparse
 import ast
 import re
 import sys
-import textwrap
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -33,24 +32,20 @@ def first_sentence(path: Path) -> str:
     return re.split(r"(?<=[.!?])\s+(?=[A-Z`])", paragraph, maxsplit=1)[0]
 
 
-def wrapped(item: str) -> str:
-    """Return a list item wrapped at 140 characters, not within words or links."""
-    return textwrap.fill(item, 140, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False) + "\n"
+def row(name: str, path: Path) -> str:
+    """Return the row of a module or folder."""
+    sentence = first_sentence(path).replace("|", "\\|")
+    return f"| {name} | {sentence} |\n"
 
 
 def page() -> str:
-    """Return the page, with one section per folder."""
-    parts = [HEAD]
+    """Return the page: a table of folders, each before its modules."""
+    parts = [HEAD, "\n| folder, module | |\n|---|---|\n"]
     for folder in sorted({path.parent for path in PACKAGE.rglob("*.py")}):
-        inside = folder.relative_to(PACKAGE.parent).as_posix()
-        parts.append(f"\n## {inside}/\n")
         package = folder / "__init__.py"
         if package.exists():
-            parts.append(f"\n{first_sentence(package)}\n")
-        modules = [path for path in sorted(folder.glob("*.py")) if path != package]
-        lines = [wrapped(f"- `{path.name}`: {first_sentence(path)}") for path in modules]
-        if lines:
-            parts.append("\n" + "".join(lines))
+            parts.append(row(f"**{folder.relative_to(PACKAGE.parent).as_posix()}/**", package))
+        parts += [row(f"`{path.name}`", path) for path in sorted(folder.glob("*.py")) if path != package]
     return "".join(parts)
 
 
