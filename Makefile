@@ -63,7 +63,7 @@ types: $(DEV)  ## Strict type checking of the package.
 imports: $(DEV)  ## Who may import whom.
 	$(BIN)/lint-imports
 
-docs: $(DEV)  ## Write the generated pages, docs/reference/commands.md, fields.md, options.md and structure.md, and the families in docs/how-to/models.md.
+docs: $(DEV)  ## Write the generated pages, docs/reference/commands.md, families.md, fields.md, options.md and structure.md.
 	$(BIN)/python scripts/families_table.py
 	$(BIN)/python scripts/help_pages.py
 	$(BIN)/python scripts/structure_page.py

@@ -30,7 +30,7 @@ _CHEAP = 1.15  # seconds of a pass / those of its roots alone, up to which nodes
 _MARGIN = 1.05  # more nodes must promise this many times the tokens per second: the best of many estimates errs upwards
 _HEADROOM = 1.5  # requested nodes / nodes recently worth verifying
 _LEAST = 2  # requested nodes at least, so that drafts are always observed
-_FIRST = 4  # nodes that a new text is expected to repay; docs/explanation/control.md compares it with 8, 16 and 64
+_FIRST = 4  # nodes that a new text is expected to repay; docs/results/log.md compares it with 8, 16 and 64
 _SHARE = 0.2  # weight of the last draft in smoothed values
 _LIKELY = 0.5  # least chance of a path to go deeper before the seconds of a level are known
 

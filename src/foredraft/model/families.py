@@ -1,7 +1,7 @@
 """The families of transformers' causal language models that were tried, and why each refused one cannot be verified.
 
 `tests/test_causal_types.py` builds a small model of each family and asserts these tables; the table of
-docs/how-to/models.md is made from them. Names are transformers' `model_type`. Does not read configurations.
+docs/reference/families.md is made from them. Names are transformers' `model_type`. Does not read configurations.
 """
 
 TESTED_FAMILIES = frozenset(

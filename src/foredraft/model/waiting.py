@@ -2,7 +2,7 @@
 
 A thread that spins for one that another process has preempted takes its core from it as well, and both wait. So on a
 busy machine the threads of uncompiled passes sleep, and compiled passes of two threads have one, with the same bits. On
-an idle machine waking threads doubles the time of a pass, so they spin. docs/explanation/compiled.md has the figures.
+an idle machine waking threads doubles the time of a pass, so they spin. docs/results/log.md has the figures.
 
 GNU OpenMP reads its environment once, but its threads sleep after 100 turns instead of 300,000 while there are more of
 them than processors (its manual, GOMP_SPINCOUNT): a team that does nothing changes how the others wait. Does not depend

@@ -36,7 +36,7 @@ _WIDEST_PADDING = 1 / 16  # of the columns; the last strip of weights is filled 
 _QUANTISED_ALONE = 4096  # numbers of a pass's rows that become integers sooner than threads wait for each other; chosen
 _STANDS_OUT = 3.0
 """A block of a row has 15 bits if its largest number is over so many times the root mean square of the row.
-docs/explanation/compiled.md has what other values cost and lose."""
+docs/results/log.md has what other values cost and lose."""
 _SHARES = 6  # of a product's strips, that each thread comes for so often where none is kept from its processor; chosen
 _AMD = "AuthenticAMD"  # how /proc/cpuinfo names the vendor
 
