@@ -9,7 +9,6 @@ import importlib
 import json
 import os
 import sys
-import textwrap
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PAGES = REPOSITORY / "docs" / "reference"
-PAGE_WIDTH = 150  # characters of a line; lines of Markdown have 160 at most
 SHARED = 3  # commands that have an option in the same words, from which on it is listed once for all of them
 
 HEAD = """# Commands
@@ -47,9 +45,9 @@ def leaves(command: Any, name: str, parent: Any = None) -> Iterator[tuple[str, s
     yield context.command_path, command.help, shown
 
 
-def item(text: str) -> str:
-    """Return a wrapped item of a list."""
-    return textwrap.fill(f"- {text}", PAGE_WIDTH, subsequent_indent="  ", break_on_hyphens=False) + "\n"
+def cell(text: str) -> str:
+    """Return a text as a cell of a table."""
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 def commands() -> str:
@@ -60,14 +58,13 @@ def commands() -> str:
         for record in records:
             holders.setdefault(record, []).append(path.removeprefix("foredraft "))
     common = {record: paths for record, paths in holders.items() if len(paths) >= SHARED}
-    parts = [HEAD, "\n## Of several commands\n\n"]
-    parts += [item(f"`{name}`: {text} ({', '.join(paths)})") for (name, text), paths in common.items()]
+    parts = [HEAD, "\n## Of several commands\n\n| argument or option | | of |\n|---|---|---|\n"]
+    parts += [f"| `{name}` | {cell(text)} | {', '.join(paths)} |\n" for (name, text), paths in common.items()]
+    parts.append("\n## By command\n\n| command, argument or option | |\n|---|---|\n")
     for path, text, records in found:
-        paragraphs = (textwrap.fill(each, PAGE_WIDTH) for each in text.split("\n\n"))
-        parts.append(f"\n## {path}\n\n" + "\n\n".join(paragraphs) + "\n\n")
-        parts += [item(f"`{name}`: {help_text}") for name, help_text in records if (name, help_text) not in common]
-        if shared := ", ".join(f"`{record[0].split()[0]}`" for record in records if record in common):
-            parts.append(item(f"[shared](#of-several-commands): {shared}"))
+        also = ", ".join(f"`{record[0].split()[0]}`" for record in records if record in common)
+        parts.append(f"| **{path}** | {cell(text)}{f' Also {also}.' if also else ''} |\n")
+        parts += [f"| `{record[0]}` | {cell(record[1])} |\n" for record in records if record not in common]
     return "".join(parts)
 
 
@@ -77,7 +74,6 @@ What `foredraft methods NAME` and `foredraft methods --controls` print. Generate
 
 Options go into `speculative_config` or `--speculative-config`, such as `{"depth": 8}`. Every method also takes
 `num_speculative_tokens`, the number of drafted tokens per step, and `control` with `control_options`.
-
 """
 
 
@@ -86,20 +82,22 @@ def title(entry: dict[str, Any]) -> str:
     return f"`{entry['name']}`{', the default' if entry['default'] else ''}"
 
 
-def described(entries: list[dict[str, Any]]) -> str:
-    """Return the section of methods of one module, or of a control: what they do, and their options."""
-    texts = [textwrap.fill(entries[0]["about"], PAGE_WIDTH)] if entries[0]["about"] else []
-    if len(entries) == 1:
-        texts.insert(0, entries[0]["summary"])
-    else:
-        texts.insert(0, "\n".join(f"- {title(entry)}: {entry['summary']}" for entry in entries))
-    if lines := list(option_rows(entries)):
-        texts.append("\n".join(["| option | default | type | |", "|---|---|---|---|", *lines]))
-    return "\n\n".join([f"### {', '.join(map(title, entries))}", *texts]) + "\n\n"
+def listed(kind: str, entries: list[dict[str, Any]]) -> str:
+    """Return the tables of methods or controls, and of their options."""
+    parts = [f"\n## {kind.capitalize()}s\n\n| {kind} | | paper, and what it needs |\n|---|---|---|\n"]
+    about = ""
+    for entry in entries:
+        more = "the same" if about and entry["about"] == about else entry["about"]
+        about = entry["about"]
+        parts.append(f"| {title(entry)} | {cell(entry['summary'])} | {cell(more)} |\n")
+    parts.append(f"\n| {kind} | option | default | type | |\n|---|---|---|---|---|\n")
+    for _, group in groupby(entries, key=lambda entry: entry["about"] or entry["name"]):
+        parts += option_rows(list(group))
+    return "".join(parts)
 
 
 def option_rows(entries: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield the rows of the table of options. Methods whose option differs in its default alone share a row."""
+    """Yield the rows of options of methods of one module. Options that differ in their defaults alone share a row."""
     merged: dict[tuple[str, str, str], dict[str, list[str]]] = {}
     for entry in entries:
         for each in entry["options"]:
@@ -107,13 +105,11 @@ def option_rows(entries: list[dict[str, Any]]) -> Iterator[str]:
             found = merged.setdefault((each["name"], each["type"], each["description"]), {})
             found.setdefault(default, []).append(f"`{entry['name']}`")
     for (name, kind, description), defaults in merged.items():
-        holders = [holder for each in defaults.values() for holder in each]
-        if len(defaults) == 1 and len(holders) == len(entries):
+        holders = ", ".join(holder for each in defaults.values() for holder in each)
+        shown = "; ".join(f"{', '.join(names)}: {default}" for default, names in defaults.items())
+        if len(defaults) == 1:
             shown = next(iter(defaults))
-        else:
-            shown = "; ".join(f"{', '.join(names)}: {default}" for default, names in defaults.items())
-        meaning = description.replace("|", "\\|")
-        yield f"| `{name}` | {shown} | {kind.replace(' | ', ' or ')} | {meaning} |"
+        yield f"| {holders} | `{name}` | {shown} | {cell(kind.replace(' | ', ' or '))} | {cell(description)} |\n"
 
 
 def options() -> str:
@@ -121,10 +117,8 @@ def options() -> str:
     listing, drafters = importlib.import_module("foredraft.cli.methods"), importlib.import_module("foredraft.drafters")
     controls = importlib.import_module("foredraft.control").CONTROLS
     ours = [name for name in drafters.method_names() if drafters.own_place(name) is not None]
-    methods = groupby(listing.entries(ours, controls=False), key=lambda entry: entry["about"] or entry["name"])
-    parts = [OPTIONS_HEAD, "## Methods\n\n", *(described(list(group)) for _, group in methods), "## Controls\n\n"]
-    parts += [described([entry]) for entry in listing.entries(controls, controls=True)]
-    return "".join(parts).rstrip() + "\n"
+    methods = listed("method", listing.entries(ours, controls=False))
+    return OPTIONS_HEAD + methods + listed("control", listing.entries(controls, controls=True))
 
 
 def main() -> None:
