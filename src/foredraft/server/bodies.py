@@ -75,9 +75,9 @@ class Body(BaseModel):
         if len(given) > _MOST_FIELDS:
             raise ValueError(f"an object has {len(given)} fields; at most {_MOST_FIELDS} are allowed")
         known = {field.alias or name: field.is_required() for name, field in cls.model_fields.items()}
-        told = {name: each for name, each in given.items() if each is not None or known.get(name)}
         return {
-            name: each for name, each in told.items() if name in known or not is_ignored(cls.within, name, each, known)
+            name: each for name, each in given.items() if (each is not None or known.get(name))
+            and (name in known or not is_ignored(cls.within, name, each, known))
         }  # fmt: skip
 
 
@@ -162,9 +162,8 @@ class Message(Turn):
         return self
 
     def for_template(self) -> dict[str, Any]:
-        said = (
-            super().for_template() if self.content is not None else {"role": self.role, "content": self.refusal or ""}
-        )
+        said = super().for_template()
+        said["content"] = said["content"] or self.refusal or ""
         calls = [(call.id, call.function.name, call.function.arguments) for call in self.tool_calls or []]
         optional = {"tool_call_id": self.tool_call_id, "name": self.name}
         said |= {name: each for name, each in optional.items() if each}
@@ -253,9 +252,8 @@ class Tools:
         names = [each.name for each in functions]
         missing = [name for name in choice.names or () if name not in names]
         if missing or (choice.mode == "required" and not names):
-            raise ValueError(
-                f"tool_choice needs {missing[0] if missing else 'a tool'!r} in tools; there is {names or 'none'}"
-            )
+            needed = missing[0] if missing else "a tool"
+            raise ValueError(f"tool_choice needs {needed!r} in tools; there is {names or 'none'}")
         if choice.mode == "none":
             return cls()
         told = [

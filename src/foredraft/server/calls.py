@@ -240,16 +240,12 @@ class BraceCall:
             return to.json(given)
         _check(given, *{"object": _OBJECT, "array": ("type", "items")}.get("".join(kinds), ("type", "enum")))
         if "enum" in given:
-            quoted = [
-                f"{self.quote}{each}{self.quote}" if isinstance(each, str) else json.dumps(each)
-                for each in given["enum"]
-            ]
+            quote, choices = self.quote, given["enum"]
+            quoted = [f"{quote}{each}{quote}" if isinstance(each, str) else json.dumps(each) for each in choices]
             return f"({' | '.join(map(to.text, quoted))})"
         if kinds == {"object"}:
-            values = {
-                key: f"{to.text(key + ':')} {self._value(each, to)}"
-                for key, each in given.get("properties", {}).items()
-            }
+            properties = given.get("properties", {}).items()
+            values = {key: f"{to.text(key + ':')} {self._value(each, to)}" for key, each in properties}
             return f'"{{" {to.separated(values, given.get("required", ()), ",")} "}}"'
         if kinds == {"array"}:
             item = self._value(given.get("items", {}), to)
@@ -337,11 +333,8 @@ def _python_value(node: ast.expr) -> Any:
     if isinstance(node, ast.List | ast.Tuple):
         return [_python_value(each) for each in node.elts]
     if isinstance(node, ast.Dict):
-        return {
-            str(_python_value(key)): _python_value(each)
-            for key, each in zip(node.keys, node.values, strict=True)
-            if key
-        }
+        pairs = zip(node.keys, node.values, strict=True)
+        return {str(_python_value(key)): _python_value(each) for key, each in pairs if key}
     value = ast.literal_eval(node)
     json.dumps(value, allow_nan=False)  # raises for bytes and the like
     return value
