@@ -12,7 +12,7 @@ from typing import Literal
 
 from foredraft.contracts import StepRecord
 from foredraft.drafters.prediction import ChainDrafter
-from foredraft.server.marks import first_mark
+from foredraft.server.notation import first_mark
 from foredraft.server.parts import Part, Piece, split
 from foredraft.server.processors import Logprobs, Position
 from foredraft.server.speech import Speech

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from foredraft.errors import UsageError
-from foredraft.server.marks import first_mark
-from foredraft.server.notation import Notation
+from foredraft.server.notation import Notation, first_mark
 
 Schemas = Mapping[str, Mapping[str, Any]]  # of the arguments, by the name of the tool
 
@@ -40,7 +39,7 @@ class Style(Protocol):
         """Whether more calls may follow a comma or a semicolon."""
 
     def read(self, text: str, schemas: Schemas, *, last: bool) -> Reading | None:
-        """Return what is known of the call that a text begins with, or None if it is no call; `last` as in marks."""
+        """Return what is known of the call that a text begins with, or None if it is none; `last` as in `first_mark`."""
 
     def rule(self, name: str, schema: Mapping[str, Any], to: Notation) -> str:
         """Return the expression for a call of a tool whose arguments have a schema.
