@@ -39,7 +39,7 @@ class Style(Protocol):
         """Whether more calls may follow a comma or a semicolon."""
 
     def read(self, text: str, schemas: Schemas, *, last: bool) -> Reading | None:
-        """Return what is known of the call that a text begins with, or None if it is none; `last` as in `first_mark`."""
+        """Return what is known of the call that a text begins with, or None; `last` as in `first_mark`."""
 
     def rule(self, name: str, schema: Mapping[str, Any], to: Notation) -> str:
         """Return the expression for a call of a tool whose arguments have a schema.
