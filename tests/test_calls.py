@@ -12,8 +12,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from foredraft.errors import UsageError
 from foredraft.server.bodies import Choice, FunctionTool, Tools
 from foredraft.server.dialects import CALLS, dialect_of
-from foredraft.server.grammars import grammar_of
 from foredraft.server.parts import Splitter
+from foredraft.server.speech import grammar_of
 
 _FOLDER = Path(__file__).parent / "data"
 _DATA = json.loads((_FOLDER / "answers_of_families.json").read_text(encoding="utf-8"))

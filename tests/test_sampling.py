@@ -284,7 +284,7 @@ def test_the_penalty_counts_the_drafted_path_and_leaves_the_scores_alone():
         ({"top_p": 1.1}, "at most 1"),
         ({"top_p": math.nan}, "top_p is nan"),
         ({"min_p": -0.1}, "min_p is -0.1"),
-        ({"min_p": 1.5}, "between 0 and 1"),
+        ({"min_p": 1.5}, "0 to 1"),
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0.*1 is off"),
         ({"repetition_penalty": math.inf}, "repetition_penalty is inf"),
         ({"seed": -1}, "seed is -1"),

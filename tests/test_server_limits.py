@@ -13,13 +13,13 @@ import torch
 
 from foredraft.api import load
 from foredraft.errors import UsageError
-from foredraft.server.access import LOG
+from foredraft.server.app import LOG
 from foredraft.server.bodies import Tools
 from foredraft.server.dialects import Dialect
-from foredraft.server.grammars import grammar_of
 from foredraft.server.processors import Constraint, matcher_of
 from foredraft.server.running import Listening
 from foredraft.server.service import Service
+from foredraft.server.speech import grammar_of
 from support.toys import TOY
 
 SITE = "https://a.page"

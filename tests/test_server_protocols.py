@@ -12,9 +12,9 @@ import pytest
 from llguidance import LLMatcher
 
 from foredraft.api import load
+from foredraft.server import speech
 from foredraft.server.running import Listening
 from foredraft.server.service import Service
-from foredraft.server.speech import Speech
 from support.toys import TOY
 
 pytestmark = pytest.mark.slow
@@ -54,7 +54,7 @@ def told(monkeypatch):
     """Make every answer the given text, by a grammar that allows no other."""
 
     def tell(text):
-        monkeypatch.setattr(Speech, "grammar", lambda _: LLMatcher.grammar_from_regex(re.escape(text)))
+        monkeypatch.setattr(speech, "grammar_of", lambda *_: LLMatcher.grammar_from_regex(re.escape(text)))
 
     return tell
 

@@ -1,5 +1,6 @@
 """Marks that are special tokens: they are seen by what splits an answer, and other special tokens by nobody."""
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -24,9 +25,13 @@ def tokenizer():
     return made
 
 
+def ids_of(tokenizer, prompt):
+    return np.array(tokenizer(prompt).input_ids, np.int64)
+
+
 def parts(tokenizer, prompt, answer, tools=TOOLS):
     """The kinds and texts of an answer's parts; the prompt is a conversation that ends in these words."""
-    ids, written = tokenizer(prompt).input_ids, tokenizer(answer).input_ids
+    ids, written = ids_of(tokenizer, prompt), tokenizer(answer).input_ids
     speech = Speech(tokenizer, ASKED, ids, TextRequest([], {}, tools))
     splitter, (stream, hidden) = speech.splitter(), speech.stream()
     found = []
@@ -50,8 +55,8 @@ def test_marks_of_calls_are_hidden_where_no_tools_are_told(tokenizer):
 
 
 def test_a_text_that_is_no_conversation_has_no_marks(tokenizer):
-    speech = Speech(tokenizer, "Hi", tokenizer("Hi").input_ids, TextRequest([], {}, shape="a"))
-    assert "think" not in speech.grammar()
+    speech = Speech(tokenizer, "Hi", ids_of(tokenizer, "Hi"), TextRequest([], {}, shape="a"))
+    assert "think" not in speech.grammar
     stream, hidden = speech.stream()
     assert not hidden
     assert "".join(stream.push(token) for token in tokenizer("<think> so <pad>").input_ids).strip() == "so"
@@ -59,7 +64,7 @@ def test_a_text_that_is_no_conversation_has_no_marks(tokenizer):
 
 def test_a_thought_may_precede_a_format_only_if_it_can_be_told_from_the_text(tokenizer):
     def grammar(prompt):
-        return Speech(tokenizer, ASKED, tokenizer(prompt).input_ids, TextRequest([], {}, shape="a")).grammar()
+        return Speech(tokenizer, ASKED, ids_of(tokenizer, prompt), TextRequest([], {}, shape="a")).grammar
 
     opening, closing = (f"<[{tokenizer.convert_tokens_to_ids(each)}]>" for each in ("<think>", "</think>"))
     assert opening in grammar("Hi")

@@ -66,7 +66,7 @@ def serve(
     if keys and memory is not None:
         raise UsageError("--memory keeps what all clients share, and API keys share nothing; leave one of them out.")
     try:
-        from foredraft.server.access import LOG
+        from foredraft.server.app import LOG
         from foredraft.server.running import LOOPBACK, Listening, listen
         from foredraft.server.service import Service
     except ImportError as error:

@@ -11,6 +11,7 @@ import torch
 
 from foredraft.errors import UsageError
 from foredraft.graph.tree import F64
+from foredraft.options import check_range
 
 Probabilities = F64  # float64[V], not negative, with sum 1
 LogitsProcessor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -46,10 +47,8 @@ class SamplingOptions:
             )
         if self.top_k < 0:
             raise UsageError(f"top_k is {self.top_k}; use a positive number of tokens, or 0 to keep all.")
-        if not 0 < self.top_p <= 1:
-            raise UsageError(f"top_p is {self.top_p}; it must be above 0 and at most 1 (1 keeps all tokens).")
-        if not 0 <= self.min_p <= 1:
-            raise UsageError(f"min_p is {self.min_p}; it must be between 0 and 1 (0 keeps all tokens).")
+        check_range(self, "top_p", above=0, most=1)
+        check_range(self, "min_p", least=0, most=1)
         if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
             raise UsageError(f"repetition_penalty is {self.repetition_penalty}; it must be above 0 (1 is off).")
         if not 0 <= self.seed < SEED_LIMIT:

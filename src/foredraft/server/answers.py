@@ -4,12 +4,15 @@ Does not depend on the format in which an answer is sent.
 """
 
 import asyncio
+import time
+import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from foredraft.contracts import StepRecord
 from foredraft.drafters.prediction import ChainDrafter
-from foredraft.server.marks import first_mark
+from foredraft.server.notation import first_mark
 from foredraft.server.parts import Part, Piece, split
 from foredraft.server.processors import Logprobs, Position
 from foredraft.server.speech import Speech
@@ -34,10 +37,9 @@ class Delta:
         """The parts, each of which is whole."""
         whole: list[Part] = []
         for part in self.parts:
-            if whole and part.continues(whole[-1]):
-                whole[-1] = whole[-1]._replace(pieces=[*whole[-1].pieces, *part.pieces])
-            else:
-                whole.append(part)
+            if not whole or not part.continues(whole[-1]):
+                whole.append(part._replace(pieces=[]))
+            whole[-1].pieces.extend(part.pieces)
         return whole
 
 
@@ -124,6 +126,14 @@ class Answers:
     each: int  # choices of a prompt
     news: asyncio.Event  # set when a choice goes on
     until: float  # deadline, in seconds of the loop's clock
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)  # which each protocol prefixes
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def content(self) -> list[Part]:
+        """The blocks of the only answer, at least one."""
+        [choice] = self.choices
+        return choice.blocks or [Part("text", [])]
 
     @property
     def prompt_tokens(self) -> int:
@@ -151,15 +161,23 @@ class Answers:
             for number, choice in enumerate(self.choices):
                 yield number, choice.take()
 
-    async def parts(self) -> AsyncIterator[tuple[bool, Part]]:
-        """Yield the parts of the only answer as they come, each with whether it begins a block; at least one."""
-        before = None
+    async def blocks(self) -> AsyncIterator[tuple[Literal["begin", "add", "end"], int, Part]]:
+        """Yield what happens to each block of `content`, and its number: it begins, grows by a part, and ends whole."""
+        number, before = -1, None
         async for _, delta in self.deltas():
             for part in delta.parts:
-                yield before is None or not part.continues(before), part
+                if before is None or not part.continues(before):
+                    if before is not None:
+                        yield "end", number, self.content[number]
+                    number += 1
+                    yield "begin", number, part
+                if part.text:
+                    yield "add", number, part
                 before = part
         if before is None:
-            yield True, Part("text", [])
+            number = 0
+            yield "begin", number, self.content[number]
+        yield "end", number, self.content[number]
 
     async def ended(self) -> None:
         """Wait until all choices have ended; raises what `deltas` raises."""

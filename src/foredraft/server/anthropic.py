@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt, PrivateAttr, Tag, model_validator
+from pydantic import Field, PositiveInt, Tag, model_validator
 
 from foredraft.server import bodies
 from foredraft.server.answers import Answers
-from foredraft.server.bodies import Body, Tools
+from foredraft.server.bodies import Body
 from foredraft.server.metrics import drafting_of
 from foredraft.server.openai import TopK, usage_of
 from foredraft.server.parts import Part
@@ -79,13 +79,10 @@ class _Message(Body):
         return messages
 
 
-class _Tool(Body):
+class _Tool(bodies.FunctionTool):
     within = "tools"
     type: Literal["custom"] = "custom"
-    name: Annotated[str, Field(min_length=1)]
-    description: str | None = None
-    input_schema: dict[str, Any]
-    strict: bool | None = None
+    parameters: Annotated[dict[str, Any], Field(alias="input_schema")]
 
 
 class _ThinkingWish(Body):
@@ -110,17 +107,8 @@ class CountRequest(bodies.ConversationRequest):
     messages: bodies.Some[_Message]
     system: bodies.Content | None = None
     tools: bodies.Many[_Tool] | None = None
-    tool_choice: bodies.ToolChoice = bodies.Choice()
     thinking: _ThinkingWish | None = None
     output_config: _OutputConfig = _OutputConfig()
-    _tools: Tools = PrivateAttr(default_factory=Tools)
-
-    @model_validator(mode="after")
-    def _tools_are_there(self) -> Self:
-        given = [bodies.FunctionTool(name=each.name, description=each.description, parameters=each.input_schema,
-                                     strict=each.strict) for each in self.tools or []]  # fmt: skip
-        self._tools = Tools.of(given, self.tool_choice)
-        return self
 
     def text_request(self) -> bodies.TextRequest:
         first = [] if self.system is None else [{"role": "system", "content": bodies.text_of(self.system)}]
@@ -150,22 +138,19 @@ class MessagesRequest(CountRequest):
         return replace(super().text_request(), options=options, shape=shape, speculative=self.speculative)
 
     def whole(self, answers: Answers) -> dict[str, Any]:
-        content = [_block(part, part.text) for part in answers.choices[0].blocks or [Part("text", [])]]
+        content = [_block(part, part.text) for part in answers.content]
         return self._message(answers, content) | {"metrics": drafting_of(answers.records)}
 
     async def events(self, answers: Answers) -> AsyncIterator[dict[str, Any]]:
         yield {"type": "message_start", "message": self._message(answers, [])}
-        index = -1
-        async for begins, part in answers.parts():
-            if begins:
-                if index >= 0:
-                    yield {"type": "content_block_stop", "index": index}
-                index += 1
+        async for step, index, part in answers.blocks():
+            if step == "begin":
                 yield {"type": "content_block_start", "index": index, "content_block": _block(part, "")}
-            if part.text:
+            elif step == "add":
                 kind, name = _DELTAS[part.kind]
                 yield {"type": "content_block_delta", "index": index, "delta": {"type": kind, name: part.text}}
-        yield {"type": "content_block_stop", "index": index}
+            else:
+                yield {"type": "content_block_stop", "index": index}
         yield {"type": "message_delta", "delta": _stop_reason(answers), "usage": _usage(answers)}
         yield {"type": "message_stop"}
 
@@ -175,18 +160,16 @@ class MessagesRequest(CountRequest):
         return {"type": "error", "error": {"type": kind, "message": failure.message}}
 
     def _message(self, answers: Answers, content: list[dict[str, Any]]) -> dict[str, Any]:
-        head = {"id": f"msg_{self._id}", "type": "message", "role": "assistant", "model": self.model}
+        head = {"id": f"msg_{answers.id}", "type": "message", "role": "assistant", "model": self.model}
         return head | {"content": content, "usage": _usage(answers)} | _stop_reason(answers)
 
 
 def _block(part: Part, text: str) -> dict[str, Any]:
     """Return a block of content that holds `text`. Arguments that are cut, and so no JSON, are left out."""
+    if part.kind == "thought":
+        return {"type": "thinking", "thinking": text, "signature": ""}
     if part.call is None:
-        return (
-            {"type": "text", "text": text}
-            if part.kind == "text"
-            else {"type": "thinking", "thinking": text, "signature": ""}
-        )
+        return {"type": "text", "text": text}
     try:
         given = json.loads(text or "{}")
     except ValueError:

@@ -4,8 +4,6 @@ Checks names, types and ranges. Which fields are ignored is in `fields`. Does no
 """
 
 import json
-import time
-import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -34,10 +32,7 @@ MOST_TEXTS = 64  # per request (chosen)
 _MOST_ITEMS = 4096  # messages, tools, parts of a message (chosen)
 _MOST_PARTS = 16_384  # in all messages, and calls; as many are checked in 0.2 s (chosen)
 _MOST_FIELDS = 100  # names of an object; the largest body here has 34 (chosen)
-_MOST_STOPS, _LONGEST_STOP = (
-    16,
-    1000,
-)  # stop strings, and characters of one, all of which are compared per token; chosen
+_MOST_STOPS, _LONGEST_STOP = 16, 1000  # stop strings, and characters of one, all compared per token; chosen
 MOST_METADATA = 16  # pairs, as in OpenAI's API
 _LONGEST_NAME = 256  # characters of a tool's name (chosen)
 _MOST_OPTIONS = 32  # options of a method, and stores that one request searches (chosen)
@@ -80,9 +75,9 @@ class Body(BaseModel):
         if len(given) > _MOST_FIELDS:
             raise ValueError(f"an object has {len(given)} fields; at most {_MOST_FIELDS} are allowed")
         known = {field.alias or name: field.is_required() for name, field in cls.model_fields.items()}
-        told = {name: each for name, each in given.items() if each is not None or known.get(name)}
         return {
-            name: each for name, each in told.items() if name in known or not is_ignored(cls.within, name, each, known)
+            name: each for name, each in given.items() if (each is not None or known.get(name))
+            and (name in known or not is_ignored(cls.within, name, each, known))
         }  # fmt: skip
 
 
@@ -167,9 +162,8 @@ class Message(Turn):
         return self
 
     def for_template(self) -> dict[str, Any]:
-        said = (
-            super().for_template() if self.content is not None else {"role": self.role, "content": self.refusal or ""}
-        )
+        said = super().for_template()
+        said["content"] = said["content"] or self.refusal or ""
         calls = [(call.id, call.function.name, call.function.arguments) for call in self.tool_calls or []]
         optional = {"tool_call_id": self.tool_call_id, "name": self.name}
         said |= {name: each for name, each in optional.items() if each}
@@ -258,9 +252,8 @@ class Tools:
         names = [each.name for each in functions]
         missing = [name for name in choice.names or () if name not in names]
         if missing or (choice.mode == "required" and not names):
-            raise ValueError(
-                f"tool_choice needs {missing[0] if missing else 'a tool'!r} in tools; there is {names or 'none'}"
-            )
+            needed = missing[0] if missing else "a tool"
+            raise ValueError(f"tool_choice needs {needed!r} in tools; there is {names or 'none'}")
         if choice.mode == "none":
             return cls()
         told = [
@@ -320,15 +313,8 @@ class GenerationRequest(Body):
     top_p: Share | None = None
     seed: int | None = None
     speculative: Speculation | bool | None = None
-    _id: str = PrivateAttr(default_factory=lambda: uuid.uuid4().hex)  # of the answer
-    _created: int = PrivateAttr(default_factory=lambda: int(time.time()))
 
     last_line: ClassVar[bytes] = b""
-
-    @property
-    def number(self) -> str:
-        """The answer's id, which each protocol prefixes."""
-        return self._id
 
     @staticmethod
     def failed(failure: RequestError) -> dict[str, Any]:
@@ -349,9 +335,19 @@ class GenerationRequest(Body):
 
 
 class ConversationRequest(GenerationRequest):
-    """The fields of all requests that go through the chat template; an extension to some protocols."""
+    """The fields of all requests that go through the chat template; some are extensions to some protocols."""
 
+    tools: Sequence[Any] | None = None  # each is a `FunctionTool`, or has it as its `function`
+    tool_choice: ToolChoice = Choice()
+    parallel_tool_calls: bool = True
     chat_template_kwargs: Annotated[dict[str, Any], at_most(_MOST_OPTIONS)] = {}
+    _tools: Tools = PrivateAttr(default_factory=Tools)
+
+    @model_validator(mode="after")
+    def _tools_are_there(self) -> Self:
+        functions = [getattr(tool, "function", tool) for tool in self.tools or ()]
+        self._tools = Tools.of(functions, self.tool_choice, parallel=self.parallel_tool_calls)
+        return self
 
     def variables(self, effort: str | None, thinks: bool | None = None) -> dict[str, Any]:
         """Return the chat template's variables. `effort` "none" is no thought, and another one is a thought."""

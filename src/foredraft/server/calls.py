@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from foredraft.errors import UsageError
-from foredraft.server.marks import first_mark
-from foredraft.server.notation import Notation
+from foredraft.server.notation import Notation, first_mark
 
 Schemas = Mapping[str, Mapping[str, Any]]  # of the arguments, by the name of the tool
 
@@ -40,7 +39,7 @@ class Style(Protocol):
         """Whether more calls may follow a comma or a semicolon."""
 
     def read(self, text: str, schemas: Schemas, *, last: bool) -> Reading | None:
-        """Return what is known of the call that a text begins with, or None if it is no call; `last` as in marks."""
+        """Return what is known of the call that a text begins with, or None; `last` as in `first_mark`."""
 
     def rule(self, name: str, schema: Mapping[str, Any], to: Notation) -> str:
         """Return the expression for a call of a tool whose arguments have a schema.
@@ -240,16 +239,12 @@ class BraceCall:
             return to.json(given)
         _check(given, *{"object": _OBJECT, "array": ("type", "items")}.get("".join(kinds), ("type", "enum")))
         if "enum" in given:
-            quoted = [
-                f"{self.quote}{each}{self.quote}" if isinstance(each, str) else json.dumps(each)
-                for each in given["enum"]
-            ]
+            quote, choices = self.quote, given["enum"]
+            quoted = [f"{quote}{each}{quote}" if isinstance(each, str) else json.dumps(each) for each in choices]
             return f"({' | '.join(map(to.text, quoted))})"
         if kinds == {"object"}:
-            values = {
-                key: f"{to.text(key + ':')} {self._value(each, to)}"
-                for key, each in given.get("properties", {}).items()
-            }
+            properties = given.get("properties", {}).items()
+            values = {key: f"{to.text(key + ':')} {self._value(each, to)}" for key, each in properties}
             return f'"{{" {to.separated(values, given.get("required", ()), ",")} "}}"'
         if kinds == {"array"}:
             item = self._value(given.get("items", {}), to)
@@ -337,11 +332,8 @@ def _python_value(node: ast.expr) -> Any:
     if isinstance(node, ast.List | ast.Tuple):
         return [_python_value(each) for each in node.elts]
     if isinstance(node, ast.Dict):
-        return {
-            str(_python_value(key)): _python_value(each)
-            for key, each in zip(node.keys, node.values, strict=True)
-            if key
-        }
+        pairs = zip(node.keys, node.values, strict=True)
+        return {str(_python_value(key)): _python_value(each) for key, each in pairs if key}
     value = ast.literal_eval(node)
     json.dumps(value, allow_nan=False)  # raises for bytes and the like
     return value

@@ -5,8 +5,10 @@ the templates that the models come with, and of vLLM's documentation. Does not r
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeVar
 
 from foredraft.server.calls import BraceCall, JsonCall, NamedCall, PythonCall, Style, TaggedCall
 
@@ -41,6 +43,7 @@ class Calls:
     bare: str = ""  # a character that begins a call which no mark precedes, at the beginning of an answer
 
 
+Row = TypeVar("Row", Thoughts, Calls)
 _BLANK = r"(?:\\n|[^\w<>])*"  # in a template: line breaks, and what ends one expression and begins the next
 _QWEN = TaggedCall(">\n", r"\s*<parameter=\s*([^<>]*?)\s*>", "<parameter={0}>\n", "\n</parameter>\n", "</function>")
 _GLM = TaggedCall(
@@ -155,10 +158,9 @@ class Dialect:
 @lru_cache(16)
 def dialect_of(template: str) -> Dialect:
     """Return the dialect of the model that a chat template belongs to."""
-    thoughts = next((each for each in THOUGHTS if re.search(each.needle, template, re.DOTALL)), None)
-    calls = (
-        next((each for each in CALLS if re.search(each.needle, template, re.DOTALL)), None)
-        if "tools" in template
-        else None
-    )
-    return Dialect(thoughts, calls)
+    return Dialect(_fitting(THOUGHTS, template), _fitting(CALLS, template) if "tools" in template else None)
+
+
+def _fitting(rows: Sequence[Row], template: str) -> Row | None:
+    """Return the first row whose needle is found in a template, or None."""
+    return next((row for row in rows if re.search(row.needle, template, re.DOTALL)), None)

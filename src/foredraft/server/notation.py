@@ -1,6 +1,7 @@
-"""Writes llguidance's grammars: literal texts that may hold special tokens, free text up to a mark, JSON by a schema.
+"""Marks, such as `<tool_call>` or a stop string, and the texts between them, in answers and in llguidance's grammars.
 
-Does not know what is written in a grammar.
+Finds the first mark of a text that comes in pieces; writes the expressions of literal texts that may hold special
+tokens, of free text up to a mark, and of JSON by a schema. Does not know what a mark means.
 """
 
 import json
@@ -11,6 +12,23 @@ from typing import Any
 WHITE = {"whitespace_pattern": " "}
 """One space at most between the tokens of JSON. With any white space, weak models write it until the limit; with none,
 they close arrays and strings early, because the tokens that they prefer begin with a space."""
+
+
+def first_mark(text: str, marks: Sequence[str], *, last: bool = False) -> tuple[int, str | None]:
+    """Return how much of a text precedes its first mark, and the mark: the longest of those at its place.
+
+    Without a mark, or while a longer one may have begun, it is what precedes any beginning of a mark, and None. `last`
+    says that no more text comes.
+    """
+    place, _, mark = min(
+        ((text.find(each), -len(each), each) for each in marks if each in text), default=(len(text), 0, None)
+    )
+    if not last:
+        longest = max(map(len, marks), default=0)
+        for at in range(max(len(text) - longest + 1, 0), min(place + 1, len(text))):
+            if any(len(each) > len(text) - at and each.startswith(text[at:]) for each in marks):
+                return at, None
+    return place, mark
 
 
 class Notation:

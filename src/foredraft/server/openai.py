@@ -7,7 +7,7 @@ import codecs
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, PrivateAttr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, model_validator
 
 from foredraft.drafters.prediction import PREDICTION
 from foredraft.server import bodies
@@ -125,21 +125,23 @@ class _Request(bodies.GenerationRequest):
 
     def _whole(self, choices: list[dict[str, Any]], answers: Answers) -> dict[str, Any]:
         counts = {"usage": usage_of(answers), "metrics": drafting_of(answers.records)}
-        return self._head(self.whole_object) | {"choices": choices} | counts
+        return self._head(self.whole_object, answers) | {"choices": choices} | counts
 
     async def events(self, answers: Answers) -> AsyncIterator[dict[str, Any]]:
+        head = self._head(self.chunk_object, answers)
         counted = self.stream_options is not None and self.stream_options.include_usage
         async for choice, pieces in self._parts(answers):
             sources = {"sources": pieces} if self.return_sources else {}
-            yield self._head(self.chunk_object) | {"choices": [choice]} | sources | ({"usage": None} if counted else {})
+            yield head | {"choices": [choice]} | sources | ({"usage": None} if counted else {})
         if counted:
-            yield self._whole([], answers) | self._head(self.chunk_object)
+            yield self._whole([], answers) | head
 
     def _parts(self, answers: Answers) -> AsyncIterator[_Part]:
         raise NotImplementedError
 
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": f"{self.id_prefix}-{self._id}", "object": kind, "created": self._created, "model": self.model}
+    def _head(self, kind: str, answers: Answers) -> dict[str, Any]:
+        number = f"{self.id_prefix}-{answers.id}"
+        return {"id": number, "object": kind, "created": answers.created, "model": self.model}
 
 
 class ChatRequest(_Request, bodies.ConversationRequest):
@@ -151,10 +153,7 @@ class ChatRequest(_Request, bodies.ConversationRequest):
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: Many[_Tool] | None = None
-    tool_choice: bodies.ToolChoice = bodies.Choice()
-    parallel_tool_calls: bool = True
     reasoning_effort: str | None = None
-    _tools: Tools = PrivateAttr(default_factory=Tools)
 
     within, id_prefix, whole_object, chunk_object = "chat", "chatcmpl", "chat.completion", "chat.completion.chunk"
 
@@ -164,8 +163,6 @@ class ChatRequest(_Request, bodies.ConversationRequest):
             raise ValueError("max_tokens and max_completion_tokens are the same field; give one of them")
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs to be true")
-        functions = [tool.function for tool in self.tools or []]
-        self._tools = Tools.of(functions, self.tool_choice, parallel=self.parallel_tool_calls)
         return self
 
     def text_request(self) -> TextRequest:
@@ -179,16 +176,12 @@ class ChatRequest(_Request, bodies.ConversationRequest):
         for number, choice in enumerate(answers.choices):
             thought = "".join(part.text for part in choice.blocks if part.kind == "thought")
             calls = [_call(part.call, part.text) for part in choice.blocks if part.call is not None]
-            message: dict[str, Any] = {
-                "role": "assistant",
-                "content": choice.text or (None if calls else ""),
-                "refusal": None,
-            }
+            said = choice.text or (None if calls else "")
+            message: dict[str, Any] = {"role": "assistant", "content": said, "refusal": None}
             message |= _thought(thought) if thought else {}
             message |= {"tool_calls": calls} if calls else {}
-            choices.append(
-                self._choice(number, _finish(choice.finish, called=bool(calls)), choice.tokens, message=message)
-            )
+            finish = _finish(choice.finish, called=bool(calls))
+            choices.append(self._choice(number, finish, choice.tokens, message=message))
         return self._whole(choices, answers)
 
     async def _parts(self, answers: Answers) -> AsyncIterator[_Part]:
@@ -198,10 +191,8 @@ class ChatRequest(_Request, bodies.ConversationRequest):
         async for number, delta in answers.deltas():
             tokens = delta.tokens
             for part in delta.blocks or ([Part("text", [])] if tokens else []):
-                yield (
-                    self._choice(number, None, tokens, delta=_delta(part, calls[number])),
-                    part.pieces if part.call is None else [],
-                )
+                pieces = part.pieces if part.call is None else []
+                yield self._choice(number, None, tokens, delta=_delta(part, calls[number])), pieces
                 tokens = []
             if delta.finish is not None:
                 yield self._choice(number, _finish(delta.finish, called=bool(calls[number])), delta={}), []

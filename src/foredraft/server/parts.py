@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from foredraft.server.calls import Schemas
 from foredraft.server.dialects import Dialect
-from foredraft.server.marks import first_mark
+from foredraft.server.notation import first_mark
 
 Piece = tuple[str, str | None]  # a text, and the name of the source that drafted it, or None
 Kind = Literal["text", "thought", "call"]

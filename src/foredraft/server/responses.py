@@ -7,22 +7,11 @@ import itertools
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt, PrivateAttr, Tag, model_validator
+from pydantic import Field, PositiveInt, Tag, model_validator
 
 from foredraft.server import bodies
 from foredraft.server.answers import Answers
-from foredraft.server.bodies import (
-    Body,
-    Content,
-    FunctionTool,
-    Many,
-    Shape,
-    Some,
-    TextRequest,
-    Tools,
-    text_of,
-    with_parts,
-)
+from foredraft.server.bodies import Body, Content, text_of, with_parts
 from foredraft.server.metrics import drafting_of
 from foredraft.server.openai import JsonSchema, usage_of
 from foredraft.server.parts import Part
@@ -71,7 +60,7 @@ _GivenItem = Annotated[
 ]  # fmt: skip
 
 
-class _Tool(FunctionTool):
+class _Tool(bodies.FunctionTool):
     type: Literal["function"]
 
 
@@ -85,7 +74,7 @@ class _Format(JsonSchema):
         return self
 
     @property
-    def shape(self) -> Shape | None:
+    def shape(self) -> bodies.Shape | None:
         return {"text": None, "json_object": {"type": "object"}, "json_schema": self.schema_}[self.type]
 
 
@@ -103,30 +92,21 @@ class ResponsesRequest(bodies.ConversationRequest):
     """`/v1/responses`."""
 
     within = "responses"
-    input: str | Some[_GivenItem]
+    input: str | bodies.Some[_GivenItem]
     instructions: str | None = None
     max_output_tokens: PositiveInt | None = None
     text: _Text = _Text()
     reasoning: _Reasoning = _Reasoning()
-    tools: Many[_Tool] = Field(default_factory=list)
-    tool_choice: bodies.ToolChoice = bodies.Choice()
-    parallel_tool_calls: bool = True
+    tools: bodies.Many[_Tool] = Field(default_factory=list)
     metadata: Annotated[dict[str, str | None], bodies.at_most(bodies.MOST_METADATA)] | None = None
-    _tools: Tools = PrivateAttr(default_factory=Tools)
 
-    @model_validator(mode="after")
-    def _tools_are_there(self) -> Self:
-        self._tools = Tools.of(self.tools, self.tool_choice, parallel=self.parallel_tool_calls)
-        return self
-
-    def text_request(self) -> TextRequest:
+    def text_request(self) -> bodies.TextRequest:
         given = [ResponsesItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
         first = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
-        options, shape = self.options(self.max_output_tokens), self.text.format.shape
-        variables = self.variables(self.reasoning.effort)
-        return TextRequest(
-            [[*first, *_messages(given)]], options, self._tools, variables, shape=shape, speculative=self.speculative
-        )
+        return bodies.TextRequest(
+            [[*first, *_messages(given)]], self.options(self.max_output_tokens), self._tools,
+            self.variables(self.reasoning.effort), shape=self.text.format.shape, speculative=self.speculative,
+        )  # fmt: skip
 
     async def events(self, answers: Answers) -> AsyncIterator[dict[str, Any]]:
         numbers = itertools.count()
@@ -135,54 +115,21 @@ class ResponsesRequest(bodies.ConversationRequest):
             return {"type": f"response.{kind}", "sequence_number": next(numbers)} | fields
 
         for kind in ("created", "in_progress"):
-            yield numbered(kind, {"response": self._response("in_progress", [])})
-        number, before, text = -1, Part("text", []), ""
-        async for begins, part in answers.parts():
-            if begins:
-                for each in self._closing(number, before, text) if number >= 0 else ():
-                    yield numbered(*each)
-                number, before, text = number + 1, part, ""
-                for each in self._opening(number, part):
-                    yield numbered(*each)
-            if part.text:
-                text += part.text
-                yield numbered(f"{_NAMES[part.kind]}.delta", self._place(number, part) | {"delta": part.text})
+            yield numbered(kind, {"response": self._response(answers, "in_progress", [])})
+        async for step, number, part in answers.blocks():
+            for each in _block_events(answers, step, number, part):
+                yield numbered(*each)
         finished = self.whole(answers)
-        for each in self._closing(number, before, text, finished["output"][number]):
-            yield numbered(*each)
         yield numbered(finished["status"], {"response": finished})
-
-    def _opening(self, number: int, part: Part) -> Iterator[_Event]:
-        """Yield the events, without their numbers, that begin an item of the output."""
-        yield "output_item.added", {"output_index": number, "item": self._item(number, part, None, "in_progress")}
-        if part.call is None:
-            yield "content_part.added", self._place(number, part, logprobs=False) | {"part": _content(part, "")}
-
-    def _closing(self, number: int, part: Part, text: str, item: dict[str, Any] | None = None) -> Iterator[_Event]:
-        """Yield the events that end an item."""
-        if part.call is None:
-            yield f"{_NAMES[part.kind]}.done", self._place(number, part) | {"text": text}
-            yield "content_part.done", self._place(number, part, logprobs=False) | {"part": _content(part, text)}
-        else:
-            yield f"{_NAMES[part.kind]}.done", self._place(number, part) | {"name": part.call.name, "arguments": text}
-        yield "output_item.done", {"output_index": number, "item": item or self._item(number, part, text, "completed")}
-
-    def _place(self, number: int, part: Part, *, logprobs: bool = True) -> dict[str, Any]:
-        place: dict[str, Any] = {"output_index": number, "item_id": self._item(number, part, None, "")["id"]}
-        place |= {"content_index": 0} if part.call is None else {}
-        return place | ({"logprobs": []} if part.kind == "text" and logprobs else {})
 
     @staticmethod
     def failed(failure: RequestError) -> dict[str, Any]:
         return {"type": "error", "code": failure.code, "message": failure.message, "param": failure.param}
 
     def whole(self, answers: Answers) -> dict[str, Any]:
-        [choice] = answers.choices
-        status = "incomplete" if choice.finish == "length" else "completed"
-        usage, blocks = usage_of(answers), choice.blocks or [Part("text", [])]
-        statuses = ["completed"] * (len(blocks) - 1) + [status]
-        items = [self._item(number, part, part.text, statuses[number]) for number, part in enumerate(blocks)]
-        return self._response(status, items) | {
+        usage = usage_of(answers)
+        items = [_item(answers, number, part) for number, part in enumerate(answers.content)]
+        return self._response(answers, items[-1]["status"], items) | {
             "usage": {
                 "input_tokens": usage["prompt_tokens"],
                 "input_tokens_details": usage["prompt_tokens_details"] | {"cache_write_tokens": 0},
@@ -193,9 +140,9 @@ class ResponsesRequest(bodies.ConversationRequest):
             "metrics": drafting_of(answers.records),
         }  # fmt: skip
 
-    def _response(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
+    def _response(self, answers: Answers, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
         return {
-            "id": f"resp_{self._id}", "object": "response", "created_at": self._created, "model": self.model,
+            "id": f"resp_{answers.id}", "object": "response", "created_at": answers.created, "model": self.model,
             "status": status, "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "output": output, "usage": None, "instructions": self.instructions, "metadata": self.metadata or {},
             "temperature": self.temperature, "top_p": self.top_p, "max_output_tokens": self.max_output_tokens,
@@ -206,17 +153,42 @@ class ResponsesRequest(bodies.ConversationRequest):
             "text": self.text.model_dump(by_alias=True, exclude_none=True),
         }  # fmt: skip
 
-    def _item(self, number: int, part: Part, text: str | None, status: str) -> dict[str, Any]:
-        """Return an item of the output; `text` is None if nothing was written yet."""
-        content = [] if text is None else [_content(part, text)]
-        if part.call is not None:
-            return {"id": f"fc_{self._id}_{number}", "type": "function_call", "call_id": part.call.id,
-                    "name": part.call.name, "arguments": text or "", "status": status}  # fmt: skip
-        if part.kind == "thought":
-            head = {"id": f"rs_{self._id}_{number}", "type": "reasoning", "summary": []}
-            return head | {"content": content, "status": status}
-        head = {"id": f"msg_{self._id}_{number}", "type": "message", "role": "assistant"}
-        return head | {"content": content, "status": status}
+
+def _block_events(answers: Answers, step: str, number: int, part: Part) -> Iterator[_Event]:
+    """Yield the events, without their numbers, of a step of a block of the answer."""
+    item = _item(answers, number, part, begun=step == "begin")
+    place: dict[str, Any] = {"output_index": number, "item_id": item["id"]}
+    place |= {"content_index": 0} if part.call is None else {}
+    logprobs: dict[str, Any] = {"logprobs": []} if part.kind == "text" else {}
+    name = _NAMES[part.kind]
+    if step == "begin":
+        yield "output_item.added", {"output_index": number, "item": item}
+        if part.call is None:
+            yield "content_part.added", place | {"part": _content(part, "")}
+    elif step == "add":
+        yield f"{name}.delta", place | logprobs | {"delta": part.text}
+    elif part.call is None:
+        yield f"{name}.done", place | logprobs | {"text": part.text}
+        yield "content_part.done", place | {"part": _content(part, part.text)}
+    else:
+        yield f"{name}.done", place | {"name": part.call.name, "arguments": part.text}
+    if step == "end":
+        yield "output_item.done", {"output_index": number, "item": item}
+
+
+def _item(answers: Answers, number: int, part: Part, *, begun: bool = False) -> dict[str, Any]:
+    """Return an item of the output: a whole block, or one that has just begun."""
+    is_cut = answers.choices[0].finish == "length" and number + 1 == len(answers.content)
+    status = "in_progress" if begun else "incomplete" if is_cut else "completed"
+    if part.call is not None:
+        return {"id": f"fc_{answers.id}_{number}", "type": "function_call", "call_id": part.call.id,
+                "name": part.call.name, "arguments": "" if begun else part.text, "status": status}  # fmt: skip
+    head = (
+        {"id": f"rs_{answers.id}_{number}", "type": "reasoning", "summary": []}
+        if part.kind == "thought"
+        else {"id": f"msg_{answers.id}_{number}", "type": "message", "role": "assistant"}
+    )
+    return head | {"content": [] if begun else [_content(part, part.text)], "status": status}
 
 
 def _content(part: Part, text: str) -> dict[str, Any]:

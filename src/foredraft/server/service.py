@@ -4,12 +4,12 @@ Does not depend on routes or on the format in which answers are sent.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import llguidance.hf
 
@@ -41,14 +41,6 @@ _FORMAT_SECONDS = 1.5  # for preparing a format, then it is refused (chosen)
 _SLOW_THREADS = 2  # so that one text or format that takes long delays none of the others (chosen)
 LONG = 1 << 15  # characters of a request, from which it is prepared by those threads; 20 ms of tokenizing (chosen)
 _MOST_PREDICTED = 1 << 18  # characters of all predictions of a request that are read; 0.2 s of tokenizing (chosen)
-
-
-class _Prompt(NamedTuple):
-    """A prompt of a request: its ids, how the model marks the answer, and the answer's grammar, if it has one."""
-
-    ids: TokenIds
-    speech: Speech
-    grammar: str | None
 
 
 class Service:
@@ -91,23 +83,19 @@ class Service:
         try:
             long = sum(map(_characters, request.prompts)) + len(request.options.get("prediction") or "") > LONG
             prompts = await self.in_turn(self._encoded, request, long=long)
-            matchers = {grammar: await self._matcher(grammar) for _, _, grammar in prompts if grammar is not None}
+            matchers = {grammar: await self._matcher(grammar) for grammar in {speech.grammar for speech in prompts}}
             choices = await self.in_turn(self._choices, request, prompts, matchers, key, news, long=long)
         finally:
             self._preparing_now -= count
         self.writer.submit([choice.job for choice in choices])
         return Answers(choices, request.n, news, until)
 
-    @contextmanager
-    def attending(self, answers: Answers) -> Iterator[None]:
-        """Cancel unfinished answers when the block is left."""
-        try:
-            yield
-        finally:
-            for choice in answers.choices:
-                if choice.finish is None:
-                    self.writer.cancel(choice.job)
-                self.metrics.ended(choice.job, choice.finish)
+    def end(self, answers: Answers) -> None:
+        """Count the answers of a request, and cancel those that have not ended."""
+        for choice in answers.choices:
+            if choice.finish is None:
+                self.writer.cancel(choice.job)
+            self.metrics.ended(choice.job, choice.finish)
 
     async def in_turn(self, work: Callable[..., Result], *arguments: Any, long: bool = False) -> Result:
         """Run `work` on the thread for tokenizing and stores, or on the threads for what takes `long`."""
@@ -165,8 +153,10 @@ class Service:
         size, eos = self.generator.target.vocabulary, self.generator.eos_token_ids()
         return llguidance.hf.from_tokenizer(self.generator.tokenizer, n_vocab=size, eos_token=list(eos) or None)
 
-    async def _matcher(self, grammar: str) -> llguidance.LLMatcher:
-        """Return what matches the grammar of an answer; UsageError for one that takes too long."""
+    async def _matcher(self, grammar: str | None) -> llguidance.LLMatcher | None:
+        """Return what matches the grammar of an answer, if it has one; UsageError for one that takes too long."""
+        if grammar is None:
+            return None
         tokenizer = await asyncio.wrap_future(self._grammar_tokenizer)
         made = self.in_turn(matcher_of, tokenizer, grammar, long=True)
         try:
@@ -176,32 +166,29 @@ class Service:
                 f"The response format takes more than {_FORMAT_SECONDS} seconds to prepare; use a simpler one."
             ) from error
 
-    def _encoded(self, request: TextRequest) -> list[_Prompt]:
-        prompts = []
-        for prompt in request.prompts:
-            ids = self.encode(prompt, request.tools.told, request.variables)
-            speech = Speech(self.generator.tokenizer, prompt, ids.tolist(), request)
-            prompts.append(_Prompt(ids, speech, speech.grammar()))
-        return prompts
+    def _encoded(self, request: TextRequest) -> list[Speech]:
+        tokenizer, tools = self.generator.tokenizer, request.tools.told
+        return [Speech(tokenizer, prompt, self.encode(prompt, tools, request.variables), request)
+                for prompt in request.prompts]  # fmt: skip
 
     def _choices(
-        self, request: TextRequest, prompts: list[_Prompt], matchers: Mapping[str, llguidance.LLMatcher], key: str,
-        news: asyncio.Event,
+        self, request: TextRequest, prompts: list[Speech], matchers: Mapping[str | None, llguidance.LLMatcher | None],
+        key: str, news: asyncio.Event,
     ) -> list[Choice]:  # fmt: skip
         generator = self.generator_for(key, request.speculative)
         made = [
-            self._choice(generator, prompt, request, matchers.get(prompt.grammar or ""), number, news)
-            for prompt in prompts for number in range(request.n)
+            self._choice(generator, speech, request, matchers[speech.grammar], number, news)
+            for speech in prompts for number in range(request.n)
         ]  # fmt: skip
         for choice in made:
             choice.job.run.owner = key
         return made
 
     def _choice(
-        self, generator: Generator, prompt: _Prompt, request: TextRequest, matcher: llguidance.LLMatcher | None,
+        self, generator: Generator, speech: Speech, request: TextRequest, matcher: llguidance.LLMatcher | None,
         number: int, news: asyncio.Event,
     ) -> Choice:  # fmt: skip
-        target, ids = generator.target, prompt.ids
+        target, ids = generator.target, speech.ids
         logprobs = None if request.logprobs is None else Logprobs(request.logprobs, self._grammar_tokenizer.result())
         constraint = None if matcher is None else Constraint(matcher.deep_copy(), target.vocabulary, len(ids))
         weights = request.presence, request.frequency, request.bias
@@ -218,7 +205,7 @@ class Service:
         predicted = drafter if isinstance(drafter, ChainDrafter) else None
         if constraint is not None and generator.method != "none":
             arguments["drafter"] = ChainDrafter(drafter, constraint.chains, GRAMMAR)
-        choice = Choice(prompt.speech, options.get("stop_strings", ()), logprobs, predicted, news)
+        choice = Choice(speech, options.get("stop_strings", ()), logprobs, predicted, news)
         choice.job = Job(generator.begin(ids, **arguments), partial(self._deliver, choice))
         return choice
 

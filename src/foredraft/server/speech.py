@@ -1,35 +1,44 @@
-"""How the served model marks its thoughts and calls: its dialect, in its own tokens.
+"""How the served model marks its thoughts and calls, in its own tokens, and the grammar of an answer.
 
-Knows the tokenizer. Does not depend on how texts are generated or sent.
+A grammar is a thought, and then what the format or the tools allow, in llguidance's notation. Knows the tokenizer. Does
+not depend on how texts are generated or sent.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping
 from typing import Any
 
+from llguidance import LLMatcher
+
+from foredraft.contracts import TokenIds
 from foredraft.errors import UsageError
-from foredraft.server.bodies import TextRequest
-from foredraft.server.dialects import Dialect, dialect_of
-from foredraft.server.grammars import grammar_of
+from foredraft.server.bodies import Shape, TextRequest, Tools
+from foredraft.server.dialects import Calls, Dialect, dialect_of
+from foredraft.server.notation import WHITE, Notation
 from foredraft.server.parts import Splitter
 from foredraft.text import TextStream, decode
 
 _TAIL = 16  # ids of a prompt in which a thought may begin; a mark has at most eight
+_LONGEST = 1 << 17  # characters of a schema or a regular expression, and of all tools' (chosen)
+_WHITE = r"/[ \t\n]{0,4}/"  # between a thought and what follows it; models write two line breaks
 
 
 class Speech:
-    """The dialect of the answers to one prompt, whose ids are given; without marks if it is no conversation.
+    """The dialect of the answers to one prompt, whose `ids` are given; without marks if it is no conversation.
 
-    A tool, or an earlier call, that the model cannot be told about is a UsageError.
+    `grammar` is that of an answer, or None if it may be any text. UsageError for a format that is not supported.
     """
 
-    def __init__(self, tokenizer: Any, prompt: Any, ids: Sequence[int], request: TextRequest) -> None:
-        self._tokenizer, self._ids, self._request = tokenizer, ids, request
+    def __init__(self, tokenizer: Any, prompt: Any, ids: TokenIds, request: TextRequest) -> None:
+        self.ids, self._tokenizer, self._request = ids, tokenizer, request
         self._dialect = dialect_of(template_of(tokenizer)) if _is_conversation(prompt) else Dialect(None, None)
         self._called = bool(request.tools.told)
         added = tokenizer.added_tokens_decoder.items()
         self._specials = {each.content: number for number, each in added if each.special}
         self._added = {each.content: number for number, each in added}
         self._begun = self._thought()
+        shape, tools = request.shape, request.tools
+        self.grammar = grammar_of(shape, tools, self._dialect, self._specials, self._begun, self._added)
 
     def splitter(self) -> Splitter:
         """Return what splits an answer."""
@@ -41,13 +50,7 @@ class Speech:
         marks = self._dialect.marks(called=self._called)
         shown = {number for text, number in self._specials.items() if any(text in mark for mark in marks)}
         hidden = frozenset(self._specials.values()) - shown if shown else frozenset()
-        return TextStream(self._tokenizer, self._ids, special=bool(shown)), hidden
-
-    def grammar(self) -> str | None:
-        """Return the grammar of an answer, or None if it may be any text."""
-        return grammar_of(
-            self._request.shape, self._request.tools, self._dialect, self._specials, self._begun, self._added
-        )
+        return TextStream(self._tokenizer, self.ids.tolist(), special=bool(shown)), hidden
 
     def _thought(self) -> bool | None:
         """Return whether the prompt ends within a thought, or None if it ends behind one or there are none.
@@ -58,7 +61,7 @@ class Speech:
         thoughts = self._dialect.thoughts
         if thoughts is None:
             return None
-        tail = decode(self._tokenizer, self._ids[-_TAIL:], special=True).rstrip()
+        tail = decode(self._tokenizer, self.ids[-_TAIL:].tolist(), special=True).rstrip()
         if tail.endswith(thoughts.open):
             return True
         is_token = any(thoughts.open.startswith(each) for each in self._added)
@@ -82,3 +85,58 @@ def check_tools(tokenizer: Any, prompt: Any, *, told: bool) -> None:
 
 def _is_conversation(prompt: Any) -> bool:
     return isinstance(prompt, list) and any(isinstance(each, dict) for each in prompt)
+
+
+def grammar_of(
+    shape: Shape | None, tools: Tools, dialect: Dialect, specials: Mapping[str, int], thought: bool | None,
+    added: Mapping[str, int],
+) -> str | None:  # fmt: skip
+    """Return the grammar of an answer, or None if it may be any text.
+
+    `thought` says whether a thought has begun; None that there is none. `specials` are the ids of special tokens, and
+    `added` those of all tokens that are whole marks. What is too long, or would be enforced in part, is a UsageError.
+    """
+    to, calls = Notation(specials), dialect.calls if tools.bound else None
+    if shape is None and calls is None:
+        return None
+    if (size := len(json.dumps([shape, tools.schemas if calls else None]))) > _LONGEST:
+        raise UsageError(f"The response format has {size:,} characters, of at most {_LONGEST:,}; use a simpler one.")
+    head, answer = _thought(dialect, to, thought, Notation(added))
+    said = f"{answer} @shape".strip() if shape is not None else ""
+    if calls is not None:
+        listed = _calls(calls, tools, to)
+        said = listed if tools.required else f"{said} | {listed}" if said else _maybe(calls, listed, to)
+    grammars: list[dict[str, Any]] = [{"lark_grammar": "\n".join([f"start: {head} ({said})", *to.rules])}]
+    if shape is not None:
+        regex, schema = LLMatcher.grammar_from_regex, LLMatcher.grammar_from_json_schema
+        written = regex(shape) if isinstance(shape, str) else schema({"x-guidance": WHITE, **shape})
+        grammars += [each | {"name": "shape"} for each in json.loads(written)["grammars"]]
+    return json.dumps({"grammars": grammars})
+
+
+def _thought(dialect: Dialect, to: Notation, begun: bool | None, marks: Notation) -> tuple[str, str]:
+    """Return the expressions of a thought and of what precedes an answer."""
+    thoughts = dialect.thoughts
+    if thoughts is None or begun is None:
+        return "", to.text(thoughts.answer) if thoughts else ""
+    rest = f"{to.until(thoughts.close)} {_WHITE} {to.text(thoughts.turn)}"
+    head = rest if begun else f"({marks.text(thoughts.open)} {rest})?"
+    return head, to.text(thoughts.answer) and f"({to.text(thoughts.answer)})?"
+
+
+def _calls(calls: Calls, tools: Tools, to: Notation) -> str:
+    """Return the expression of the calls of an answer, at least one."""
+    for number, (name, schema) in enumerate(tools.schemas.items()):
+        to.rules.append(f"call-{number}: {calls.style.rule(name, schema, to)} {to.text(calls.end)}")
+    to.rules.append(f"call: {' | '.join(f'call-{number}' for number in range(len(tools.schemas)))}")
+    more = f"({to.text(calls.between)} call)*" if tools.parallel and calls.between is not None else ""
+    return f"{to.text(calls.prefix)} call {more} {to.text(calls.suffix)}"
+
+
+def _maybe(calls: Calls, listed: str, to: Notation) -> str:
+    """Return the expression of any text in which calls, from their mark on, are as they have to be."""
+    if calls.bare:
+        return rf"/([^\s{calls.bare}](.|\n)*)?/ | {listed}"
+    mark = next(each for each in (*calls.dropped, *calls.opens) if calls.prefix.startswith(each))
+    rest = listed.removeprefix(to.text(calls.prefix))
+    return f"({to.until(mark)} {to.text(calls.prefix.removeprefix(mark))} {rest})* TEXT"
