@@ -32,9 +32,9 @@ def states() -> dict[str, tuple[str, ...]]:
     """Return the tested families by what their layers keep of a text."""
     from transformers.utils.logging import set_verbosity_error
 
-    from foredraft.model.families import STATES, TESTED_FAMILIES, UNMASKED_LAYERS
+    from foredraft.model.families import TESTED_FAMILIES, UNMASKED_LAYERS
     from foredraft.model.support import inspect
-    from support.causal_types import tiny_configuration
+    from support.causal_types import STATES, tiny_configuration
 
     set_verbosity_error()  # of sizes and ids that do not fit tiny models
     found: dict[str, tuple[str, ...]] = {}
@@ -52,13 +52,8 @@ def states() -> dict[str, tuple[str, ...]]:
 def page() -> str:
     """Return the families whose texts are exact, by what they keep, and those refused by reason, as Markdown."""
     sys.path[:0] = [str(REPOSITORY / "src"), str(REPOSITORY / "tests")]
-    from foredraft.model.families import (
-        DECODERS,
-        LAYER_FAMILIES,
-        LAYER_REASONS,
-        REFUSED_FAMILIES,
-        TESTED_FAMILIES,
-    )
+    from foredraft.model.families import DECODERS, LAYER_REASONS, REFUSED_FAMILIES, TESTED_FAMILIES
+    from support.causal_types import LAYER_FAMILIES
 
     refused: dict[str, tuple[str, ...]] = dict(REFUSED_FAMILIES)
     for kind, names in LAYER_FAMILIES.items():

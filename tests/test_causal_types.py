@@ -11,12 +11,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from foredraft.api import Generator
 from foredraft.errors import UnsupportedModelError
-from foredraft.model.families import DECODERS, LAYER_FAMILIES, LAYER_REASONS, REFUSED_FAMILIES, TESTED_FAMILIES
+from foredraft.model.families import DECODERS, LAYER_REASONS, REFUSED_FAMILIES, TESTED_FAMILIES
 from foredraft.model.support import inspect
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from foredraft.sampling.noise import gumbel_noise
-from support.causal_types import tiny_configuration
+from support.causal_types import LAYER_FAMILIES, tiny_configuration
 from support.families import VOCABULARY, prompt_of, tiny_model, written
 from support.scripted import AdversaryDrafter, OracleDrafter, RandomTreeDrafter, continuation_in
 

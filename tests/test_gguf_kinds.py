@@ -6,6 +6,7 @@ scores of some ids at some positions in data/gguf_scores.npz.
 
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -107,6 +108,13 @@ def test_an_unknown_architecture_is_refused_with_those_that_are_read(tmp_path):
     strange = gguf_files.Case("strange", "strange", "attn_norm")
     with pytest.raises(UnsupportedModelError, match=r"architecture 'strange'.*it reads llama, .*nemotron_h"):
         write_folder([gguf_files.write(strange, tmp_path / "strange.gguf")], tmp_path / "folder")
+
+
+def test_an_architecture_that_an_older_gguf_does_not_know_is_refused(tmp_path, monkeypatch):
+    known = {number: name for number, name in gguf.MODEL_ARCH_NAMES.items() if name != "llama"}
+    monkeypatch.setattr(gguf, "MODEL_ARCH_NAMES", known)
+    with pytest.raises(UnsupportedModelError, match=r"architecture 'llama'.*pip install -U gguf"):
+        scores(CASES["llama"], tmp_path)
 
 
 def test_a_missing_part_of_a_split_file_is_named(tmp_path):

@@ -15,12 +15,12 @@ from foredraft.errors import UnsupportedModelError, UsageError
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.graph.tree import depths
 from foredraft.model.compiled.build import compile_forward
-from foredraft.model.families import STATES, TESTED_FAMILIES
+from foredraft.model.families import TESTED_FAMILIES
 from foredraft.model.mask import seen_rows
 from foredraft.model.recurrent import adoption
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
-from support.causal_types import tiny_configuration
+from support.causal_types import STATES, tiny_configuration
 from support.families import GREEDY, VOCABULARY, prompt_of, random_tree, tiny_model, written
 
 KINDS = ("lfm2", "qwen3_next", "kimi_linear", "bamba", "nemotron_h", "falcon_h1", "mamba", "zamba", "recurrent_gemma")

@@ -101,6 +101,24 @@ _WHOLE = _by_name({
 })  # fmt: skip
 """Types that are refused by their configuration, in full size; and fields whose defaults are unlike real models'."""
 
+STATES = {
+    "a convolution's last inputs": ("lfm2", "lfm2_moe", "lfm3"),
+    "a convolution's last inputs, and a matrix": (
+        "bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "mamba",
+        "mamba2", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text",
+        "qwen3_next", "recurrent_gemma", "zamba", "zamba2",
+    ),
+}  # fmt: skip
+"""What the recurrent layers of tested families keep of a text; the other layers, if any, keep keys and values."""
+
+LAYER_FAMILIES = {
+    "indexed_attention": ("axk2", "deepseek_v32", "dots3_note", "dots3_note_text", "glm_moe_dsa", "hy_v4"),
+    "minimax_m3_sparse": ("minimax_m3_vl_text",),
+    "heavily_compressed_attention": ("deepseek_v4",),
+    "local_attention": ("gpt_neo",),
+}  # fmt: skip
+"""For each type of layers that is refused, families with layers of it; they run if their configuration has none."""
+
 
 def tiny_configuration(model_type):
     """A configuration of this type with two layers or one of each kind, a small width, and no end token."""

@@ -57,16 +57,6 @@ REFUSED_FAMILIES = {
 }  # fmt: skip
 """For each reason, the families that it holds for, whatever else their configuration says."""
 
-STATES = {
-    "a convolution's last inputs": ("lfm2", "lfm2_moe", "lfm3"),
-    "a convolution's last inputs, and a matrix": (
-        "bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "mamba",
-        "mamba2", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text",
-        "qwen3_next", "recurrent_gemma", "zamba", "zamba2",
-    ),
-}  # fmt: skip
-"""What the recurrent layers of tested families keep of a text; the other layers, if any, keep keys and values."""
-
 RECURRENT_LAYERS = frozenset(("linear_attention", "conv", "hybrid", "hybrid_sliding"))
 """The types of layers that keep a recurrent state."""
 MASK_NAMES = {"hybrid": "full_attention", "hybrid_sliding": "sliding_attention"}
@@ -81,11 +71,3 @@ LAYER_REASONS = {
     "local_attention": "takes its window from a row's index in the pass, not from its position",
 }
 """For each type of layers that is refused, as a configuration's `layer_types` names it, the reason."""
-
-LAYER_FAMILIES = {
-    "indexed_attention": ("axk2", "deepseek_v32", "dots3_note", "dots3_note_text", "glm_moe_dsa", "hy_v4"),
-    "minimax_m3_sparse": ("minimax_m3_vl_text",),
-    "heavily_compressed_attention": ("deepseek_v4",),
-    "local_attention": ("gpt_neo",),
-}  # fmt: skip
-"""For each such type, families with layers of it; they run if their configuration has none."""

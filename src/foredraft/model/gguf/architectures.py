@@ -1,14 +1,18 @@
 """The architectures of GGUF files, as a table: llama.cpp's name of each -> transformers' model and what differs there.
 
-A row says which configuration fields a key of the file fills, which tensor a weight is, and how a tensor has to be
-rearranged, because llama.cpp's conversion stores it in another order. What is the same for most families stands in
-`KEYS` and `TENSORS`. What no table says is refused by those who read them. Knows names, not values: `configuration.py`
-reads the keys and `weights.py` the tensors.
+A row says which configuration fields a key of the file fills, which tensor a weight is where the package `gguf` has no
+name for it, and how a tensor has to be rearranged, because llama.cpp's conversion stores it in another order. What is
+the same for most families stands in `KEYS` and `TENSORS`. What no table says is refused by those who read them. Knows
+names, not values: `configuration.py` reads the keys and `weights.py` the tensors.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
+
+from foredraft.model.gguf import families
+from foredraft.model.gguf.metadata import Keys
 
 KEYS: Mapping[str, tuple[str, ...]] = {
     "context_length": ("max_position_embeddings",),
@@ -87,50 +91,10 @@ UNUSED = ("tensor_data_layout", "rope.scaling.finetuned", "attention.value_lengt
 """Keys that say nothing that is not said by others: how a conversion ordered tensors, and sizes that tensors have."""
 
 TENSORS: Mapping[str, str] = {
-    "model.embed_tokens": "token_embd", "transformer.wte": "token_embd", "transformer.word_embeddings": "token_embd",
-    "gpt_neox.embed_in": "token_embd", "backbone.embeddings": "token_embd", "model.embeddings": "token_embd",
-    "transformer.wpe": "position_embd", "lm_head": "output", "model.norm": "output_norm",
-    "model.final_layernorm": "output_norm", "transformer.ln_f": "output_norm",
-    "gpt_neox.final_layer_norm": "output_norm",
-    "backbone.norm_f": "output_norm", "model.norm_f": "output_norm",
-    # attention
-    "input_layernorm": "attn_norm", "ln_1": "attn_norm", "norm": "attn_norm",
-    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output", "self_attn.dense": "attn_output", "self_attn.out_proj": "attn_output",
-    "self_attn.qkv_proj": "attn_qkv", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
-    "self_attn.q_layernorm": "attn_q_norm", "self_attn.k_layernorm": "attn_k_norm",
-    "self_attn.sinks": "attn_sinks.weight",
-    "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output", "self_attention.query_key_value": "attn_qkv",
-    "self_attention.dense": "attn_output", "attention.query_key_value": "attn_qkv", "attention.dense": "attn_output",
-    "self_attn.q_a_proj": "attn_q_a", "self_attn.q_a_layernorm": "attn_q_a_norm", "self_attn.q_b_proj": "attn_q_b",
-    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa", "self_attn.kv_a_layernorm": "attn_kv_a_norm",
-    # dense networks
-    "post_attention_layernorm": "ffn_norm", "pre_feedforward_layernorm": "ffn_norm", "ln_2": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down", "mlp.gate_up_proj": "ffn_up", "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down",
-    "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down", "mlp.dense_h_to_4h": "ffn_up", "mlp.dense_4h_to_h": "ffn_down",
-    # experts
-    "mlp.gate": "ffn_gate_inp", "mlp.router": "ffn_gate_inp", "mlp.experts.gate_up_proj": "ffn_gate_up_exps.weight",
-    "mlp.experts.down_proj": "ffn_down_exps.weight", "mlp.experts.gate_up_proj_bias": "ffn_gate_up_exps.bias",
-    "mlp.experts.down_proj_bias": "ffn_down_exps.bias", "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_expert.up_proj": "ffn_up_shexp", "mlp.shared_expert.down_proj": "ffn_down_shexp",
-    "mlp.shared_expert_gate": "ffn_gate_inp_shexp", "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
-    "mlp.shared_experts.up_proj": "ffn_up_shexp", "mlp.shared_experts.down_proj": "ffn_down_shexp",
-    "mlp.e_score_correction_bias": "exp_probs_b.bias", "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
-    # recurrent layers
-    "linear_attn.dt_bias": "ssm_dt.bias", "linear_attn.A_log": "ssm_a", "linear_attn.conv1d": "ssm_conv1d",
-    "linear_attn.norm": "ssm_norm", "linear_attn.out_proj": "ssm_out", "linear_attn.in_proj_qkv": "attn_qkv",
-    "linear_attn.in_proj_z": "attn_gate", "linear_attn.in_proj_b": "ssm_beta", "linear_attn.in_proj_a": "ssm_alpha",
-    **{
-        f"{place}.{ours}": theirs
-        for place in ("mixer", "mamba")
-        for ours, theirs in {
-            "dt_bias": "ssm_dt.bias", "A_log": "ssm_a", "D": "ssm_d", "conv1d": "ssm_conv1d", "in_proj": "ssm_in",
-            "norm": "ssm_norm", "out_proj": "ssm_out",
-        }.items()
-    },
+    "linear_attn.dt": "ssm_dt", "mixer.dt": "ssm_dt", "mamba.dt": "ssm_dt",
+    "mlp.experts.gate_up_proj": "ffn_gate_up_exps", "mlp.e_score_correction": "exp_probs_b",
 }  # fmt: skip
-"""A module of transformers, in a layer or the model -> its tensors; a weight's own name -> its tensor, with suffix."""
+"""A module of transformers, in a layer or the model, or a weight of its own -> its tensor, where `gguf` has no name."""
 
 TIED = {"output": "token_embd"}
 """Tensors that a file may leave out -> the tensor that is used for both then."""
@@ -155,10 +119,12 @@ class Architecture:
 
     Attributes:
         family: transformers' `model_type`.
+        other: another one that some of the files are of, and which: those for whose keys this is true.
+        complete: sets the fields, in place, that follow from several keys or from shapes of tensors.
         keys: further keys and their fields, or other ones than in `KEYS`. No field: the key says nothing new, or is
             read in `families.py`. A number: the only value that the family's code in transformers has.
         fixed: fields that have one value in all such files, as llama.cpp's code has it, with values of absent keys.
-        tensors: further modules and their tensors, or other ones than in `TENSORS`.
+        tensors: further modules and their tensors, or other ones than in `TENSORS` and `gguf`.
         changes: how tensors are rearranged: a tensor's name, with or without suffix -> a name in `rearranged.CHANGES`.
         sliding: every so many layers one attends to all tokens, and the others to a window, where the file has one and
             no pattern; 0 if the file says it, or windows are not used.
@@ -166,12 +132,18 @@ class Architecture:
     """
 
     family: str
+    other: tuple[str, Callable[[Keys], bool]] | None = None
+    complete: Callable[[families.Fields, Keys, families.Shapes], None] | None = None
     keys: Mapping[str, tuple[str, ...] | float] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     tensors: Mapping[str, str] = field(default_factory=dict)
     changes: Mapping[str, str] = field(default_factory=dict)
     sliding: int = 0
     window_base: float | None = None
+
+    def family_of(self, keys: Keys) -> str:
+        """Return transformers' `model_type` of the file with these keys."""
+        return self.other[0] if self.other is not None and self.other[1](keys) else self.family
 
 
 _INTERLEAVED = {"attn_q": "halves", "attn_k": "halves"}  # rotary pairs lie beside each other there
@@ -191,16 +163,13 @@ _WITH_POSITIONS: Mapping[str, tuple[str, ...] | float] = {"rope.scaling.finetune
 _GRANITE = {"residual_multiplier": 1.0, "embedding_multiplier": 1.0, "logits_scaling": 1.0}
 SIGMOID = 2
 """The value of expert_gating_func for experts that are chosen by the sigmoid of their scores."""
-_AROUND = {"post_attention_layernorm": "post_attention_norm"}  # a norm after attention and one before the network
-_EACH_LAYER = {"model.embed_tokens_per_layer": "per_layer_token_embd", "per_layer_input_gate": "inp_gate",
-               "model.per_layer_model_projection": "per_layer_model_proj", "per_layer_projection": "proj",
-               "model.per_layer_projection_norm": "per_layer_proj_norm",
-               "post_per_layer_input_norm": "post_norm"}  # fmt: skip  # embeddings for each layer
-_MOE = {"block_sparse_moe.router": "ffn_gate_inp", "block_sparse_moe.experts.gate_up_proj": "ffn_gate_up_exps.weight",
-        "block_sparse_moe.experts.down_proj": "ffn_down_exps.weight",
+_MOE = {"block_sparse_moe.router": "ffn_gate_inp", "block_sparse_moe.experts.gate_up_proj": "ffn_gate_up_exps",
+        "block_sparse_moe.experts.down_proj": "ffn_down_exps",
         "shared_mlp.input_linear": "ffn_gate_up_shexp|ffn_gate_up",
         "shared_mlp.output_linear": "ffn_down_shexp|ffn_down"}  # fmt: skip
 _GEMMA_BASE = 10000.0
+_GEMMA2_27B, _GEMMA3_27B = 46, 62
+"""Numbers of layers by which llama.cpp knows the models whose attention is scaled by the model's width."""
 _SSM = {"ssm_a": "log_of_minus", "ssm_d": "vector", "ssm_conv1d": "depthwise", "ssm_norm": "vector"}
 _DELTA = {**_NORMS_FROM_ONE, "ssm_a": "delta_decays", "ssm_dt": "delta_vector", "ssm_conv1d": "delta_convolution",
           "attn_qkv": "delta_rows", "attn_gate": "delta_rows", "ssm_alpha": "delta_vector", "ssm_beta": "delta_vector",
@@ -211,17 +180,14 @@ _SSM_KEYS: Mapping[str, tuple[str, ...] | float] = {"ssm.inner_size": ()}
 _DELTA_KEYS: Mapping[str, tuple[str, ...] | float] = dict.fromkeys(
     ("ssm.inner_size", "rope.dimension_sections", "attention.recurrent_layers", "full_attention_interval"), ()
 )
-_CONVOLUTIONS = {"conv.conv": "shortconv.conv", "conv.in_proj": "shortconv.in_proj",
-                 "conv.out_proj": "shortconv.out_proj", "operator_norm": "attn_norm", "ffn_norm": "ffn_norm",
-                 "feed_forward.w1": "ffn_gate", "feed_forward.w2": "ffn_down", "feed_forward.w3": "ffn_up",
-                 "feed_forward.gate": "ffn_gate_inp", "feed_forward.expert_bias": "exp_probs_b.bias",
-                 "feed_forward.experts.gate_up_proj": "ffn_gate_up_exps.weight",
-                 "feed_forward.experts.down_proj": "ffn_down_exps.weight",
-                 "model.embedding_norm": "token_embd_norm"}  # fmt: skip
-
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "llama": Architecture("llama", changes=_INTERLEAVED),
-    "mistral3": Architecture("ministral3", changes=_INTERLEAVED),
+    "llama": Architecture(
+        "llama", other=("mixtral", lambda keys: bool(keys.get("expert_count"))), changes=_INTERLEAVED
+    ),
+    "mistral3": Architecture(
+        "ministral3", other=("mistral", lambda keys: keys.get("attention.temperature_scale") is None),
+        complete=families.ministral, changes=_INTERLEAVED,
+    ),
     "qwen2": Architecture("qwen2"),
     "qwen2moe": Architecture("qwen2_moe", fixed={"norm_topk_prob": False}),
     "qwen2vl": Architecture("qwen2", keys=_IMAGE_KEYS),
@@ -231,38 +197,26 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen3vlmoe": Architecture("qwen3_moe", keys=_IMAGE_KEYS, fixed={"norm_topk_prob": True}),
     "gemma": Architecture("gemma", changes=_NORMS_FROM_ONE),
     "gemma2": Architecture(
-        "gemma2", fixed={"sliding_window": 4096}, tensors=_AROUND, changes=_NORMS_FROM_ONE, sliding=2
+        "gemma2", complete=partial(families.query_scale, _GEMMA2_27B), fixed={"sliding_window": 4096},
+        changes=_NORMS_FROM_ONE, sliding=2,
     ),
     "gemma3": Architecture(
-        "gemma3_text", tensors=_AROUND, changes=_NORMS_FROM_ONE, sliding=6,
+        "gemma3_text", complete=partial(families.query_scale, _GEMMA3_27B), changes=_NORMS_FROM_ONE, sliding=6,
         window_base=_GEMMA_BASE,
     ),
     "gemma3n": Architecture(
         "gemma3n_text",
         keys={"activation_sparsity_scale": ()},
+        complete=families.gemma3n,
         fixed={"final_logit_softcapping": 30.0},
-        tensors={
-            **_AROUND, **_EACH_LAYER,
-            "model.altup_projections": "altup_proj", "model.altup_unembed_projections": "altup_unembd_proj",
-            "altup.correct_output_scale": "altup_correct_scale.weight", "altup.correction_coefs": "altup_correct_coef",
-            "altup.prediction_coefs": "altup_predict_coef", "altup.modality_router": "altup_router",
-            "altup.router_norm": "altup_router_norm", "laurel.linear_left": "laurel_l",
-            "laurel.linear_right": "laurel_r", "laurel.post_laurel_norm": "laurel_post_norm",
-        },
         sliding=5,
         window_base=_GEMMA_BASE,
     ),
     "gemma4": Architecture(
         "gemma4_text",
+        complete=families.gemma4,
         fixed={"final_logit_softcapping": 30.0},
-        tensors={
-            **_AROUND, **_EACH_LAYER,
-            "layer_scalar": "layer_output_scale.weight", "router.proj": "ffn_gate_inp",
-            "router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale",
-            "experts.gate_up_proj": "ffn_gate_up_exps.weight", "experts.down_proj": "ffn_down_exps.weight",
-            "pre_feedforward_layernorm_2": "pre_ffw_norm_2", "post_feedforward_layernorm_1": "post_ffw_norm_1",
-            "post_feedforward_layernorm_2": "post_ffw_norm_2",
-        },
+        tensors={"router": "ffn_gate_inp", "router.per_expert_scale": "ffn_down_exps.scale"},
         window_base=_GEMMA_BASE,
     ),
     "phi2": Architecture("phi"),
@@ -270,7 +224,6 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gpt-oss": Architecture(
         "gpt_oss",
         keys={"expert_feed_forward_length": ("intermediate_size",), "feed_forward_length": ()},
-        tensors={"post_attention_layernorm": "post_attention_norm"},
         changes={"ffn_gate_up_exps": "experts_by_turns", "ffn_down_exps": "experts_across"},
         sliding=2,
     ),
@@ -280,10 +233,13 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         "granitemoe", keys=_WITH_POSITIONS, fixed=_GRANITE, tensors=_MOE, changes=_INTERLEAVED
     ),
     "granitehybrid": Architecture(
-        "granitemoehybrid", keys=_SSM_KEYS, fixed=_GRANITE, tensors=_MOE, changes={**_INTERLEAVED, **_SSM}
+        "granitemoehybrid", complete=families.granite_hybrid, keys=_SSM_KEYS, fixed=_GRANITE, tensors=_MOE,
+        changes={**_INTERLEAVED, **_SSM},
     ),
     "olmo": Architecture("olmo", keys={"attention.layer_norm_epsilon": 1e-5}, changes=_INTERLEAVED),
-    "olmo2": Architecture("olmo2", tensors=_AROUND, sliding=4),
+    "olmo2": Architecture(
+        "olmo2", other=("olmo3", lambda keys: bool(keys.get("attention.sliding_window"))), sliding=4
+    ),
     "olmoe": Architecture("olmoe", fixed={"norm_topk_prob": False}),
     "command-r": Architecture("cohere", fixed={"logit_scale": 1.0}),
     "cohere2": Architecture("cohere2", sliding=4),
@@ -295,7 +251,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         "gpt2", changes=dict.fromkeys(("attn_qkv", "attn_output", "ffn_up", "ffn_down"), "transposed")
     ),
     "falcon": Architecture(
-        "falcon", tensors={"ln_attn": "attn_norm_2", "ln_mlp": "attn_norm"}, changes={"attn_qkv": "by_groups"}
+        "falcon", complete=families.falcon, changes={"attn_qkv": "by_groups"}
     ),
     "gptneox": Architecture("gpt_neox", changes={"attn_qkv": "by_heads"}),
     "bloom": Architecture(
@@ -308,52 +264,52 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "minimax-m2": Architecture(
         "minimax_m2", keys={"expert_feed_forward_length": ("intermediate_size",), "expert_gating_func": SIGMOID}
     ),
-    "exaone4": Architecture("exaone4", tensors=_AROUND, sliding=4),
-    "glm4": Architecture(
-        "glm4", tensors={"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"}
-    ),
+    "exaone4": Architecture("exaone4", sliding=4),
+    "glm4": Architecture("glm4"),
     "glm4moe": Architecture(
-        "glm4_moe", fixed={"norm_topk_prob": False}, tensors=_AROUND, keys={"expert_gating_func": SIGMOID}
+        "glm4_moe", fixed={"norm_topk_prob": False}, keys={"expert_gating_func": SIGMOID}
     ),
-    "seed_oss": Architecture("seed_oss", tensors=_AROUND),
+    "seed_oss": Architecture("seed_oss"),
     "arcee": Architecture("arcee", changes=_INTERLEAVED),
     "ernie4_5": Architecture("ernie4_5"),
     "deepseek2": Architecture(
         "deepseek_v3",
+        other=("deepseek_v2", lambda keys: keys.get("expert_gating_func") != SIGMOID),
+        complete=families.deepseek,
         keys=dict.fromkeys(
             ("attention.key_length", "attention.value_length", "attention.key_length_mla", "attention.value_length_mla",
              "attention.head_count_kv", "expert_gating_func"), (),
         ),
         fixed={"norm_topk_prob": False, "routed_scaling_factor": 1.0},
-        tensors={"self_attn.kv_b_proj": "attn_kv_b"},
     ),
-    "lfm2": Architecture("lfm2", fixed={"block_auto_adjust_ff_dim": False}, tensors=_CONVOLUTIONS,
-                         changes={"shortconv.conv": "depthwise"}),
-    "lfm2moe": Architecture("lfm2_moe", keys={"expert_gating_func": SIGMOID}, tensors=_CONVOLUTIONS,
-                            changes={"shortconv.conv": "depthwise"}),
-    "qwen35": Architecture("qwen3_5_text", tensors=_AROUND, keys=_DELTA_KEYS, changes=_DELTA),
+    "lfm2": Architecture(
+        "lfm2", complete=families.convolutions, fixed={"block_auto_adjust_ff_dim": False},
+        changes={"shortconv.conv": "depthwise"},
+    ),
+    "lfm2moe": Architecture(
+        "lfm2_moe", complete=families.convolutions, keys={"expert_gating_func": SIGMOID},
+        tensors={"feed_forward.experts.gate_up_proj": "ffn_gate_up_exps"},
+        changes={"shortconv.conv": "depthwise"},
+    ),
+    "qwen35": Architecture("qwen3_5_text", complete=families.delta, keys=_DELTA_KEYS, changes=_DELTA),
     "qwen35moe": Architecture(
-        "qwen3_5_moe_text", tensors=_AROUND, keys={**_DELTA_KEYS, "feed_forward_length": ()}, changes=_DELTA
+        "qwen3_5_moe_text", complete=families.delta, keys={**_DELTA_KEYS, "feed_forward_length": ()}, changes=_DELTA
     ),
     "qwen3next": Architecture(
         "qwen3_next",
+        complete=families.delta,
         keys=_DELTA_KEYS,
         fixed={"norm_topk_prob": True},
-        tensors={**_AROUND, "linear_attn.in_proj_qkvz": "ssm_qkvz", "linear_attn.in_proj_ba": "ssm_ba"},
+        tensors={"linear_attn.in_proj_qkvz": "ssm_qkvz"},
         changes={**_NORMS_FROM_ONE, "ssm_a": "log_of_minus", "ssm_conv1d": "depthwise", "ssm_qkvz": "by_key_heads"},
     ),
     "mamba2": Architecture(
         "mamba2",
+        complete=families.mamba,
         keys={**_SSM_KEYS, "attention.head_count": (), "feed_forward_length": (), "context_length": ()},
         changes=_SSM,
     ),
     "nemotron_h": Architecture(
-        "nemotron_h",
-        keys=_SSM_KEYS,
-        tensors={f"mixer.{ours}": theirs for ours, theirs in {
-            "q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output", "up_proj": "ffn_up",
-            "down_proj": "ffn_down",
-        }.items()},
-        changes=_SSM,
+        "nemotron_h", complete=families.nemotron_h, keys=_SSM_KEYS, tensors={"mixer.out_proj": "ssm_out"}, changes=_SSM
     ),
 }  # fmt: skip

@@ -9,7 +9,6 @@ from typing import Any
 
 from foredraft.errors import UnsupportedModelError, told
 from foredraft.model.gguf.architectures import ARCHITECTURES, FLAGS, KEYS, NEUTRAL, UNUSED, Architecture
-from foredraft.model.gguf.families import SPECIAL, family_of
 from foredraft.model.gguf.metadata import Keys, Metadata
 from foredraft.model.gguf.rotary import ReadTensor, rotary_parameters
 
@@ -25,7 +24,7 @@ def configuration(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], rea
     from transformers import CONFIG_MAPPING  # slow to import
 
     row, keys = row_of(metadata.architecture), Keys(metadata)
-    family = family_of(row.family, keys)
+    family = row.family_of(keys)
     if family not in CONFIG_MAPPING:
         raise UnsupportedModelError(
             f"This GGUF file is a {metadata.architecture} model, for which this transformers has no {family}; update "
@@ -33,8 +32,8 @@ def configuration(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], rea
         )
     try:
         fields = _fields(row, keys, CONFIG_MAPPING[family](), shapes, read)
-        if special := SPECIAL.get(family):
-            special(fields, keys, shapes)
+        if row.complete is not None:
+            row.complete(fields, keys, shapes)
     except (KeyError, TypeError, ValueError, IndexError, ArithmeticError) as error:  # of a key that is missing or odd
         raise UnsupportedModelError(
             f"The keys of this {metadata.architecture} file do not fit together ({told(error)}); download it again. "

@@ -4,37 +4,20 @@ One short function a family, over fields that the tables have filled. Knows no w
 """
 
 import math
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from statistics import NormalDist
 from typing import Any
 
-from foredraft.model.gguf.architectures import SIGMOID
 from foredraft.model.gguf.metadata import Keys
 
 Shapes = Mapping[str, tuple[int, ...]]
 Fields = dict[str, Any]
 
-_GEMMA2_27B, _GEMMA3_27B = 46, 62
-"""Numbers of layers by which llama.cpp knows the models whose attention is scaled by the model's width."""
 _DIGITS = 6
 """Digits behind the point that numbers of 32 bits keep after arithmetic."""
 
 
-def family_of(family: str, keys: Keys) -> str:
-    """Return transformers' `model_type` where files of one architecture are of several; else the table's."""
-    if family == "llama" and keys.get("expert_count"):
-        return "mixtral"
-    if family == "ministral3" and keys.get("attention.temperature_scale") is None:
-        return "mistral"
-    if family == "olmo2" and keys.get("attention.sliding_window"):
-        return "olmo3"
-    if family == "deepseek_v3" and keys.get("expert_gating_func") != SIGMOID:
-        return "deepseek_v2"
-    return family
-
-
-def _query_scale(wide: int, fields: Fields, _keys: Keys, _shapes: Shapes) -> None:
+def query_scale(wide: int, fields: Fields, _keys: Keys, _shapes: Shapes) -> None:
     """Set the number whose root divides scores: a head's width; the model's over its heads if it has `wide` layers."""
     is_wide = fields["num_hidden_layers"] == wide
     fields["query_pre_attn_scalar"] = (
@@ -42,11 +25,14 @@ def _query_scale(wide: int, fields: Fields, _keys: Keys, _shapes: Shapes) -> Non
     )
 
 
-def _ministral(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
-    fields["rope_parameters"]["llama_4_scaling_beta"] = keys.get("attention.temperature_scale")
+def ministral(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
+    """Set how queries grow with their positions, which files of Mistral do not say."""
+    if (scale := keys.get("attention.temperature_scale")) is not None:  # a Ministral, not a Mistral
+        fields["rope_parameters"]["llama_4_scaling_beta"] = scale
 
 
-def _gemma3n(fields: Fields, keys: Keys, shapes: Shapes) -> None:
+def gemma3n(fields: Fields, keys: Keys, shapes: Shapes) -> None:
+    """Set the sparsity of each layer, and sizes that tensors have."""
     layers = fields["num_hidden_layers"]
     scales = keys.get("activation_sparsity_scale", [-math.inf] * layers)
     fields |= {
@@ -56,7 +42,8 @@ def _gemma3n(fields: Fields, keys: Keys, shapes: Shapes) -> None:
     }
 
 
-def _gemma4(fields: Fields, keys: Keys, shapes: Shapes) -> None:
+def gemma4(fields: Fields, keys: Keys, shapes: Shapes) -> None:
+    """Set sizes that differ by the kind of layer, and what tensors tell: shared keys, experts."""
     kinds, lengths = fields["layer_types"], fields["intermediate_size"]
     heads = fields["num_key_value_heads"]
     if isinstance(heads, list):
@@ -79,14 +66,16 @@ def _gemma4(fields: Fields, keys: Keys, shapes: Shapes) -> None:
     keys.get("rope.dimension_count_swa")  # all of a head
 
 
-def _falcon(fields: Fields, _keys: Keys, shapes: Shapes) -> None:
+def falcon(fields: Fields, _keys: Keys, shapes: Shapes) -> None:
+    """Set which of Falcon's two kinds of layers the file has."""
     fields |= {
         "new_decoder_architecture": "blk.0.attn_norm_2.weight" in shapes, "parallel_attn": True, "alibi": False,
         "multi_query": fields["num_kv_heads"] == 1,
     }  # fmt: skip
 
 
-def _deepseek(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
+def deepseek(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
+    """Set the parts of heads with latent attention, and the rule that chooses experts."""
     rotated = keys.get("rope.dimension_count")
     key_width = keys.get("attention.key_length_mla", keys.get("attention.key_length"))
     fields |= {
@@ -102,7 +91,8 @@ def _deepseek(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
         rope["mscale_all_dim"] = rope["mscale"] = round(10 * rope["mscale_all_dim"], _DIGITS)
 
 
-def _delta(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
+def delta(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
+    """Set which layers follow the gated delta rule, and the sizes of their values."""
     interval, layers = keys.get("full_attention_interval", 4), range(fields["num_hidden_layers"])
     recurrent = keys.get("attention.recurrent_layers", [(index + 1) % interval != 0 for index in layers])
     fields |= {
@@ -113,19 +103,22 @@ def _delta(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
         fields["rope_parameters"]["mrope_section"] = sections[:3]
 
 
-def _convolutions(fields: Fields, _keys: Keys, _shapes: Shapes) -> None:
+def convolutions(fields: Fields, _keys: Keys, _shapes: Shapes) -> None:
+    """Set which layers are convolutions: those without key heads."""
     heads = fields["num_key_value_heads"]
     fields |= {
         "layer_types": ["full_attention" if count else "conv" for count in heads], "num_key_value_heads": max(heads),
     }  # fmt: skip
 
 
-def _mamba(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
+def mamba(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
+    """Set the sizes of Mamba-2's heads."""
     inner = keys.get("ssm.inner_size")
     fields |= {"head_dim": inner // fields["num_heads"], "expand": inner // fields["hidden_size"]}
 
 
-def _granite_hybrid(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
+def granite_hybrid(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
+    """Set which layers are Mamba-2's, those without key heads, their sizes, and whether positions are rotary."""
     heads, inner = fields["num_key_value_heads"], keys.get("ssm.inner_size")
     fields |= {
         "layer_types": ["attention" if count else "mamba" for count in heads], "num_key_value_heads": max(heads),
@@ -136,20 +129,11 @@ def _granite_hybrid(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
     }  # fmt: skip
 
 
-def _nemotron_h(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
+def nemotron_h(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
+    """Set the kind of each layer: with key heads, with a network, or neither; and the sizes of the last kind."""
     heads, lengths, inner = fields["num_key_value_heads"], fields["intermediate_size"], keys.get("ssm.inner_size")
     kinds = ["attention" if head else "mlp" if length else "mamba" for head, length in zip(heads, lengths, strict=True)]
     fields |= {
         "layers_block_type": kinds, "num_key_value_heads": max(heads), "intermediate_size": max(lengths),
         "mamba_head_dim": inner // fields["mamba_num_heads"], "expand": inner // fields["hidden_size"],
     }  # fmt: skip
-
-
-SPECIAL: Mapping[str, Callable[[Fields, Keys, Shapes], None]] = {
-    "deepseek_v2": _deepseek, "deepseek_v3": _deepseek, "falcon": _falcon, "gemma2": partial(_query_scale, _GEMMA2_27B),
-    "gemma3_text": partial(_query_scale, _GEMMA3_27B), "gemma3n_text": _gemma3n, "gemma4_text": _gemma4,
-    "granitemoehybrid": _granite_hybrid,
-    "lfm2": _convolutions, "lfm2_moe": _convolutions, "mamba2": _mamba, "ministral3": _ministral,
-    "nemotron_h": _nemotron_h, "qwen3_5_moe_text": _delta, "qwen3_5_text": _delta, "qwen3_next": _delta,
-}  # fmt: skip
-"""transformers' `model_type` -> what completes the fields of its configuration, in place."""

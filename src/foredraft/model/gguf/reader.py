@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from foredraft.errors import UnsupportedModelError, UsageError
-from foredraft.model.gguf.configuration import configuration, row_of
+from foredraft.model.gguf.configuration import configuration
 from foredraft.model.gguf.metadata import Metadata, read_header
 from foredraft.model.gguf.tensors import Tensors
 from foredraft.model.gguf.tokenizers import end_ids, write_tokenizer
@@ -83,7 +83,7 @@ def load_gguf(folder: Path, parts: Sequence[Path], dtype: torch.dtype | str, **o
     names = dict(wanted.state_dict())
     if config.tie_word_embeddings:
         names.pop("lm_head.weight", None)
-    state = state_of(row_of(metadata.architecture), tensors, names, config, chosen)
+    state = state_of(metadata.architecture, tensors, names, config, chosen)
     model = type(wanted).from_pretrained(None, config=config, state_dict=state, dtype=chosen, **options)
     model.generation_config = GenerationConfig.from_pretrained(folder)
     model.name_or_path = model.config._name_or_path = str(folder)  # noqa: SLF001  # as `from_pretrained` of a folder sets it

@@ -1,6 +1,7 @@
 """The weights of a GGUF file as those of a transformers model: each weight from its tensors, each tensor used.
 
-Puts tensors together and in order, by the tables of the package. Does not read metadata, and does not build the model.
+Puts tensors together and in order, by the tables of this package and the names that the package `gguf` has. Does not
+read metadata, and does not build the model.
 """
 
 import re
@@ -10,14 +11,15 @@ from typing import Any, NamedTuple
 import torch
 
 from foredraft.errors import UnsupportedModelError, told
-from foredraft.model.gguf.architectures import ABSENT, PARTS, TENSORS, TIED, Architecture
+from foredraft.model.gguf.architectures import ABSENT, PARTS, TENSORS, TIED
+from foredraft.model.gguf.configuration import row_of
 from foredraft.model.gguf.rearranged import CHANGES
 from foredraft.model.gguf.tensors import Tensors
 
 _LAYER = re.compile(r"(?:\w+\.)*?(?:layers|h)\.(\d+)\.(.+)")  # of transformers: a layer's number, and the rest
 _BLOCK = re.compile(r"blk\.(\d+)\.")  # of llama.cpp
 _INDEXED = re.compile(r"(.+)\.(\d+)")
-_SUFFIXES = (".weight", ".bias", ".scale")
+_SUFFIXES = ("", ".weight", ".bias")
 _KEYS_AND_VALUES = ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight")
 _OF_ROTARY = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 
@@ -31,16 +33,17 @@ class _Source(NamedTuple):
 
 
 def state_of(
-    row: Architecture, tensors: Tensors, wanted: Mapping[str, torch.Tensor], config: Any, dtype: torch.dtype
+    architecture: str, tensors: Tensors, wanted: Mapping[str, torch.Tensor], config: Any, dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
     """Return a model's weights from a file: those of `wanted`, by name, which has their shapes.
 
     Raises UnsupportedModelError if the file lacks one, if a shape differs, or if a tensor is left over.
     """
-    state = {}
+    row, state = row_of(architecture), {}
+    table = {**_known_names(architecture), **TENSORS, **row.tensors}
     for name, like in wanted.items():
         try:
-            state[name] = _weight(row, tensors, name, like, config, dtype)
+            state[name] = _weight(table, row.changes, tensors, name, like, config, dtype)
         except (RuntimeError, IndexError) as error:  # of torch: the sizes in the keys do not fit the tensor
             raise UnsupportedModelError(
                 f"The tensors of the weight {name} do not have the sizes that this GGUF file's keys say "
@@ -68,19 +71,38 @@ def _is_idle(tensor: str, config: Any) -> bool:
     return layer >= layers or (takes and tensor.endswith(_KEYS_AND_VALUES))
 
 
+def _known_names(architecture: str) -> dict[str, str]:
+    """Return the tensors of modules, in a layer or the model, that the package `gguf` knows by their published names.
+
+    Raises UnsupportedModelError if this `gguf` is older than the architecture.
+    """
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map  # an optional package
+
+    number = next((number for number, name in MODEL_ARCH_NAMES.items() if name == architecture), None)
+    if number is None:
+        raise UnsupportedModelError(
+            f"This GGUF file is a model of the architecture {architecture!r}, which this version of the package gguf "
+            "does not know; update it: pip install -U gguf."
+        )
+    names = {key: tensor for key, (_, tensor) in get_tensor_name_map(number, 1).mapping.items()}
+    in_layer = {found[2]: tensor for key, tensor in names.items() if (found := _LAYER.fullmatch(key))}
+    return names | {path: _BLOCK.sub("", tensor) for path, tensor in in_layer.items()}
+
+
 def _weight(
-    row: Architecture, tensors: Tensors, name: str, like: torch.Tensor, config: Any, dtype: torch.dtype
-) -> torch.Tensor:
-    """Return one weight of the shape of `like`."""
+    table: Mapping[str, str], changes: Mapping[str, str], tensors: Tensors, name: str, like: torch.Tensor, config: Any,
+    dtype: torch.dtype,
+) -> torch.Tensor:  # fmt: skip
+    """Return one weight of the shape of `like`, by a table of modules' tensors and one of their changes."""
     found = _LAYER.fullmatch(name)
     prefix, path = (f"blk.{found[1]}.", found[2]) if found else ("", name)
-    for source in _sources(row, path):
+    for source in _sources(table, path):
         values = _joined(tensors, prefix, source.base, source.suffix, len(like), dtype)
         if values is None and source.base in TIED:
             values = _joined(tensors, prefix, TIED[source.base], source.suffix, len(like), dtype)
         if values is None:
             continue
-        change = row.changes.get(source.base + source.suffix) or row.changes.get(source.base)
+        change = changes.get(source.base + source.suffix) or changes.get(source.base)
         values = CHANGES[change](values, config) if change else values
         values = values if source.number is None else values[source.number]
         break
@@ -105,17 +127,17 @@ def _absent(name: str, like: torch.Tensor) -> torch.Tensor:
     return torch.full(like.shape, value)
 
 
-def _sources(row: Architecture, path: str) -> Iterator[_Source]:
+def _sources(table: Mapping[str, str], path: str) -> Iterator[_Source]:
     """Yield the tensors that the weight at a module's path may be, in a layer or the model."""
-    table = {**TENSORS, **row.tensors}
     module, _, kind = path.rpartition(".")
-    for place, suffix in ((path, ""), (module, f".{kind}")):
+    biased = path.removesuffix("_bias") if path.endswith("_bias") else ""  # the module's, but a weight of its own
+    for place, suffixes in ((path, _SUFFIXES), (module, (f".{kind}",)), (biased, (".bias",))):
         indexed = _INDEXED.fullmatch(place)
         index = int(indexed[2]) if place not in table and indexed else None
-        for name in table.get(place if index is None or indexed is None else indexed[1], "").split("|"):
-            base, dot, own = name.rpartition(".") if name.endswith(_SUFFIXES) else (name, "", "")
-            if name:
-                yield _Source(base, suffix or f"{dot}{own}", index)
+        names = table.get(place if index is None or indexed is None else indexed[1])
+        for name in names.split("|") if names else ():
+            for suffix in suffixes:
+                yield _Source(name, suffix, index)
 
 
 def _joined(
