@@ -36,7 +36,7 @@ def info(
     device: flags.DeviceOption = None,
     cache: Annotated[bool, typer.Option("--cache", help="List the cache folder instead, whatever the model")] = False,
     prune: Annotated[
-        bool, typer.Option("--prune", help="With --cache: remove what no model needs any more, such as unused costs")
+        bool, typer.Option("--prune", help="With --cache: remove what is unfinished or not used any more")
     ] = False,
 ) -> None:
     """Show whether and how a model is supported, and measure the cost of verifying drafts."""
