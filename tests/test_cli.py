@@ -5,7 +5,6 @@ import io
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -21,7 +20,7 @@ import typer
 
 from foredraft import __version__
 from foredraft.bench.prove import Difference, difference_between
-from foredraft.cli import VERBS, app, chat, flags, generate, kernels, main, screen
+from foredraft.cli import VERBS, app, chat, flags, generate, main, screen
 from foredraft.cli.job import prompt_text
 from foredraft.cli.screen import Ink
 from foredraft.cli.serve import name_of
@@ -110,35 +109,6 @@ def test_a_hub_that_cannot_be_reached_is_said_at_once(run, monkeypatch):
 
 def test_the_arguments_that_editors_complete_are_those_that_are_taken():
     assert list(GenerationArguments.__annotations__) == [field.name for field in dataclasses.fields(GenerationOptions)]
-
-
-def test_a_first_load_compiles_beside_itself_and_later_ones_do_not(tmp_path, monkeypatch):
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    started, processes, begin = [], [], subprocess.Popen
-
-    def sleeping(command, **how):
-        started.append(command[1:])
-        seconds = 1 if len(started) > 2 else 60  # the first two are ended
-        processes.append(begin([sys.executable, "-c", f"import time; time.sleep({seconds})"], **how))
-        return processes[-1]
-
-    monkeypatch.setattr(kernels.subprocess, "Popen", sleeping)
-    told = []
-    with pytest.raises(UsageError), kernels.compiled_beside(lambda _share, what: told.append(what)):
-        raise UsageError("There is no such model.")  # no process is left behind
-    assert told == []
-    for _ in range(2):
-        with kernels.compiled_beside(lambda _share, what: told.append(what)):
-            (tmp_path / "a.nbi").touch()
-    assert told == ["compiling (once)"]
-    assert [process.poll() for process in processes] == [-signal.SIGTERM] * 2 + [0] * 2
-    assert started == [["-m", "foredraft.cli.kernels", part] for part in ("drafting", "steps")] * 2
-
-
-@pytest.mark.slow
-def test_what_is_compiled_beside_a_first_load_runs():
-    kernels.compile_drafting()
-    kernels.compile_steps()
 
 
 def test_a_busy_port_is_told_before_the_model_is_loaded(run, tmp_path):

@@ -2,10 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
 
 import draft_graph_loans
+from foredraft.bench.drafts import count_drafts
 from foredraft.cli import main
+from foredraft.contracts import Draft, Verdict
 from support.toys import TOY, TOY_DRAFT
 
 
@@ -14,6 +17,32 @@ def prompts(tmp_path):
     rows = [{"question": f"Tom has {n} apples and buys {n + 2} more. How many has he?"} for n in (3, 5)]
     (tmp_path / "gsm8k_test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return tmp_path
+
+
+def draft(parents, score, source=None):
+    parents = np.array(parents, np.int32)
+    tokens = np.arange(len(parents), dtype=np.int32)
+    return Draft(tokens, parents, np.array(score, np.float32), source=source)
+
+
+def test_the_counts_of_drafts_add_up_by_hand():
+    chain = draft([-1, 0, 1], [0.9, 0.5, 0.03], np.array([0, 1, 1], np.uint8))
+    verdicts = [
+        Verdict((0, 1, 7), (0, 1), chain, 0),
+        Verdict((7,), (), draft([-1, -1], [0.3, 0.1]), 3),
+        Verdict((8,), (), draft([], []), 4),
+    ]
+    counts = count_drafts(verdicts, ("one", "other"))
+    assert (counts.drafted_by_depth, counts.accepted_by_depth) == ([3, 1, 1], [1, 1, 0])
+    assert (counts.drafted_by_source, counts.accepted_by_source) == ({"one": 3, "other": 2}, {"one": 1, "other": 1})
+    found = {each["low"]: (each["nodes"], each["estimate"], each["accepted"]) for each in counts.reliability}
+    assert found == {
+        0.0: (1, pytest.approx(0.03), 0.0),
+        0.1: (1, pytest.approx(0.1), 0.0),
+        0.2: (1, pytest.approx(0.3), 0.0),
+        0.4: (1, pytest.approx(0.5), 1.0),
+        0.8: (1, pytest.approx(0.9), 1.0),
+    }
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ import torch
 
 from foredraft.errors import ForedraftWarning, UsageError
 from foredraft.model.compiled.package import kept_forward
-from foredraft.model.cost import measure_cost
 from foredraft.model.head_files import CONFIG_FILE
 from foredraft.model.heads import load_draft_model
 from foredraft.model.loading import load_model, load_tokenizer
@@ -19,7 +18,6 @@ from foredraft.model.target import TorchTarget
 from foredraft.model.text_part import text_model, text_tokenizer
 
 _SHOWN = 3  # differing ids in a message (chosen)
-_MEASURED_SECONDS = 0.2  # time to measure a pass of a model (chosen)
 
 
 def pair_draft_model(model: Any, target: TorchTarget, tokenizer: Any) -> TorchTarget:
@@ -82,12 +80,9 @@ def _check_vocabularies(ours: Any, theirs: Any, name: str) -> None:
 def _warn_of_size(draft: TorchTarget, target: TorchTarget) -> None:
     sizes = [sum(parameter.numel() for parameter in each.model.parameters()) for each in (draft, target)]
     if sizes[0] >= sizes[1]:
-        passes = [measure_cost(each, rows=(1,), seconds=_MEASURED_SECONDS).seconds[0] for each in (draft, target)]
-        ratio = passes[0] / passes[1]
         warnings.warn(
             f"The draft model has {sizes[0] / 1e6:,.0f} million parameters and the target {sizes[1] / 1e6:,.0f} "
-            f"million. Its pass takes {ratio:,.1f} times as long as the target's, so drafting will cost more than "
-            "it saves. Swap them, or use a smaller draft model.",
+            "million, so drafting probably costs more than it saves. Swap them, or use a smaller draft model.",
             ForedraftWarning,
             stacklevel=2,
         )

@@ -10,7 +10,7 @@ from typing import Any
 
 from foredraft.api import Generator
 from foredraft.bench.cell import Cell, Environment
-from foredraft.bench.method import BASE, PEER, parse_method
+from foredraft.bench.method import BASE, parse_method
 from foredraft.bench.runner import Run
 from foredraft.bench.summary import ALL, LEAST_PAIRS, Ratio, Summary, overall, summarize_cells
 from foredraft.bench.tasks import TaskPrompt, interleaved
@@ -97,11 +97,8 @@ def _reasons(best: Summary, curve: CostCurve, helps: bool) -> list[str]:
 
 
 def advise(summaries: Sequence[Summary], environment: Environment) -> list[str]:
-    """Return sentences that interpret the summaries of one setting, with all tasks and methods."""
-    totals = overall(summaries)
+    """Return sentences that interpret the summaries of one setting, with all tasks and one or more methods."""
     ranked, without_loops = _ranked(summaries)
-    if not ranked:
-        return ["These cells have no method of foredraft to recommend."]
     (best, figure), *others = ranked
     where = f"{environment['model']['name']} in {environment['model']['dtype']}"
     if figure.low > 1:
@@ -122,8 +119,8 @@ def advise(summaries: Sequence[Summary], environment: Environment) -> list[str]:
             if without_loops
             else f"{loops}the other texts are too few to be used alone, so read these figures as an upper bound."
         )
-    sentences += [*_controls(totals), _identity([each for each, _ in ranked], environment)]
-    if (stalled := max(each.stalled for each in totals)) >= _MUCH_STALLED:
+    sentences.append(_identity([each for each, _ in ranked], environment))
+    if (stalled := max(each.stalled for each, _ in ranked)) >= _MUCH_STALLED:
         sentences.append(
             f"Other load delayed passes for up to {stalled:.1%} of the time, which the figures exclude. Do not trust "
             "small differences."
@@ -132,21 +129,17 @@ def advise(summaries: Sequence[Summary], environment: Environment) -> list[str]:
 
 
 def _ranked(summaries: Sequence[Summary]) -> tuple[list[tuple[Summary, Ratio]], bool]:
-    """Return foredraft's methods with the speed-up that counts, fastest first, and whether it is without loops."""
-    own = [each for each in overall(summaries) if each.texts and not _is_baseline(each)]
+    """Return the methods with the speed-up that counts, fastest first, and whether it is without loops."""
+    own = [each for each in overall(summaries) if each.texts]
     without_loops = min((each.texts_without_loops for each in own), default=0) >= _ENOUGH_TEXTS
     pairs = [(each, each.speed_up_without_loops if without_loops else each.speed_up) for each in own]
     return sorted(pairs, key=lambda pair: pair[1].value, reverse=True), without_loops
 
 
-def _is_baseline(summary: Summary) -> bool:
-    return summary.method == BASE or summary.method.partition(":")[0] == PEER
-
-
 def _exceptions(summaries: Sequence[Summary], best: Summary) -> list[str]:
     """Name the tasks on which another method is faster, or the best one gains nothing."""
     sentences = []
-    tasks = [each for each in summaries if each.task != ALL and not _is_baseline(each) and each.texts >= LEAST_PAIRS]
+    tasks = [each for each in summaries if each.task != ALL and each.texts >= LEAST_PAIRS]
     for usual in (each for each in tasks if each.method == best.method):
         task, own = usual.task, usual.speed_up
         top = max((each for each in tasks if each.task == task), key=lambda each: each.speed_up.value)
@@ -156,18 +149,6 @@ def _exceptions(summaries: Sequence[Summary], best: Summary) -> list[str]:
             sentences.append(f"For {task}, it is slower than plain decoding: {own}.")
         elif own.low <= 1:
             sentences.append(f"For {task}, its gain is not significant: {own}.")
-    return sentences
-
-
-def _controls(totals: Sequence[Summary]) -> list[str]:
-    sentences = []
-    for each in totals:
-        if each.method == BASE:
-            sound = each.speed_up.low <= 1 <= each.speed_up.high
-            verdict = "contains 1, as it should" if sound else "does not contain 1, as it should"
-            sentences.append(f"Plain decoding against itself gives {each.speed_up}, which {verdict}.")
-        elif _is_baseline(each) and each.texts:
-            sentences.append(f"{each.method}, with prefill, has {each.speed_up} of the speed of our plain decoding.")
     return sentences
 
 

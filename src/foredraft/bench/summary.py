@@ -1,24 +1,19 @@
-"""Figures: of cells, for each setting, task and method, with confidence intervals; of one text's drafts; and as tables.
+"""Figures of cells, for each setting, task and method, with confidence intervals; and as tables.
 
 Figures are computed from the cells and not stored. Does not depend on how cells are measured.
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from foredraft.api import Generator, Prompt
 from foredraft.bench.cell import Cell
-from foredraft.bench.drafts import DraftCounts, add_counts, count_drafts
-from foredraft.contracts import CostCurve, StepRecord, Verdict
+from foredraft.bench.drafts import DraftCounts, add_counts
 from foredraft.engine.statistics import Statistics, add_up
-from foredraft.generation import Generation
-from foredraft.graph.tree import F64, I64, depths
-from foredraft.testing.recording import Recorder
+from foredraft.graph.tree import F64, I64
 
 ALL = "all"  # task name of the row over all tasks
 PARTS = ("draft", "forward", "verify", "commit", "other")
@@ -212,66 +207,6 @@ def _summary(settings: str, task: str, method: str, group: Sequence[Cell]) -> Su
     )
 
 
-# --- of one text
-
-
-def account_for(generator: Generator, prompt: Prompt, options: Mapping[str, Any]) -> tuple[Generation, dict[str, Any]]:
-    """Generate a text and return it with its account; raises the errors of `Generator.generate`."""
-    drafter = generator.drafter
-    generator.drafter = recorded = Recorder(drafter)
-    try:
-        generation = generator.generate(prompt, **options)
-    finally:
-        generator.drafter = drafter
-    return generation, account_of(generation, recorded.verdicts, recorded.source_names, generator.cost)
-
-
-def account_of(
-    generation: Generation, verdicts: Sequence[Verdict], names: Sequence[str], curve: CostCurve
-) -> dict[str, Any]:
-    """Return a text's draft statistics by name, given its verdicts, the drafter's source names, and the cost of passes.
-
-    `expected` and `measured` are means by name, None if unknown: `tokens` per step with a draft, expected by the
-    drafter's estimates; `plain_milliseconds` and `drafted_milliseconds` per pass without and with a draft, expected by
-    the cost curve; and, measured only, `overhead_milliseconds`: the time outside the pass per step with a draft.
-    """
-
-    def forward(step: StepRecord) -> float:
-        return step.nanoseconds["forward"] / 1e6
-
-    counts = count_drafts(verdicts, names)
-    found, kept = Counter(counts.drafted_by_source), Counter(counts.accepted_by_source)
-    drafted = [step for step in generation.steps if step.drafted]
-    plain = [step for step in generation.steps if not step.drafted]
-    milliseconds = 1e3 * curve.table(max((step.drafted for step in drafted), default=0) + 1)
-    expected = {
-        "tokens": mean(
-            1.0 + min(float(draft.score.sum()), float(depths(draft.parents).max()))  # at most the draft's depth
-            for draft in (verdict.draft for verdict in verdicts)
-            if len(draft) and draft.score is not None
-        ),
-        "plain_milliseconds": float(milliseconds[1]),
-        "drafted_milliseconds": mean(milliseconds[step.drafted + 1] for step in drafted),
-    }
-    measured = {
-        "tokens": mean(len(step.emitted) for step in drafted),
-        "plain_milliseconds": mean(forward(step) for step in plain),
-        "drafted_milliseconds": mean(forward(step) for step in drafted),
-        "overhead_milliseconds": mean(sum(step.nanoseconds.values()) / 1e6 - forward(step) for step in drafted),
-    }
-    return {
-        "plain_steps": len(plain),
-        "sources": [
-            {"name": name, "drafted": found[name], "accepted": kept[name], "wasted": found[name] - kept[name]}
-            for name in names
-        ],
-        "reliability": counts.reliability,
-        "statistics": generation.statistics.as_dict(),
-        "expected": finite(expected),
-        "measured": finite(measured),
-    }
-
-
 # --- tables
 
 
@@ -289,21 +224,16 @@ def shown(each: Summary) -> dict[str, str]:
     return {
         "method": each.method,
         "task": each.task,
-        "texts": f"{each.texts} ({each.failed} failed)" if each.failed else str(each.texts),
         "speed-up [95%]": str(each.speed_up),
         "without loops [95%]": f"{each.speed_up_without_loops} ({each.texts_without_loops})",
-        "mean over texts [95%]": str(each.speed_up_macro),
         "tokens / step": f"{counts.tokens_per_target_step:.2f}",
-        "its mean over texts": f"{each.tokens_per_target_step_macro:.2f}",
         "nodes / step": f"{each.nodes_per_step:.1f}" if drafts else "-",
         "accepted / drafted": f"{counts.draft_acceptance_rate:.2f}" if drafts else "-",
         "accepted / emitted": f"{counts.drafted_share:.2f}" if drafts else "-",
         "HM": f"{counts.harmonic_mean:.2f}" if drafts else "-",
-        "acceptance length": f"{counts.mean_acceptance_length:.2f}" if drafts else "-",
         "reached depth 1, 2, ...": " ".join(f"{share:.2f}" for share in each.reached[:_DEPTHS]) or "-",
         "ms / token: draft + forward + other": " + ".join(f"{part:.2f}" for part in split),
         "ms / token": f"{1e3 * counts.decode_seconds_per_token:.2f}",
-        "prefill, ms": "-" if each.whole_time else f"{1e3 * counts.prefill_seconds / max(each.texts, 1):.0f}",
         "identical": f"{each.identical}/{each.texts}",
         "repeated 8-grams": f"{each.repeated:.2f}",
         "stalled": "-" if each.whole_time else f"{each.stalled:.1%}",

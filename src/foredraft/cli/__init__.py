@@ -31,8 +31,8 @@ _ARGUMENT = re.compile(
 
 VERBS: Mapping[str, Callable[..., None] | typer.Typer] = {
     "generate": generate.generate, "chat": chat.chat, "serve": serve.serve, "demo": demo.demo,
-    "explain": generate.explain, "methods": methods.methods, "info": info.info, "recommend": bench.recommend,
-    "compile": info.compile_model, "table": stores.table, "index": stores.index,
+    "methods": methods.methods, "info": info.info, "recommend": bench.recommend, "compile": info.compile_model,
+    "table": stores.table, "index": stores.index,
     "prove": prove.prove, "bench": bench.app, "train": train.app,
 }  # fmt: skip
 """Subcommands in the order of the help. They import torch and transformers inside functions, so that help is fast."""

@@ -1,4 +1,4 @@
-"""`foredraft generate` and `foredraft explain`: generate a text, compare with plain decoding, or report on its drafts.
+"""`foredraft generate`: generate a text, or compare with plain decoding.
 
 Does not depend on how texts are generated; the figures are defined by `foredraft.engine.statistics`.
 """
@@ -11,7 +11,7 @@ import typer
 
 from foredraft.cli import flags
 from foredraft.cli.flags import generation_flag, in_drafting, in_text
-from foredraft.cli.job import Job, prompt_for, prompt_text, samples, setting
+from foredraft.cli.job import Job, prompt_for, prompt_text, samples
 from foredraft.cli.screen import Ink, say, show_json, show_table, working
 from foredraft.errors import UsageError
 
@@ -20,13 +20,6 @@ if TYPE_CHECKING:
     from foredraft.bench.prove import Difference
     from foredraft.engine.batch import Batch
     from foredraft.generation import Generation
-
-_FIGURES = {
-    "tokens": "tokens per step with a draft",
-    "plain_milliseconds": "ms per pass without a draft",
-    "drafted_milliseconds": "ms per pass with a draft",
-    "overhead_milliseconds": "ms of overhead per step with a draft",
-}
 
 
 def generate(
@@ -217,46 +210,3 @@ def _verdict(difference: "Difference | None", dtype: str, *, exact: bool, compar
     explanation = (tie if difference.near_tie and not exact else bug).format(dtype)
     where = f"first difference at token {difference.position + 1}, {difference.gap:.2g} below the best"
     return f"no ({where}; {explanation})"
-
-
-# --- explain
-
-
-def explain(
-    prompt: flags.PromptArgument = None,
-    file: flags.FileOption = None,
-    *,
-    job: Job,
-    max_new_tokens: flags.TokensOption = 128,
-    temperature: flags.TemperatureOption = 0.0,
-    seed: flags.SeedOption = 0,
-    as_json: flags.JsonOption = False,
-    color: flags.ColorOption = None,
-) -> None:
-    """Generate a text and report its drafts: sources, accepted and wasted, expected against measured cost."""
-    text = prompt_text(prompt, file)
-    config, options = job.config(), setting(temperature, max_new_tokens=max_new_tokens, seed=seed)
-    generator = job.load(config, options)
-    with working("writing"):
-        from foredraft.bench.summary import account_for, reliability_table
-        from foredraft.generation import pieces
-
-        given = prompt_for(generator, text)
-        generation, account = account_for(generator, given, options)
-    if as_json:
-        show_json({"text": generation.text, **account})
-        return
-    ink = Ink(color, generator.drafter.source_names)
-    ink.print(pieces(generation.steps, generator.tokenizer, generator.encode(given).tolist()))
-    ink.legend()
-    counts = generation.statistics
-    typer.echo(
-        f"{counts.emitted} tokens in {counts.steps} steps, {account['plain_steps']} of them without a draft: "
-        f"{counts.tokens_per_target_step:.2f} tokens per step, {1e3 * counts.decode_seconds_per_token:.2f} ms per token"
-    )
-    sources = [tuple(each.values()) for each in account["sources"]]
-    show_table(("source", "drafted", "accepted", "wasted"), sources, "draft sources")
-    show_table(*reliability_table(account["reliability"]), "estimated and actual acceptance")
-    expected, measured = account["expected"], account["measured"]
-    rows = [(said, expected.get(name), measured[name]) for name, said in _FIGURES.items()]
-    show_table(("", "expected|.2f", "measured|.2f"), rows, "tokens and cost of steps")

@@ -7,14 +7,14 @@ on drafters.
 import os
 from collections import Counter
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from foredraft.cli import flags
-from foredraft.cli.kernels import compiled_beside
+from foredraft.cli.cache import show_cache
 from foredraft.cli.screen import show_facts, show_json, show_table, working
 from foredraft.errors import UsageError
 from foredraft.model.gguf.files import SMOLLM2
@@ -34,8 +34,17 @@ def info(
     no_measure: Annotated[bool, typer.Option("--no-measure", help="Read the configuration, load no weights")] = False,
     dtype: flags.DtypeOption = "auto",
     device: flags.DeviceOption = None,
+    cache: Annotated[bool, typer.Option("--cache", help="List the cache folder instead, whatever the model")] = False,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="With --cache: remove what is unfinished or not used any more")
+    ] = False,
 ) -> None:
     """Show whether and how a model is supported, and measure the cost of verifying drafts."""
+    if prune and not cache:
+        raise UsageError("--prune removes files of the cache folder; give --cache with it.")
+    if cache:
+        show_cache(prune=prune, as_json=as_json)
+        return
     with working(f"reading {model}") as tell:
         facts = _described(model)
         if not no_measure:
@@ -147,9 +156,7 @@ def compile_model(
 
         drafting = parse_method(method or BASE)
         parse_options(drafting.method, drafting.options)  # refused before the weights are loaded
-        # who starts a compilation in the background compiles numba's kernels too
-        with nullcontext() if background else compiled_beside(tell):
-            target = TorchTarget(load_model(model, dtype, "cpu"))
+        target = TorchTarget(load_model(model, dtype, "cpu"))
         if threads is not None:
             torch.set_num_threads(threads)
         tokenizer = None if method is None else load_tokenizer(model)

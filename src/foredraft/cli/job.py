@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from foredraft.cli import flags
-from foredraft.cli.kernels import compiled_beside
 from foredraft.cli.screen import working
 from foredraft.errors import UsageError
 from foredraft.model.gguf.files import SMOLLM2
@@ -56,31 +55,33 @@ class Job:
                 raise UsageError(f"{flag} is {value} and --speculative-config says {config[name]}; give one of them.")
         return config
 
-    def load(self, config: Mapping[str, Any], options: Mapping[str, Any]) -> "Generator":
+    def load(self, config: Mapping[str, Any], *settings: Mapping[str, Any]) -> "Generator":
         """Load the model and the drafter, measure the cost of verification if needed, and warm up.
 
-        Generation arguments are checked first; raises what `foredraft.load` raises.
+        The settings are generation arguments: of the text to come, or several, such as of a server's texts. They are
+        checked first; raises what `foredraft.load` raises.
         """
         with working(f"loading {self.model}") as tell:
             from foredraft.api import Generator, load
             from foredraft.request import GenerationOptions
 
-            GenerationOptions.parse(options)
-            with compiled_beside(tell):
-                generator = load(
-                    self.model, method=self.method, speculative_config=config, dtype=self.dtype, device=self.device,
-                    compile=False if self.eager else "auto", progress=tell,
-                )  # fmt: skip
+            for each in settings:
+                GenerationOptions.parse(each)
+            generator = load(
+                self.model, method=self.method, speculative_config=config, dtype=self.dtype, device=self.device,
+                compile=False if self.eager else "auto", progress=tell,
+            )  # fmt: skip
             if generator.amount.needs_cost:
                 tell(0.0, "measuring the cost of verification on this machine (once)")
                 _ = generator.cost
             if not (config.get("share") or config.get("learn") == "shared" or config.get("memory")):
                 # shared state must not learn from the warm-up text
-                tell(0.0, "warming up")
+                tell(0.0, "warming up (on a new installation it takes longer, as kernels are compiled)")
                 # another generator, so that the control does not learn costs that include compilation
                 other = Generator(generator.target, generator.tokenizer, method="none")
                 other.attach(generator.method, generator.drafter, verification=generator.verification)
-                other.generate(_WARM_UP, **{**options, "max_new_tokens": _WARM_UP_TOKENS, "eos_token_id": ()})
+                for each in settings:
+                    other.generate(_WARM_UP, **{**each, "max_new_tokens": _WARM_UP_TOKENS, "eos_token_id": ()})
                 generator.forget()
         return generator
 

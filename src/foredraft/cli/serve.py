@@ -77,7 +77,7 @@ def serve(
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     LOG.setLevel(logging.INFO if access_log else logging.WARNING)
     config, model = job.config(memory=memory), job.model
-    generator = job.load(config, {})
+    generator = job.load(config, {}, {"do_sample": True})  # no request waits for kernels to be compiled
     config.pop("method", None)
     served_name = name or name_of(model)
     service = Service(
