@@ -101,23 +101,24 @@ class EesdDrafter:
 
     def open(self, context: DraftContext) -> RolloutDrafting:
         imitation = Imitation.of(context.settings, context.seed, context.vocabulary, self._model.ids)
-        sampled, predictor, calibrate = imitation.sampling.do_sample, self._predictor, None
-        if predictor is not None and (self._options.calibrated or not sampled):
-            calibrate = partial(_calibrated, predictor, sampled)
-        rollout = Rollout(self._model, context.max_nodes, hidden=calibrate is not None)
+        sampled = imitation.sampling.do_sample
+        predictor = self._predictor if self._options.calibrated or not sampled else None
+        rollout = Rollout(self._model, context.max_nodes, hidden=predictor is not None)
+        calibrate = None if predictor is None else partial(_calibrated, predictor, sampled, rollout)
         return RolloutDrafting(rollout, self._options.rules(), imitation, calibrate)
 
 
 def _calibrated(
-    predictor: AgreementPredictor, sampled: bool, found: Candidates, level: int, hidden: torch.Tensor,
+    predictor: AgreementPredictor, sampled: bool, rollout: Rollout, found: Candidates, level: int,
     states: torch.Tensor | None,
 ) -> Candidates:  # fmt: skip
     """Give the best candidate of each row the predictor's probability, and scale the others to the rest.
 
-    `hidden`, float[R, D], are the head's states of the rows; the target's, float[m, D], end with the row that chose the
-    root.
+    Takes the head's states of the rows from its rollout, which keeps them; the target's, float[m, D], end with the row
+    that chose the root.
     """
-    if states is None:
+    hidden = rollout.hidden
+    if states is None or hidden is None:
         return found
     own, target = found.probabilities[:, 0], states[-1].float().cpu().numpy()
     chance = predictor.chances(target, hidden.float().cpu().numpy(), level, own, sampled=sampled)
