@@ -173,9 +173,9 @@ def verdict(draft, at, tokens, probabilities):
 
 def test_the_targets_distribution_is_learned_at_each_nodes_own_pair():
     """Rows: the root, its children 6 and 8, and 7 as a child of 6."""
-    made = drafter(learn="off", feedback="topk", feedback_top_k=2, share=True)
+    made = drafter(learn="off", feedback="topk", share=True)
     drafting = opened(made)
-    assert made.needs.top_k == 2
+    assert made.needs.top_k == 6
     propose(drafting, [4, 5])
     draft = Draft(np.array([6, 7, 8], np.int32), np.array([-1, 0, -1], np.int32))
     shares = [[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]]
@@ -249,15 +249,11 @@ def test_a_table_of_a_larger_vocabulary_is_refused(table):
         ({"length": -1}, "length is -1; it must be at least 1."),
         ({"candidates": 0}, "candidates is 0; it must be at least 1."),
         ({"window": 0}, "window is 0; it must be at least 1."),
-        ({"feedback_top_k": 0}, "feedback_top_k is 0; it must be at least 1."),
         ({"increment": 0.0}, "increment is 0.0; it must be above 0."),
         ({"max_probability": -1.0}, "max_probability is -1.0; it must be above 0."),
         ({"c1": 0.0}, "c1 is 0.0; it must be above 0."),
         ({"c2": 0.0}, "c2 is 0.0; it must be above 0."),
         ({"c2": math.nan}, "c2 of method 'adaptix' is nan; it must be a number that float64 can hold."),
-        ({"feedback_weight": 0.0}, "feedback_weight is 0.0; it must be above 0."),
-        ({"keep": 0.0}, "keep is 0.0; it must be above 0 and at most 1."),
-        ({"keep": 1.5}, "keep is 1.5; it must be above 0 and at most 1."),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options, sentence):
