@@ -126,7 +126,7 @@ def test_a_predictor_looks_at_both_states_and_the_level():
 
 
 def with_predictor(tmp_path, chance, more=()):
-    """A head of the tiny llama with a predictor of a constant acceptance probability; `more` weights of its estimate."""
+    """A head of the tiny llama with a predictor of a constant probability, and in its file `more` weights."""
     model = target_of("llama").model
     _, head = load_exit_head(with_predictor.heads("llama", 1), model)
     folder = tmp_path / "head"
