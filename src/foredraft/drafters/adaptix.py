@@ -25,11 +25,12 @@ from foredraft.options import check_range
 _KEEP = 0.95  # factor on older weights of a context when it is learned again, by learn="tokens"
 _TOP = 6  # tokens that are learned of a distribution of the target
 _TAUGHT = 2.0  # observations that such a distribution counts as
+_PAPERS = SearchSettings()
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptixOptions:
-    """Options of Adaptix. The paper's settings are ADED, appendix F, and the constants of its code."""
+    """Options of Adaptix. The paper's settings are those of ADED's code."""
 
     table: str = "default"  # path of a tri-gram table; "default" uses the one of the model, if any; "none" starts empty
     # "best_first" expands the most probable paths; "mcts" is the paper's search
@@ -46,15 +47,10 @@ class AdaptixOptions:
     window: int = 16  # last tokens that are learned in every step ("paper")
     increment: float = 0.04  # added to a tri-gram's probability ("paper")
     max_probability: float = 3.0  # upper limit of the probability ("paper")
-    iterations: int = 150  # simulations of MCTS
-    c1: float = 32.0  # exploration base of PUCT, equation 3
-    c2: float = 8.0  # exploration scale of PUCT, equation 3
-    length: int = 4  # tokens of a continuation in MCTS
-    candidates: int = 24  # continuations that MCTS keeps
 
     def __post_init__(self) -> None:
-        check_range(self, "depth", "iterations", "length", "candidates", "window", least=1)
-        check_range(self, "increment", "max_probability", "c1", "c2", above=0)
+        check_range(self, "depth", "window", least=1)
+        check_range(self, "increment", "max_probability", above=0)
 
 
 class AdaptixDrafter:
@@ -124,10 +120,9 @@ class _Drafting:
         model = TrigramModel(self._drafter.table, self._learned, self._trust)
         vocabulary, root = self._context.vocabulary, int(ids[-1])
         if options.search == "mcts":
-            settings = SearchSettings(options.iterations, options.c1, options.c2, options.length, options.candidates)
             generator = np.random.default_rng(self._context.seed + len(ids))
-            draws = generator.random((options.iterations, options.length), np.float32)
-            tokens, parents, scores = mcts(model, before, root, settings, vocabulary, draws)
+            draws = generator.random((_PAPERS.iterations, _PAPERS.length), np.float32)
+            tokens, parents, scores = mcts(model, before, root, _PAPERS, vocabulary, draws)
             return Draft(tokens, parents, scores).take(top_nodes(parents, scores, budget.nodes, budget.depth))
         return Draft(*best_first(model, before, root, budget.nodes, min(budget.depth, options.depth), vocabulary))
 
