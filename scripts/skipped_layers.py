@@ -110,7 +110,7 @@ def _beginnings(data: list[Path], model: str, texts: int, prompt_tokens: int) ->
     from foredraft.corpus.documents import ReadReport, find_inputs, read_documents
     from foredraft.training.sources import in_turns
 
-    words = words_of(model, None)
+    words = words_of(model)
     tokenizer = words.tokenizer()
     # of the files in turn, so that all kinds of text are included
     readers = [read_documents([file], report=ReadReport(), render=words.render()) for file in find_inputs(data)]

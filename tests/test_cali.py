@@ -1,5 +1,7 @@
 """Cali-TS: the posterior of equations 6 and 7, plain counts, and the predictor's use in drafting."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -95,11 +97,9 @@ def test_a_predictor_begins_as_the_heads_own_estimate():
     predictor = AgreementPredictor(8)
     hidden = np.random.default_rng(0).normal(size=(3, 8)).astype(np.float32)
     estimate = np.array([0.1, 0.5, 0.9], np.float32)
-    for sampled in (False, True):
-        found = predictor.chances(hidden[0], hidden, 4, estimate, sampled=sampled)
-        assert np.allclose(found, estimate, atol=1e-5)
+    assert np.allclose(predictor.chances(hidden[0], hidden, 4, estimate), estimate, atol=1e-5)
     sure = np.array([0.0, 1.0, 0.5], np.float32)
-    assert np.isfinite(predictor.chances(hidden[0], hidden, 99, sure, sampled=False)).all()
+    assert np.isfinite(predictor.chances(hidden[0], hidden, 99, sure)).all()
 
 
 def test_a_predictor_looks_at_both_states_and_the_level():
@@ -111,21 +111,22 @@ def test_a_predictor_looks_at_both_states_and_the_level():
     target, draft = noise.normal(size=4).astype(np.float32), noise.normal(size=(1, 4)).astype(np.float32)
     estimate = np.array([0.7], np.float32)
 
-    def chance(target, draft, level, sampled=False):
-        return predictor.chances(target, draft, level, estimate, sampled=sampled)
+    def chance(target, draft, level):
+        return predictor.chances(target, draft, level, estimate)
 
     first = chance(target, draft, 1)
     others = [chance(target, draft, 2), chance(target + 1, draft, 1), chance(target, draft + 1, 1)]
-    assert not any(np.isclose(first, other) for other in [*others, chance(target, draft, 1, sampled=True)])
+    assert not any(np.isclose(first, other) for other in others)
     assert np.isclose(chance(target, draft, POSITIONS), chance(target, draft, POSITIONS + 5))
-    for sampled in (0.0, 1.0):  # what is trained is what drafts
-        given = (torch.from_numpy(target[None]), torch.from_numpy(draft), torch.tensor([3]))
-        logit = predictor(*given, torch.from_numpy(estimate), torch.tensor([sampled]))
-        assert np.isclose(torch.sigmoid(logit).item(), chance(target, draft, 3, sampled=bool(sampled)), atol=1e-5)
+    given = (torch.from_numpy(target[None]), torch.from_numpy(draft), torch.tensor([3]))
+    logit = predictor(*given, torch.from_numpy(estimate))
+    assert np.isclose(torch.sigmoid(logit).item(), chance(target, draft, 3), atol=1e-5), (
+        "what is trained is what drafts"
+    )
 
 
-def with_predictor(tmp_path, chance):
-    """A head of the tiny llama with a predictor of a constant acceptance probability."""
+def with_predictor(tmp_path, chance, more=()):
+    """A head of the tiny llama with a predictor of a constant probability, and in its file `more` weights."""
     model = target_of("llama").model
     _, head = load_exit_head(with_predictor.heads("llama", 1), model)
     folder = tmp_path / "head"
@@ -134,10 +135,17 @@ def with_predictor(tmp_path, chance):
     with torch.no_grad():
         predictor.estimate.weight.zero_()
         predictor.target.bias.fill_(float(np.log(chance / (1 - chance))))
-    save_head(
-        folder / PREDICTOR_FOLDER, card_for(model, "cali", "llama", layers=1, dtype="float32"), predictor.state_dict()
-    )
+    weights = predictor.state_dict()
+    weights["estimate.weight"] = torch.tensor([[*weights["estimate.weight"][0].tolist(), *more]])
+    save_head(folder / PREDICTOR_FOLDER, card_for(model, "cali", "llama", layers=1, dtype="float32"), weights)
     return str(folder)
+
+
+def test_a_predictor_of_an_older_file_is_read_without_its_weights_for_sampled_texts(tmp_path, heads):
+    with_predictor.heads = heads
+    predictor = load_predictor(Path(with_predictor(tmp_path, 0.6, more=(0.5, 0.25))), target_of("llama").model, 1)
+    state = np.ones(32, np.float32)
+    assert np.allclose(predictor.chances(state, state[None], 1, np.array([0.2], np.float32)), 0.6)
 
 
 def watched_drafts(drafter):
@@ -154,11 +162,8 @@ def watched_drafts(drafter):
     return drafts
 
 
-@pytest.mark.parametrize("setting", ["greedy", "T=1"])
 @pytest.mark.parametrize("out_degree", [1, 3])
-def test_drafts_go_by_the_predictor_and_the_text_is_the_same(
-    setting, out_degree, tmp_path, heads
-):  # the fixture imported above
+def test_drafts_go_by_the_predictor_and_the_text_is_the_same(out_degree, tmp_path, heads):  # the fixture imported above
     with_predictor.heads = heads
     options = {
         "head": with_predictor(tmp_path, 0.6),
@@ -166,12 +171,12 @@ def test_drafts_go_by_the_predictor_and_the_text_is_the_same(
         "least_share": 0.0,
         "least_probability": 0.0,
     }
-    if setting != "greedy" or out_degree > 1:
-        options["calibrated"] = True  # by default, only greedy chains go by the predictor
+    if out_degree > 1:
+        options["calibrated"] = True  # by default, only chains go by the predictor
     drafter = make_drafter("eesd", options, Resources(VOCABULARY, target=target_of("llama")))
     drafts = watched_drafts(drafter)
-    text, _ = written(target_of("llama"), "llama", setting, drafter)
-    assert text == plain("llama", setting)
+    text, _ = written(target_of("llama"), "llama", "greedy", drafter)
+    assert text == plain("llama", "greedy")
     best = [draft.score.max() for draft in drafts if len(draft)]
     assert np.allclose(best, 0.6, atol=1e-4)
     if out_degree == 1:
@@ -180,11 +185,12 @@ def test_drafts_go_by_the_predictor_and_the_text_is_the_same(
 
 def test_a_sampled_chain_goes_by_the_heads_own_estimate(tmp_path, heads):  # the fixture imported above
     with_predictor.heads = heads
-    options = {"head": with_predictor(tmp_path, 0.6), "out_degree": 1}
+    options = {"head": with_predictor(tmp_path, 0.6), "out_degree": 1, "calibrated": True}
     drafter = make_drafter("eesd", options, Resources(VOCABULARY, target=target_of("llama")))
     for setting, predicts in (("greedy", True), ("T=1", False)):
         drafts = watched_drafts(drafter)
-        written(target_of("llama"), "llama", setting, drafter)
+        text, _ = written(target_of("llama"), "llama", setting, drafter)
+        assert text == plain("llama", setting)
         best = [draft.score.max() for draft in drafts[1:] if len(draft)]
         assert np.allclose(best, 0.6, atol=1e-4) == predicts
 

@@ -22,6 +22,7 @@ from foredraft.corpus.words import tokenize, vocabulary_size
 from foredraft.errors import ForedraftWarning, StoreError, UsageError
 from foredraft.index.trigram import open_table, table_info
 from foredraft.standard_library import sources
+from support.tokenizers import save_as_a_models
 from support.toys import TOY, text_documents
 
 END = 300
@@ -298,8 +299,7 @@ def run(*arguments):
 @pytest.fixture
 def corpus(tmp_path, tokenizer):
     """Return a folder with a tokenizer, its settings, and two documents, one of them a chat."""
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<|end|>"}}))
+    save_as_a_models(tokenizer, tmp_path, eos_token="<|end|>")  # noqa: S106  # a word of the vocabulary, no password
     rows = [{"text": "the cat sat on the mat"}, {"messages": CHAT}]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n{\n")
     return tmp_path
@@ -308,7 +308,7 @@ def corpus(tmp_path, tokenizer):
 @pytest.mark.slow
 def test_build_info_and_check(corpus):
     out = corpus / "out.trigrams"
-    built = run("build", corpus / "a.jsonl", "--out", out, "--tokenizer", corpus, "--keep", 3)
+    built = run("build", corpus / "a.jsonl", "--out", out, "--model", corpus, "--keep", 3)
     assert "2 documents" in built.output
     assert "Skipped: 1 broken lines" in built.output
     shown = json.loads(run("info", out, "--json").output)
@@ -338,16 +338,16 @@ def test_build_words_chats_by_the_template_beside_the_tokenizer(corpus, tokenize
     (corpus / "chat_template.jinja").write_text(
         "{% for m in messages %}@{{ m.role }}#{{ m.content }}{{ eos_token }}{% endfor %}"
     )
-    run("build", corpus / "a.jsonl", "--out", corpus / "t", "--tokenizer", corpus / "tokenizer.json")
+    run("build", corpus / "a.jsonl", "--out", corpus / "t", "--model", corpus)
     pairs = pairs_in(open_table(corpus / "t"), tokenizer)
     assert "?<|end|>" in pairs, "the template's special token is one token"
     assert ".<|end|>" not in pairs, "the document ends there: no second end is appended, and nothing follows"
     (corpus / "chat_template.jinja").write_text("{{ raise_exception('no chats here') }}")
     with pytest.raises(UsageError, match="no chats here"):
-        run("build", corpus / "a.jsonl", "--out", corpus / "u", "--tokenizer", corpus, "--strict")
+        run("build", corpus / "a.jsonl", "--out", corpus / "u", "--model", corpus, "--strict")
     (corpus / "chat_template.jinja").write_text("{% if %}")
     with pytest.raises(UsageError, match="not a Jinja template"):
-        run("build", corpus / "a.jsonl", "--out", corpus / "u", "--tokenizer", corpus)
+        run("build", corpus / "a.jsonl", "--out", corpus / "u", "--model", corpus)
 
 
 TEMPLATE = "{% for m in messages %}@{{ m.content }}{{ eos_token }}@{% endfor %}"
@@ -371,23 +371,19 @@ def test_build_takes_a_models_tokenizer_end_and_template(corpus, tokenizer, temp
 def test_build_refuses_a_model_without_a_tokenizer_of_the_library(corpus, monkeypatch):
     loading = SimpleNamespace(load_tokenizer=lambda name: SimpleNamespace())
     monkeypatch.setitem(sys.modules, "foredraft.model.loading", loading)
-    with pytest.raises(UsageError, match="Give --tokenizer"):
+    with pytest.raises(UsageError, match="not one of the tokenizers library"):
         run("build", corpus / "a.jsonl", "--out", corpus / "t", "--model", TOY)
 
 
 def test_build_refuses_what_it_cannot_use(corpus, tmp_path):
     arguments = ("build", corpus / "a.jsonl", "--out", corpus / "out")
-    with pytest.raises(UsageError, match="--model or --tokenizer, not both"):
-        run(*arguments, "--model", TOY, "--tokenizer", corpus)
-    with pytest.raises(UsageError, match=r"tokenizer\.json does not exist"):
-        run(*arguments, "--tokenizer", Path(tmp_path) / "missing" / "tokenizer.json")
-    with pytest.raises(UsageError, match=r"not a tokenizer\.json"):
-        run(*arguments, "--tokenizer", corpus / "a.jsonl")
+    with pytest.raises(UsageError, match="There is no folder"):
+        run(*arguments, "--model", tmp_path / "empty")
     with pytest.raises(UsageError, match="line 3 is not JSON"):
-        run(*arguments, "--tokenizer", corpus, "--strict")
+        run(*arguments, "--model", corpus, "--strict")
     (corpus / "tokenizer_config.json").write_text("{")
-    with pytest.raises(UsageError, match=r"tokenizer_config\.json is not JSON"):
-        run(*arguments, "--tokenizer", corpus)
+    with pytest.raises(UsageError, match="tokenizer"):
+        run(*arguments, "--model", corpus)
     assert not (corpus / "out").exists()
 
 

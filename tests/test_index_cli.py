@@ -7,10 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
 from foredraft.cli import main
 from foredraft.cli.stores import words_of
 from foredraft.index.datastore import open_datastore, write_datastore
+from support.tokenizers import save_as_a_models
 from support.toys import TOY
 
 SOURCE = Path(__file__).resolve().parent.parent / "src"
@@ -122,7 +124,7 @@ def test_held_out_documents_are_left_out(corpus, tmp_path, capsys):
 
 def test_text_is_added_to_a_store_of_a_model_with_more_ids_than_its_tokenizer(tmp_path, corpus, capsys):
     """Such as a memory: a model's embeddings may be padded."""
-    words = words_of(TOY, None)
+    words = words_of(TOY)
     with write_datastore(
         tmp_path / "wide", tokenizer_hash=words.tokenizer_hash, vocabulary=words.vocabulary + 100, create=True
     ) as writer:
@@ -143,9 +145,9 @@ def test_another_tokenizers_text_is_not_added(store, corpus, tmp_path, capsys):
     a, b = list(tokenizer["model"]["vocab"])[300:302]
     vocabulary = tokenizer["model"]["vocab"]
     vocabulary[a], vocabulary[b] = vocabulary[b], vocabulary[a]
-    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    save_as_a_models(Tokenizer.from_str(json.dumps(tokenizer)), tmp_path / "other")
     before = contents(store)
-    assert main(["index", "add", str(store), str(corpus), "--tokenizer", str(tmp_path / "tokenizer.json")]) == 1
+    assert main(["index", "add", str(store), str(corpus), "--model", str(tmp_path / "other")]) == 1
     assert "another tokenizer" in capsys.readouterr().err
     assert contents(store) == before
 

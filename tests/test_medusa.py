@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 
 from foredraft.contracts import Budget, DraftContext, SequenceView
 from foredraft.drafters import Resources, make_drafter
-from foredraft.drafters.medusa import MedusaDrafter, MedusaOptions
+from foredraft.drafters.medusa import MedusaDrafter, MedusaOptions, static_tree
 from foredraft.errors import UsageError
 from foredraft.graph.tree import check_tree, depths
 from foredraft.model.heads import load_medusa
-from foredraft.model.level_tree import static_tree
 from support.drafts import path_to
 from support.exits import plain, target_of, written
 from support.families import NEW_TOKENS, SETTINGS, VOCABULARY, each_of

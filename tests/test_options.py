@@ -93,7 +93,7 @@ def test_a_long_value_is_shortened():
     assert len(str(caught.value)) < 150
 
 
-@pytest.mark.parametrize(("name", "value"), [("depth", "4"), ("keep", "0.5"), ("search", None), ("share", 1)])
+@pytest.mark.parametrize(("name", "value"), [("depth", "4"), ("increment", "0.5"), ("search", None), ("share", 1)])
 def test_a_drafters_options_are_checked(name, value):
     with pytest.raises(UsageError, match=f"{name} of method 'adaptix' is"):
         options_from(AdaptixOptions, {name: value}, "Method 'adaptix'")

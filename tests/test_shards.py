@@ -31,6 +31,7 @@ from foredraft.corpus.trigrams import count_trigrams
 from foredraft.corpus.words import Words
 from foredraft.errors import StoreError, UsageError
 from foredraft.index.storage import open_store
+from support.tokenizers import save_as_a_models
 from support.toys import build_trigram_table
 
 VOCABULARY = 12
@@ -309,8 +310,8 @@ def test_a_table_from_shards_is_the_table_from_documents(tmp_path, eos):
 
 
 def build_table(tmp_path, *arguments):
-    words().tokenizer().save(str(tmp_path / "tokenizer.json"))
-    inputs = (tmp_path / "a.jsonl", "--out", tmp_path / "t", "--tokenizer", tmp_path, *arguments)
+    save_as_a_models(words().tokenizer(), tmp_path / "model")
+    inputs = (tmp_path / "a.jsonl", "--out", tmp_path / "t", "--model", tmp_path / "model", *arguments)
     return CliRunner().invoke(stores.table, ["build", *map(str, inputs)])
 
 

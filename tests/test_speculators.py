@@ -10,6 +10,7 @@ import torch
 from foredraft.contracts import SequenceView
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import StoreError, UsageError
+from foredraft.model.block_rollout import BlockRollout
 from foredraft.model.dflash import DFlashBlock, load_dflash
 from foredraft.model.eagle3 import load_eagle3
 from foredraft.model.peagle import PEagleBlock, load_peagle
@@ -35,29 +36,24 @@ SCORES = json.loads((Path(__file__).parent / "data" / "speculators.json").read_t
 """Of version 0.9.0, by scripts/speculators_logits.py."""
 
 
-BLOCKS = {
-    "peagle": lambda folder, model: PEagleBlock(load_peagle(folder, model)),
-    "dflash": lambda folder, model: DFlashBlock(load_dflash(folder, model)),
-    "dspark": lambda folder, model: DFlashBlock(load_dflash(folder, model, "dspark")),
-}
+def rollout_of(method, folder, model):
+    """Return a rollout, and how many levels it is to draft."""
+    if method == "eagle3":
+        return StateRollout(load_eagle3(folder, model), 4), 3
+    head = load_peagle(folder, model) if method == "peagle" else load_dflash(folder, model, method)
+    block = PEagleBlock(head) if method == "peagle" else DFlashBlock(head)
+    return BlockRollout(head, block, 4), block.levels
 
 
 @pytest.mark.parametrize(("method", "case"), [(method, case) for method in CASES for case in CASES[method]])
 def test_drafts_are_scored_as_by_the_library_of_the_format(method, case, tmp_path):
     drafter_files(method, case, tmp_path)
     ids, states, model, found = prompt_of(LENGTH), states_of(3), target_of("llama").model, []
-    if method in BLOCKS:
-        block = BLOCKS[method](tmp_path, model)
-        for root in ROOTS:
-            block.read(ids[: root + 1], states[:root])
-            for level in range(block.levels):
-                found += block.scores(level, ids[root + level][None].astype(np.int32))
-    else:
-        rollout = StateRollout(load_eagle3(tmp_path, model), 4)
-        for root in ROOTS:
-            found += rollout.start(SequenceView(ids[: root + 1], root + 1, states[:root]))
-            for row in range(2):
-                found += rollout.expand(ids[root + row + 1][None].astype(np.int32), np.array([row - 1], np.int32))
+    rollout, levels = rollout_of(method, tmp_path, model)
+    for root in ROOTS:
+        found += rollout.start(SequenceView(ids[: root + 1], root + 1, states[:root]))
+        for row in range(levels - 1):
+            found += rollout.expand(ids[root + row + 1][None].astype(np.int32), np.array([row - 1], np.int32))
     torch.testing.assert_close(torch.stack(found), torch.tensor(SCORES[case]), atol=1e-4, rtol=0)
 
 

@@ -1,17 +1,14 @@
 """How text becomes ids: the same in another process, with chats rendered as transformers renders them."""
 
-import json
 import pickle
-from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from foredraft.cli.stores import words_of
 from foredraft.corpus.documents import join_messages
-from foredraft.corpus.words import Words, template_render, words_of_file
+from foredraft.corpus.words import Words, template_render
 from foredraft.errors import UsageError
-from foredraft.model import loading
 from foredraft.model.loading import load_tokenizer
 from support.toys import TOY
 
@@ -39,24 +36,14 @@ def demo():
 # --- of a model
 
 
-def test_a_models_words_are_those_of_its_folder(demo):
-    of_model, of_file = words_of(TOY, None), words_of(None, Path(TOY))
-    assert of_model.chat_template == of_file.chat_template == demo.chat_template
-    assert of_model.eos_token_id == of_file.eos_token_id == demo.eos_token_id
-    assert of_model.tokenizer_hash == of_file.tokenizer_hash
+def test_a_models_words_are_those_of_its_tokenizer(demo):
+    made = words_of(TOY)
+    assert made.chat_template == demo.chat_template
+    assert made.eos_token_id == demo.eos_token_id
     text = "def f(x):\n    return x  # naïve\n"
     ids = demo(text, add_special_tokens=False)["input_ids"]
-    assert of_model.tokenizer().encode(text, add_special_tokens=False).ids == ids
-    assert max(ids) < of_model.vocabulary == of_file.vocabulary == len(demo)
-
-
-def test_words_have_one_source_by_default_the_default_model(tmp_path, demo, monkeypatch):
-    with pytest.raises(UsageError, match="--model or --tokenizer, not both"):
-        words_of(TOY, tmp_path)
-    asked = []
-    monkeypatch.setattr(loading, "load_tokenizer", lambda name: asked.append(name) or demo)
-    assert words_of(None, None).vocabulary == len(demo)
-    assert asked == ["smollm2"]
+    assert made.tokenizer().encode(text, add_special_tokens=False).ids == ids
+    assert max(ids) < made.vocabulary == len(demo)
 
 
 TEMPLATES = {
@@ -134,45 +121,3 @@ def test_padding_and_truncation_are_left_behind():
     limited.enable_padding(length=9)
     made = Words(limited.to_str())
     assert made.tokenizer().encode("a b a b a").ids == [0, 1, 0, 1, 0]
-
-
-# --- of a file
-
-
-def test_the_end_and_the_special_tokens_are_read_beside_the_tokenizer(tmp_path):
-    tokenizer("a", "<s>", "</s>").save(str(tmp_path / "tokenizer.json"))
-    assert words_of_file(tmp_path).eos_token_id is None
-    config = {"eos_token": {"content": "</s>"}, "bos_token": "<s>", "pad_token": None}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}{{ eos_token }}")
-    made = words_of_file(tmp_path / "tokenizer.json")
-    assert made.eos_token_id == 2
-    assert made.render()(CHAT) == f"<s>{CHAT[0]['content']}</s>"
-
-
-def test_a_chat_template_may_be_in_the_configuration(tmp_path):
-    tokenizer("a").save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages[0].role }}"}))
-    assert words_of_file(tmp_path).render()(CHAT) == CHAT[0]["role"]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "says"),
-    [
-        ("tokenizer_config.json", b"[]", "is not a JSON object"),
-        ("chat_template.jinja", b"\xff\xfe", "is not text in UTF-8"),
-    ],
-)
-def test_what_is_beside_a_tokenizer_and_cannot_be_used_is_refused(tmp_path, name, content, says):
-    tokenizer("a").save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(UsageError, match=says):
-        words_of_file(tmp_path)
-
-
-def test_what_is_not_a_tokenizer_is_refused(tmp_path):
-    with pytest.raises(UsageError, match=r"tokenizer\.json does not exist"):
-        words_of_file(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(UsageError, match=r"not a tokenizer\.json"):
-        words_of_file(tmp_path)

@@ -29,6 +29,15 @@ def split_at_spaces(vocabulary):
     return tokenizer
 
 
+def save_as_a_models(tokenizer, folder, **configuration):
+    """Write a tokenizer as in the folder of a model, and beside it its configuration."""
+    folder.mkdir(exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    given = {"tokenizer_class": "PreTrainedTokenizerFast", **configuration}
+    (folder / "tokenizer_config.json").write_text(json.dumps(given))
+
+
 def words(ids):
     return " ".join(f"w{i}" for i in ids)
 

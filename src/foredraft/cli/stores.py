@@ -25,10 +25,7 @@ index = typer.Typer(no_args_is_help=True, help="Build, extend, merge, describe a
 table = typer.Typer(no_args_is_help=True, help="Build, describe and check tri-gram tables.")
 
 Inputs = Annotated[list[Path], typer.Argument(help="Files or folders: .txt .md .py .jsonl (also .gz), .parquet")]
-ModelOption = Annotated[
-    str | None, typer.Option(help="Model whose tokenizer to use: a GGUF file, hub id, or folder [default: smollm2]")
-]
-TokenizerOption = Annotated[Path | None, typer.Option(help="tokenizer.json, or a folder that has one")]
+ModelOption = Annotated[str, typer.Option(help="Model whose tokenizer to use: smollm2, a GGUF file, hub id, or folder")]
 StrictOption = Annotated[bool, typer.Option("--strict", help="Stop at the first line that cannot be used")]
 StoreArgument = Annotated[Path, typer.Argument(help="The store")]
 FileArgument = Annotated[Path, typer.Argument(help="The table")]
@@ -43,8 +40,7 @@ SEGMENT_TOKENS = 64 << 20  # sorting takes 12 bytes of memory each (18 for vocab
 class Building:
     """How a corpus becomes segments of a store."""
 
-    model: ModelOption = None
-    tokenizer: TokenizerOption = None
+    model: ModelOption = SMOLLM2
     segment_tokens: SegmentOption = SEGMENT_TOKENS
     hold_out: Annotated[
         float, typer.Option(help="Share of the documents to leave out, chosen by their text", min=0, max=1)
@@ -59,7 +55,7 @@ class Building:
         from foredraft.corpus.shards import Spread, build_segment, plan_segments, plan_shards, tokenize_shards
         from foredraft.index.datastore import write_datastore
 
-        words = words_of(self.model, self.tokenizer)
+        words = words_of(self.model)
         shards = plan_shards(find_inputs(inputs), hold_out=self.hold_out, strict=self.strict)
         spread: Spread | None = None
         if self.ray or self.ray_address is not None:
@@ -171,8 +167,7 @@ def verify_store(store: StoreArgument) -> None:
 def build_table(
     inputs: Inputs,
     out: Annotated[Path, typer.Option(help="The table to write")],
-    model: ModelOption = None,
-    tokenizer: TokenizerOption = None,
+    model: ModelOption = SMOLLM2,
     keep: Annotated[int, typer.Option(help="Successors kept of each pair of tokens", min=1, max=255)] = 12,
     least: Annotated[int, typer.Option(help="Leave out pairs of tokens that occur fewer times", min=1)] = 1,
     strict: StrictOption = False,
@@ -184,7 +179,7 @@ def build_table(
     from foredraft.corpus.trigrams import count_trigrams
     from foredraft.index.trigram import table_info
 
-    words = words_of(model, tokenizer)
+    words = words_of(model)
     shards = plan_shards(find_inputs(inputs), strict=strict)
     reports: list[ReadReport] = []
     with working_in_phases("tokenising") as tell, _resumable_shards(out) as folder:
@@ -258,24 +253,14 @@ def _print_skipped(read: "ReadReport") -> None:
         typer.echo(f"Skipped: {counts}. Use --strict to stop at the first.")
 
 
-def words_of(model: str | None, file: Path | None) -> "Words":
-    """Return how text becomes ids, by a model's name or a tokenizer's file or folder; UsageError for both.
-
-    For neither, the default model's.
-    """
-    from foredraft.corpus.words import Words, words_of_file
+def words_of(model: str) -> "Words":
+    """Return how text becomes ids for a model; UsageError if its tokenizer is not one of the `tokenizers` library."""
+    from foredraft.corpus.words import Words
     from foredraft.model.loading import load_tokenizer
 
-    if file is not None:
-        if model is not None:
-            raise UsageError("Give --model or --tokenizer, not both: each says how text is turned into ids.")
-        return words_of_file(file)
-    model = model or SMOLLM2
     tokenizer: Any = load_tokenizer(model)
     if getattr(tokenizer, "backend_tokenizer", None) is None:
-        raise UsageError(
-            f"The tokenizer of {model} is not one of the tokenizers library. Give --tokenizer with a tokenizer.json."
-        )
+        raise UsageError(f"The tokenizer of {model} is not one of the tokenizers library. Choose another model.")
     template = getattr(tokenizer, "chat_template", None)
     if isinstance(template, dict):  # several by name
         template = template.get("default")

@@ -205,7 +205,7 @@ def cali(
         exit_card, exit_head = load_exit_head(head, transformer)
         task = AgreementTask(transformer, exit_head, exit_card.layers, opened)
         card = card_for(transformer, "cali", model, layers=exit_card.layers, dtype="float32")
-        outcome = training.train(task, opened, card, run, head=fingerprint(exit_head))
+        outcome = training.train(task, opened, card, run, head=fingerprint(exit_head), as_greedy=True)
         _save(out, card, task.module.state_dict(), outcome)
 
 

@@ -1,7 +1,7 @@
 """How text becomes ids: a tokenizer identified by a hash, the end-of-document id, and the rendering of chats.
 
-Uses the `tokenizers` library, Jinja chat templates, and the files next to a tokenizer.json. Everything is plain data,
-so that it can be sent to other processes. Does not depend on models, or on where documents come from.
+Uses the `tokenizers` library and Jinja chat templates. Everything is plain data, so that it can be sent to other
+processes. Does not depend on models, or on where documents come from.
 """
 
 import datetime as dt
@@ -12,7 +12,6 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -110,41 +109,6 @@ def template_render(source: str, special_tokens: Mapping[str, str]) -> Render:
             raise UsageError(f"the chat template raised {type(error).__name__}: {error}") from error
 
     return render
-
-
-def words_of_file(path: Path) -> Words:
-    """Read a tokenizer.json, or a folder's, and what is next to it; UsageError if it is missing or one is invalid."""
-    file = path / "tokenizer.json" if path.is_dir() else path
-    if not file.is_file():
-        raise UsageError(f"The tokenizer {file} does not exist. Give a tokenizer.json, or a folder that has one.")
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises plain Exception
-        raise UsageError(f"{file} is not a tokenizer.json that the tokenizers library reads ({error}).") from error
-    config_file, template_file = file.with_name("tokenizer_config.json"), file.with_name("chat_template.jinja")
-    try:
-        config = json.loads(config_file.read_text("utf-8")) if config_file.is_file() else {}
-        if not isinstance(config, dict):
-            raise UsageError(f"{config_file} is not a JSON object. Fix it, or move it away.")
-    except ValueError as error:
-        raise UsageError(f"{config_file} is not JSON ({error}). Fix it, or move it away.") from error
-    try:
-        template = template_file.read_text("utf-8") if template_file.is_file() else config.get("chat_template")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{template_file} is not text in UTF-8 ({error}). Fix it, or move it away.") from error
-    specials = {name: _token(config.get(name)) for name in ("bos_token", "eos_token")}
-    eos = specials["eos_token"]
-    return Words(
-        tokenizer.to_str(),
-        eos_token_id=tokenizer.token_to_id(eos) if eos else None,
-        chat_template=template if isinstance(template, str) else None,
-        special_tokens=specials,
-    )
-
-
-def _token(value: Any) -> str:
-    """Return a special token's text, which tokenizer_config.json stores as a string or as {"content": ...}."""
-    return str((value.get("content") if isinstance(value, dict) else value) or "")
 
 
 def tokenize(

@@ -21,10 +21,16 @@ from foredraft.index.trigram import TableArrays, open_named_table
 from foredraft.index.trigram_search import BLENDED, SearchSettings, TrigramModel, best_first, mcts
 from foredraft.options import check_range
 
+# chosen
+_KEEP = 0.95  # factor on older weights of a context when it is learned again, by learn="tokens"
+_TOP = 6  # tokens that are learned of a distribution of the target
+_TAUGHT = 2.0  # observations that such a distribution counts as
+_PAPERS = SearchSettings()
+
 
 @dataclass(frozen=True, slots=True)
 class AdaptixOptions:
-    """Options of Adaptix. The paper's settings are ADED, appendix F, and the constants of its code."""
+    """Options of Adaptix. The paper's settings are those of ADED's code."""
 
     table: str = "default"  # path of a tri-gram table; "default" uses the one of the model, if any; "none" starts empty
     # "best_first" expands the most probable paths; "mcts" is the paper's search
@@ -38,22 +44,13 @@ class AdaptixOptions:
     # keep what is learned across sequences, as the paper does; otherwise each sequence starts empty
     share: bool = False
     depth: int = 12  # depth of a best-first draft at most
-    keep: float = 0.95  # factor on older weights of a context when it is learned again ("tokens")
-    feedback_weight: float = 2.0  # observations that one distribution of the target counts as
-    feedback_top_k: int = 6  # tokens learned from such a distribution
     window: int = 16  # last tokens that are learned in every step ("paper")
     increment: float = 0.04  # added to a tri-gram's probability ("paper")
     max_probability: float = 3.0  # upper limit of the probability ("paper")
-    iterations: int = 150  # simulations of MCTS
-    c1: float = 32.0  # exploration base of PUCT, equation 3
-    c2: float = 8.0  # exploration scale of PUCT, equation 3
-    length: int = 4  # tokens of a continuation in MCTS
-    candidates: int = 24  # continuations that MCTS keeps
 
     def __post_init__(self) -> None:
-        check_range(self, "depth", "iterations", "length", "candidates", "window", "feedback_top_k", least=1)
-        check_range(self, "increment", "max_probability", "c1", "c2", "feedback_weight", above=0)
-        check_range(self, "keep", above=0, most=1)
+        check_range(self, "depth", "window", least=1)
+        check_range(self, "increment", "max_probability", above=0)
 
 
 class AdaptixDrafter:
@@ -69,7 +66,7 @@ class AdaptixDrafter:
         self.table = table
         every_step = options.share or options.learn == "paper"  # whole texts are shared; the paper learns in each step
         feeds_back = options.feedback == "topk" or (options.feedback is None and options.learn == "tokens")
-        self.needs = Needs(top_k=options.feedback_top_k if feeds_back else 0, every_step=every_step)
+        self.needs = Needs(top_k=_TOP if feeds_back else 0, every_step=every_step)
         self.shared = learned.empty_learned()
 
     @classmethod
@@ -109,8 +106,8 @@ class _Drafting:
         top, chances = verdict.top_tokens, verdict.top_probabilities
         if ids is None or top is None or chances is None:
             return
-        text, weight, keep = ids[: verdict.at + 1], self._options.feedback_weight, self._options.keep
-        learned.learn_distributions(self._learned, draft.tokens, draft.parents, text, top, chances, weight, keep)
+        text = ids[: verdict.at + 1]
+        learned.learn_distributions(self._learned, draft.tokens, draft.parents, text, top, chances, _TAUGHT, _KEEP)
 
     def close(self) -> None:
         if self._options.share and self._ids is not None:
@@ -123,10 +120,9 @@ class _Drafting:
         model = TrigramModel(self._drafter.table, self._learned, self._trust)
         vocabulary, root = self._context.vocabulary, int(ids[-1])
         if options.search == "mcts":
-            settings = SearchSettings(options.iterations, options.c1, options.c2, options.length, options.candidates)
             generator = np.random.default_rng(self._context.seed + len(ids))
-            draws = generator.random((options.iterations, options.length), np.float32)
-            tokens, parents, scores = mcts(model, before, root, settings, vocabulary, draws)
+            draws = generator.random((_PAPERS.iterations, _PAPERS.length), np.float32)
+            tokens, parents, scores = mcts(model, before, root, _PAPERS, vocabulary, draws)
             return Draft(tokens, parents, scores).take(top_nodes(parents, scores, budget.nodes, budget.depth))
         return Draft(*best_first(model, before, root, budget.nodes, min(budget.depth, options.depth), vocabulary))
 
@@ -137,5 +133,5 @@ class _Drafting:
             for a, b, token in zip(recent, recent[1:], recent[2:], strict=False):
                 learned.learn(self._learned, a, b, token, options.increment, 1.0, options.max_probability)
         elif options.learn == "tokens":
-            learned.learn_text(self._learned, ids, self._read, 1.0, options.keep, np.inf)
+            learned.learn_text(self._learned, ids, self._read, 1.0, _KEEP, np.inf)
         self._read = len(ids)

@@ -43,8 +43,8 @@ class EesdOptions:
     least_share: float = 0.3  # a node below this share of its most probable sibling is not expanded
     levels: int = 3  # tokens drafted one after another at most
     # whether the head's predictor (`foredraft train cali`) estimates the acceptance probabilities that controls and
-    # pruning use: true always but under rejection, false never, None for greedy chains if there is one (when sampling,
-    # the head's own estimate takes the noise into account; trees are 1 % faster without it)
+    # pruning use in greedy texts (in sampled ones, the head's own estimate takes the noise into account): true always,
+    # false never, None for chains if there is one (trees are 1 % faster without it)
     calibrated: bool | None = None
 
     def __post_init__(self) -> None:
@@ -101,25 +101,24 @@ class EesdDrafter:
 
     def open(self, context: DraftContext) -> RolloutDrafting:
         imitation = Imitation.of(context.settings, context.seed, context.vocabulary, self._model.ids)
-        sampled, predictor, calibrate = imitation.sampling.do_sample, self._predictor, None
-        if predictor is not None and (self._options.calibrated or not sampled):
-            calibrate = partial(_calibrated, predictor, sampled)
-        rollout = Rollout(self._model, context.max_nodes, hidden=calibrate is not None)
+        predictor = None if imitation.sampling.do_sample else self._predictor
+        rollout = Rollout(self._model, context.max_nodes, hidden=predictor is not None)
+        calibrate = None if predictor is None else partial(_calibrated, predictor, rollout)
         return RolloutDrafting(rollout, self._options.rules(), imitation, calibrate)
 
 
 def _calibrated(
-    predictor: AgreementPredictor, sampled: bool, found: Candidates, level: int, hidden: torch.Tensor,
-    states: torch.Tensor | None,
-) -> Candidates:  # fmt: skip
+    predictor: AgreementPredictor, rollout: Rollout, found: Candidates, level: int, states: torch.Tensor | None
+) -> Candidates:
     """Give the best candidate of each row the predictor's probability, and scale the others to the rest.
 
-    `hidden`, float[R, D], are the head's states of the rows; the target's, float[m, D], end with the row that chose the
-    root.
+    Takes the head's states of the rows from its rollout, which keeps them; the target's, float[m, D], end with the row
+    that chose the root.
     """
-    if states is None:
+    hidden = rollout.hidden
+    if states is None or hidden is None:
         return found
     own, target = found.probabilities[:, 0], states[-1].float().cpu().numpy()
-    chance = predictor.chances(target, hidden.float().cpu().numpy(), level, own, sampled=sampled)
+    chance = predictor.chances(target, hidden.float().cpu().numpy(), level, own)
     others = found.probabilities * ((1 - chance) / np.maximum(1 - own, 1e-6))[:, None]
     return Candidates(found.tokens, np.column_stack([chance, np.minimum(others[:, 1:], chance[:, None])]))

@@ -16,11 +16,11 @@ import torch
 
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Verdict
 from foredraft.drafters import Resources
+from foredraft.graph.tree import FloatArray, IntArray, depths
 from foredraft.model.candidates import Imitation, candidates
 from foredraft.model.head_files import trained_head
 from foredraft.model.heads import RANKS, MedusaHeads, ids_of, load_medusa
 from foredraft.model.layers import LAST
-from foredraft.model.level_tree import draft_of_levels, static_tree
 from foredraft.model.target import loaded_target
 from foredraft.options import check_range
 
@@ -80,10 +80,38 @@ class _Drafting:
         positions = len(view.ids) + np.arange(len(self._accuracies))
         with torch.inference_mode():
             scores = self._lm_head(self._heads(view.states[-1]))  # float[K, V]
-        return draft_of_levels(candidates(scores, RANKS, self._imitation, positions), tree)
+        found, (parents, ranks, score) = candidates(scores, RANKS, self._imitation, positions), tree
+        return Draft(found.tokens[depths(parents) - 1, ranks], parents, score)
 
     def observe(self, verdict: Verdict) -> None:
         """Do nothing: all that it reads is in the view."""
 
     def close(self) -> None:
         """Do nothing: it keeps nothing of the sequence."""
+
+
+def static_tree(chances: FloatArray, nodes: int, depth: int) -> tuple[IntArray, IntArray, FloatArray]:
+    """Return the tree with the highest products of chances along its paths, best node first.
+
+    Takes the chance that the i-th candidate of each level is accepted, float32[K, I], descending. Returns the parents,
+    int32[N], each before its children; the ranks, int32[N], of the nodes among their level's candidates; and the
+    products, float32[N].
+    """
+    parents, ranks, score, level = [-1], [0], [1.0], [0]
+    # candidate nodes: (score, parent, rank)
+    waiting: list[tuple[float, int, int]] = [(float(chances[0, 0]), 0, 0)] if depth > 0 else []
+    while waiting and len(parents) <= nodes:
+        best = max(range(len(waiting)), key=lambda i: waiting[i][0])
+        chance, parent, rank = waiting.pop(best)
+        if chance <= 0:
+            break
+        parents.append(parent)
+        ranks.append(rank)
+        score.append(chance)
+        head = level[parent]
+        level.append(head + 1)
+        if rank + 1 < chances.shape[1]:  # its next sibling
+            waiting.append((score[parent] * float(chances[head, rank + 1]), parent, rank + 1))
+        if head + 1 < min(depth, len(chances)):  # its first child
+            waiting.append((chance * float(chances[head + 1, 0]), len(parents) - 1, 0))
+    return np.array(parents[1:], np.int32) - 1, np.array(ranks[1:], np.int32), np.array(score[1:], np.float32)

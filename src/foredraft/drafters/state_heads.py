@@ -178,4 +178,4 @@ def _block_drafter(
 ) -> RolloutDrafter:
     rules = options.rules()
     rules = replace(rules, levels=min(rules.levels, make().levels))
-    return _drafter(method, rules, head, lambda most: BlockRollout(make(), most))
+    return _drafter(method, rules, head, lambda most: BlockRollout(head, make(), most))

@@ -36,7 +36,7 @@ _SEGMENT_NAME = re.compile(r"[0-9a-f]{16}")
 _REMEDY = "Build a store for this model: foredraft index build INPUT... --model MODEL --out FOLDER"
 
 Progress = Callable[[str, int, int], None]
-"""Called with a phase (``sorting`` or ``writing``), the tokens done, and all tokens."""
+"""Called with a phase, such as ``sorting``, the part of its work that is done, and all of it."""
 
 
 @dataclass(frozen=True, slots=True)

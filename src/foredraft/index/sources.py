@@ -103,20 +103,11 @@ def bin_of(value: float, bounds: F64) -> int:
     return int(np.searchsorted(bounds, value, side="right"))
 
 
-class Listed(NamedTuple):
-    """What the sources write of the `Candidates`."""
-
-    tokens: IntArray  # int32[C]
-    cells: U8  # uint8[C, 7]
-    cursors: IntArray  # int32[C, 7]
-    made: I64  # int64[2]
-
-
 @njit(cache=True)
-def _candidate(listed: Listed, start: int, token: int) -> int:
+def _candidate(room: Candidates, start: int, token: int) -> int:
     """Return a token's index among the candidates from `start` on, added if new; -1 if there are too many."""
-    tokens, made = listed.tokens, listed.made
-    cells, cursors = listed.cells, listed.cursors
+    tokens, made = room.tokens, room.made
+    cells, cursors = room.cells, room.cursors
     at = made[0]
     for i in range(start, at):
         if tokens[i] == token:
@@ -135,39 +126,39 @@ def _candidate(listed: Listed, start: int, token: int) -> int:
 
 
 @njit(cache=True)
-def _list_words(words: OwnWords, slot: int, cell: int, source: int, listed: Listed, start: int) -> None:
+def _list_words(words: OwnWords, slot: int, cell: int, source: int, room: Candidates, start: int) -> None:
     """List the successors in a slot of own words or of a table, in the cells from `cell` on."""
-    tokens, chances, cells = words.tokens, words.chances, listed.cells
+    tokens, chances, cells = words.tokens, words.chances, room.cells
     for i in range(TOP):
         parts = chances[slot, i]
         if parts == 0:
             break
-        at = _candidate(listed, start, tokens[slot, i])
+        at = _candidate(room, start, tokens[slot, i])
         if at >= 0:
             cells[at, source] = cell + min(i, 2) * 9 + bin_of(parts / 255.0, SHARES)
 
 
 @njit(cache=True)
 def _tally(
-    symbols: IntArray, place: int, length: int, newest: int, column: int, tally: IntArray, listed: Listed, start: int
+    symbols: IntArray, place: int, length: int, newest: int, column: int, tally: IntArray, room: Candidates, start: int
 ) -> int:
     """Count one occurrence that ends at `place`, 1 for the `newest`; return 1, or 0 if nothing follows it."""
     if place + 1 >= len(symbols) or symbols[place + 1] < 0:
         return 0
-    at = _candidate(listed, start, symbols[place + 1])
+    at = _candidate(room, start, symbols[place + 1])
     if at < 0:
         return 0
     tally[at - start, 0] += 1
     tally[at - start, 1] |= newest
     if length > tally[at - start, 2]:
         tally[at - start, 2] = length
-        listed.cursors[at, column], listed.cursors[at, column + 1] = place + 1, min(length + 1, LONGEST)
+        room.cursors[at, column], room.cursors[at, column + 1] = place + 1, min(length + 1, LONGEST)
     return 1
 
 
 @njit(cache=True)
 def _list_places(
-    text: RecentText, context: I64, parent: IntArray, visits: int, source: int, listed: Listed, start: int
+    text: RecentText, context: I64, parent: IntArray, visits: int, source: int, room: Candidates, start: int
 ) -> bool:
     """List what followed the context's last two tokens or more in a text, at the newest places and the parent's.
 
@@ -184,21 +175,21 @@ def _list_places(
         length = int64(2)  # tokens up to `place` that match the end of the context
         while length < min(LONGEST, place + 1) and symbols[place - length] == context[LONGEST - 1 - length] >= 0:
             length += 1
-        total += _tally(symbols, place, length, int64(total == 0), column, tally, listed, start)
+        total += _tally(symbols, place, length, int64(total == 0), column, tally, room, start)
         place = int64(text.previous[place])
     if parent[column] >= 0:  # may be one of these places, and then counts twice
         at, length = int64(parent[column]), int64(parent[column + 1])
-        total += _tally(symbols, at, length, int64(0), column, tally, listed, start)
-    for at in range(start, listed.made[0]):
+        total += _tally(symbols, at, length, int64(0), column, tally, room, start)
+    for at in range(start, room.made[0]):
         count, newest, length = tally[at - start]
         if count:
             share, long = 0 if 3 * count < total else 1 if count < total else 2, bin_of(float(length), _LENGTHS)
-            listed.cells[at, source] = 1 + ((long * 3 + share) * 2 + min(count - 1, 1)) * 2 + newest
+            room.cells[at, source] = 1 + ((long * 3 + share) * 2 + min(count - 1, 1)) * 2 + newest
     return total > 0
 
 
 @njit(cache=True)
-def _list_rows(rows: Rows, parent: IntArray, depth: int, listed: Listed, start: int) -> bool:
+def _list_rows(rows: Rows, parent: IntArray, depth: int, room: Candidates, start: int) -> bool:
     """List what follows in the rows that contain the parent's path."""
     tokens, weights, lengths = rows
     low, high = parent[_ROWS_LOW], parent[_ROWS_HIGH]
@@ -216,26 +207,26 @@ def _list_rows(rows: Rows, parent: IntArray, depth: int, listed: Listed, start: 
         while end < high and tokens[end, depth] == token:
             weight, longest = weight + weights[end], max(longest, lengths[end])
             end += 1
-        at = _candidate(listed, start, token)
+        at = _candidate(room, start, token)
         if at >= 0:
-            listed.cursors[at, _ROWS_LOW], listed.cursors[at, _ROWS_HIGH] = begin, end
+            room.cursors[at, _ROWS_LOW], room.cursors[at, _ROWS_HIGH] = begin, end
             length = min(bin_of(float(longest + depth), _LENGTHS), 3)
-            listed.cells[at, STORE] = 1 + (bin_of(float(weight / total), SHARES) * 4 + length) * 3 + many
+            room.cells[at, STORE] = 1 + (bin_of(float(weight / total), SHARES) * 4 + length) * 3 + many
     return bool(high > low)
 
 
 @njit(cache=True)
-def _list_neural(neural: NeuralDraft, parent: int, listed: Listed, start: int) -> bool:
+def _list_neural(neural: NeuralDraft, parent: int, room: Candidates, start: int) -> bool:
     """List the children of a node of the neural draft, -1 for its root."""
     tokens, parents, score = neural
     above, found = float(score[parent]) if parent >= 0 else 1.0, False
     for node in range(parent + 1, len(tokens)):
         if parents[node] != parent:
             continue
-        found, at = True, _candidate(listed, start, tokens[node])
+        found, at = True, _candidate(room, start, tokens[node])
         if at >= 0:
-            listed.cursors[at, _NODE] = node
-            listed.cells[at, NEURAL] = 1 + bin_of(float(score[node]) / max(above, 1e-9), SHARES)
+            room.cursors[at, _NODE] = node
+            room.cells[at, NEURAL] = 1 + bin_of(float(score[node]) / max(above, 1e-9), SHARES)
     return found
 
 
@@ -245,7 +236,6 @@ def list_all(sources: Sources, context: I64, parent: IntArray, depth: int, room:
 
     `parent`, int32[7], are the cursors of the node that they come after, which is at `depth`.
     """
-    listed = Listed(room.tokens, room.cells, room.cursors, room.made)
     start, known, words, table = room.made[0], 0, sources.words, sources.table
     a, b, c = context[LONGEST - 3], context[LONGEST - 2], context[LONGEST - 1]
     # a loop, and constants as int64: numba compiles a function again for each constant that it is called with
@@ -257,20 +247,20 @@ def list_all(sources: Sources, context: I64, parent: IntArray, depth: int, room:
         if slot < 0 or words.learned[slot] <= sources.began:
             of_table, cell = find(table.keys, key), int64(_OF_OTHERS)
         if of_table >= 0:
-            _list_words(table, of_table, int64(_OF_TABLE), source, listed, start)
+            _list_words(table, of_table, int64(_OF_TABLE), source, room, start)
         elif slot >= 0:
-            _list_words(words, slot, cell, source, listed, start)
+            _list_words(words, slot, cell, source, room, start)
         known |= (slot >= 0 or of_table >= 0) << source
     visits = _PLACES if depth else _ROOT_PLACES
-    known |= _list_places(sources.own, context, parent, visits, int64(OWN), listed, start) << OWN
-    known |= _list_places(sources.shared, context, parent, visits, int64(SHARED), listed, start) << SHARED
-    known |= _list_rows(sources.rows, parent, depth, listed, start) << STORE
+    known |= _list_places(sources.own, context, parent, visits, int64(OWN), room, start) << OWN
+    known |= _list_places(sources.shared, context, parent, visits, int64(SHARED), room, start) << SHARED
+    known |= _list_rows(sources.rows, parent, depth, room, start) << STORE
     if parent[_NODE] >= -1:
-        known |= _list_neural(sources.neural, parent[_NODE], listed, start) << NEURAL
+        known |= _list_neural(sources.neural, parent[_NODE], room, start) << NEURAL
     for i in range(start, room.made[0]):
         for source in range(SOURCES):
-            if known >> source & 1 and listed.cells[i, source] == ABSENT:
-                listed.cells[i, source] = UNLISTED
+            if known >> source & 1 and room.cells[i, source] == ABSENT:
+                room.cells[i, source] = UNLISTED
     return known
 
 

@@ -172,13 +172,13 @@ def best_first(
 
 
 class SearchSettings(NamedTuple):
-    """Settings of Monte Carlo tree search; the defaults in drafters/adaptix.py are those of ADED, appendix F."""
+    """Settings of Monte Carlo tree search; the defaults are those of ADED, appendix F, and of its code."""
 
-    iterations: int  # simulations
-    c1: float  # base of the exploration factor E (equation 3)
-    c2: float  # scale of its logarithm
-    length: int  # tokens of a continuation
-    candidates: int  # most visited continuations to keep
+    iterations: int = 150  # simulations
+    c1: float = 32.0  # base of the exploration factor E (equation 3)
+    c2: float = 8.0  # scale of its logarithm
+    length: int = 4  # tokens of a continuation
+    candidates: int = 24  # most visited continuations to keep
 
 
 class _Searched(NamedTuple):

@@ -126,9 +126,8 @@ def parse_proposer_options(given: Mapping[str, Any]) -> tuple[ProposerOptions, d
         check_known(key, known, "foredraft's proposer has no option", "Its options are")
     parse_options(options.method, own)
     refuse_memory(own)
-    for key in ("feedback", "feedback_weight", "feedback_top_k"):
-        if own.get(key) not in (None, "off"):
-            raise UsageError(f"{key} is {shown(own[key])}, and vLLM passes a proposer no probabilities; leave it out.")
+    if own.get("feedback") not in (None, "off"):
+        raise UsageError(f"feedback is {own['feedback']!r}, and vLLM passes a proposer no probabilities; leave it out.")
     if own.get("drafter") is not None:
         raise UsageError(
             f"drafter is {shown(own['drafter'])}, and vLLM runs the model itself, apart from a proposer; leave it out."

@@ -72,7 +72,6 @@ class AssistantRollout:
     def __init__(self, assistant: Assistant, most_rows: int) -> None:
         self._own, self.most_rows = assistant, max(most_rows, 1)
         self.limits = int(assistant.model.config.get_text_config().vocab_size), None
-        self.hidden: torch.Tensor | None = None
         self.committed = 0  # it reads the text anew in every step
         self._kept: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # by type of layer, keys and values
         self._position = 0

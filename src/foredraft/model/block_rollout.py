@@ -12,47 +12,39 @@ import torch
 
 from foredraft.contracts import SequenceView, TokenIds
 from foredraft.graph.tree import IntArray
-from foredraft.model.state_heads import StateCache
+from foredraft.model.state_heads import StateCache, StateHead, StateLayers
 
 
 class Block(Protocol):
     """One sequence's passes of such a head."""
 
     levels: int  # of tokens that a pass drafts
-    vocabulary: int  # the number of ids that the head knows
 
-    @property
-    def text(self) -> StateCache:
-        """The cache of the head, which follows the text."""
-
-    def read(self, ids: TokenIds, states: torch.Tensor) -> None:
-        """Run the pass after a text; `states` are the target's, as in `SequenceView`."""
+    def read(self, text: StateCache, ids: TokenIds, states: torch.Tensor) -> None:
+        """Run the pass after a text, whose rows `text` keeps; `states` are the target's, as in `SequenceView`."""
 
     def scores(self, level: int, tokens: IntArray) -> torch.Tensor:
         """Return the logits of a level, from 0, after each of the tokens of the one before, float[R, V]."""
-
-    def close(self) -> None:
-        """Release the memory of the cache."""
 
 
 class BlockRollout:
     """One sequence's tree, as `Growing`, whose rows need no pass; of at most `Block.levels` levels."""
 
-    def __init__(self, block: Block, most_rows: int) -> None:
+    def __init__(self, head: StateHead[StateLayers], block: Block, most_rows: int) -> None:
         self._block, self.most_rows = block, max(most_rows, 1)
-        self.limits = block.vocabulary, None
-        self.hidden: torch.Tensor | None = None
+        self.limits = len(head.ends.embeddings), None
+        self._text = StateCache(head.layers.new_cache)
         self._level = 0
 
     @property
     def committed(self) -> int:
-        return self._block.text.read_tokens
+        return self._text.read_tokens
 
     @torch.inference_mode()
     def start(self, view: SequenceView) -> torch.Tensor | None:
         if view.states is None:
             return None
-        self._block.read(view.ids, view.states)
+        self._block.read(self._text, view.ids, view.states)
         self._level = 0
         return self._block.scores(0, view.ids[-1:].astype(np.int32))
 
@@ -65,4 +57,4 @@ class BlockRollout:
         """Do nothing: rows are not kept."""
 
     def close(self) -> None:
-        self._block.close()
+        self._text.clear()

@@ -96,20 +96,20 @@ def load_dflash(folder: Path, model: Any, method: str = METHOD) -> StateHead[DFl
 
 
 class DFlashBlock:
-    """One sequence's passes, as `Block`: the head's KV cache follows the text."""
+    """One sequence's passes, as `Block`."""
 
     def __init__(self, head: StateHead[DFlashLayers]) -> None:
-        self._head, self.text = head, StateCache(head.layers.new_cache)
+        self._head = head
         # DSpark's first row drafts too, unless it says otherwise
         drafts = head.config.get("sample_from_anchor", head.layers.markov_head is not None)
         size, self._first = int(head.config["block_size"]), 0 if drafts else 1
-        self.levels, self.vocabulary = size - self._first, len(head.ends.embeddings)
+        self.levels = size - self._first
         self._masks = np.full(size, int(head.config["mask_token_id"]), np.int64)
         self._sees = np.ones((size, size), np.bool_)
         self._rows = torch.empty(0)  # float[L, D], the LM head's inputs
 
-    def read(self, ids: TokenIds, states: torch.Tensor) -> None:
-        layers, text = self._head.layers, self.text
+    def read(self, text: StateCache, ids: TokenIds, states: torch.Tensor) -> None:
+        layers = self._head.layers
         for new in text.missing(len(ids), states):
             rows = lay_out_text(np.zeros(len(states[new]), np.int64), new.start)
             text.cache.reserve(rows.rows)
@@ -129,6 +129,3 @@ class DFlashBlock:
         if markov is not None:
             logits = logits + markov(torch.from_numpy(tokens.astype(np.int64)).to(row.device), row)
         return logits  # type: ignore[no-any-return]  # a module's output is Any
-
-    def close(self) -> None:
-        self.text = StateCache(self._head.layers.new_cache)

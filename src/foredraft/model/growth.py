@@ -21,9 +21,9 @@ from foredraft.model.candidates import Candidates, Imitation, candidates
 from foredraft.model.layers import LAST
 from foredraft.options import check_range
 
-Calibrate = Callable[[Candidates, int, torch.Tensor, torch.Tensor | None], Candidates]
-"""Corrects the probabilities of a level's candidates; the first level is 1. Takes the draft model's last hidden states
-of the level's rows, float[R, D], and the target's states, as in `SequenceView`."""
+Calibrate = Callable[[Candidates, int, torch.Tensor | None], Candidates]
+"""Corrects the probabilities of a level's candidates; the first level is 1. Takes the target's states, as in
+`SequenceView`."""
 
 
 # tokens that are run in the pass that begins a tree. A step often emits two without a row, the last of the draft and
@@ -55,7 +55,6 @@ class Growing(Protocol):
     """
 
     most_rows: int
-    hidden: torch.Tensor | None  # float[R, D], the last hidden states of the last pass, if they are kept
 
     @property
     def limits(self) -> tuple[int, int | None]:
@@ -102,7 +101,7 @@ class Rollout:
     def __init__(self, model: Target, most_rows: int, *, hidden: bool = False) -> None:
         self._model, self.most_rows, self._asks = model, max(most_rows, 1), hidden
         self.limits = model.vocabulary, model.window
-        self.hidden: torch.Tensor | None = None
+        self.hidden: torch.Tensor | None = None  # float[R, D], of the last pass
         self._cache = model.new_cache()
         self._parents: IntArray = np.empty(0, np.int32)
         self._root: tuple[torch.Tensor, torch.Tensor | None] | None = None  # logits and hidden states of the last start
@@ -182,7 +181,7 @@ def model_drafter(
 class RolloutDrafting:
     """Drafting for one sequence by graphs that a rollout grows; its cache follows the sequence.
 
-    `calibrate` is called for chosen candidates, never for drawn ones, and needs a rollout that keeps hidden states.
+    `calibrate` is called for chosen candidates, never for drawn ones.
     """
 
     def __init__(
@@ -235,8 +234,8 @@ class RolloutDrafting:
             depth = min(depth, budget.nodes)  # further levels of a chain would be cut
         for level in range(depth):
             found = candidates(logits, k, self._imitation, np.full(len(frontier), len(ids) + level, np.int64))
-            if found.q is None and self._calibrate is not None and self.rollout.hidden is not None:
-                found = self._calibrate(found, level + 1, self.rollout.hidden, view.states)
+            if found.q is None and self._calibrate is not None:
+                found = self._calibrate(found, level + 1, view.states)
             leaf = leaves(found.probabilities, rules.least_probability, rules.least_share)
             real = found.tokens >= 0  # filters may leave fewer than k tokens
             parents = np.broadcast_to(frontier[:, None], real.shape)[real]

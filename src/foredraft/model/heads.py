@@ -22,6 +22,7 @@ from foredraft.model.layers import model_parts, shorter
 POSITIONS = 10  # draft levels that a predictor distinguishes; deeper ones count as the last (EESD, equation 5)
 PREDICTOR_FOLDER = "agreement"  # subfolder of a head's folder that holds its agreement predictor
 RANKS = 10  # number of a Medusa head's best tokens whose accuracies are stored
+_ESTIMATE = "estimate.weight"  # a predictor's weight of the head's own estimate
 _MARGIN = 1e-4  # estimates are clamped to this distance from 0 and 1, so that their logits are finite
 
 
@@ -179,54 +180,48 @@ class AgreementPredictor(nn.Module):
     EESD (Liu et al. 2024), equation 5: Sigmoid(W_p (W^i H_T, H_D)). H_T is the target's last hidden state at the token
     that gave the root, H_D the head's at the i-th drafted token, both of `width` numbers, and i is at most 10. W_p and
     W^i are both linear, so only their product matters: one vector for each i is stored, instead of ten matrices. Our
-    addition: the head's own estimate of its token is an input too, weighted separately for greedy texts (where it is
-    the token's probability) and sampled ones (where it includes the noise that the target will add).
+    addition: the head's own estimate of its token is an input too. It is for greedy texts: in sampled ones the estimate
+    includes the noise that the target will add, and is better alone.
     """
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.target = nn.Linear(width, POSITIONS)
         self.draft = nn.Linear(width, 1, bias=False)
-        self.estimate = nn.Linear(3, 1, bias=False)  # logit if greedy, logit if sampled, whether sampled
+        self.estimate = nn.Linear(1, 1, bias=False)  # of the estimate's logit
         for weight in (self.target.weight, self.target.bias, self.draft.weight):
             nn.init.zeros_(weight)
-        with torch.no_grad():
-            self.estimate.weight.copy_(torch.tensor([[1.0, 1.0, 0.0]]))  # initially returns the head's own estimate
+        nn.init.ones_(self.estimate.weight)  # initially returns the head's own estimate
 
     def forward(
-        self,
-        target: torch.Tensor, draft: torch.Tensor, level: torch.Tensor, estimate: torch.Tensor, sampled: torch.Tensor,
-    ) -> torch.Tensor:  # fmt: skip
+        self, target: torch.Tensor, draft: torch.Tensor, level: torch.Tensor, estimate: torch.Tensor
+    ) -> torch.Tensor:
         """Return the logits of agreement, float[R].
 
         Takes the last hidden states of the target and the head, float[R, D], the depths of the drafted tokens from 1,
-        int64[R], the head's estimates of them, float[R], and 1 where the target samples, else 0, float[R].
+        int64[R], and the head's estimates of them, float[R].
         """
         position = level.clamp(1, POSITIONS) - 1
         from_states = self.target(target).gather(1, position[:, None])[:, 0] + self.draft(draft)[:, 0]
         own = torch.logit(estimate, eps=_MARGIN)
-        inputs = torch.stack([own * (1 - sampled), own * sampled, sampled], dim=-1)
-        return from_states + self.estimate(inputs)[:, 0]  # type: ignore[no-any-return]  # a module's output is Any
+        return from_states + self.estimate(own[:, None])[:, 0]  # type: ignore[no-any-return]  # a module's output is Any
 
-    def chances(
-        self, target: FloatArray, draft: FloatArray, level: int, estimate: FloatArray, *, sampled: bool
-    ) -> FloatArray:
+    def chances(self, target: FloatArray, draft: FloatArray, level: int, estimate: FloatArray) -> FloatArray:
         """Return theta_M, float32[R], for the rows of one level, float32[R, D], and one target state, float32[D].
 
         In numpy: the few numbers of a level take torch a quarter of a millisecond.
         """
-        of_target, bias, of_draft, (greedy, noisy, constant) = self._arrays
+        of_target, bias, of_draft, weight = self._arrays
         position = min(max(level, 1), POSITIONS) - 1
         own = np.clip(estimate, _MARGIN, 1 - _MARGIN)
-        weight = noisy if sampled else greedy
         logits = of_target[position] @ target + bias[position] + draft @ of_draft
-        logits += weight * np.log(own / (1 - own)) + constant * sampled
+        logits += weight * np.log(own / (1 - own))
         chance: FloatArray = np.exp(-np.logaddexp(0.0, -logits)).astype(np.float32)  # cannot overflow
         return chance
 
     @cached_property
     def _arrays(self) -> tuple[FloatArray, ...]:
-        parts = (self.target.weight, self.target.bias, self.draft.weight[0], self.estimate.weight[0])
+        parts = (self.target.weight, self.target.bias, self.draft.weight[0], self.estimate.weight[0, 0])
         return tuple(each.detach().float().cpu().numpy() for each in parts)
 
 
@@ -244,5 +239,7 @@ def load_predictor(head: Path, model: Any, layers: int) -> AgreementPredictor | 
             f"The predictor in {folder} is of a head after {card.layers} layers, and this one is after {layers}; train "
             "it again with `foredraft train cali`, or remove its folder."
         )
+    if (estimate := weights.get(_ESTIMATE)) is not None:  # files before 0.3 have two more, for sampled texts
+        weights[_ESTIMATE] = estimate.reshape(1, -1)[:, :1]
     predictor = filled(AgreementPredictor(card.width), weights, folder)
     return predictor.to(model.get_input_embeddings().weight.device).requires_grad_(requires_grad=False)

@@ -24,9 +24,8 @@ from foredraft.errors import StoreError, UsageError, told
 from foredraft.graph.layout import Layout
 from foredraft.model.kv_cache import TreeCache
 from foredraft.model.layers import model_parts, shared_copy
-from foredraft.model.mask import attention_mask
 from foredraft.model.speculators import Ends
-from foredraft.model.state_heads import StateHead
+from foredraft.model.state_heads import StateHead, layer_arguments
 
 _FILES = ("model.safetensors.index.json", "model.safetensors")
 # by field of a configuration, its value for the layer where the configuration does not say
@@ -50,15 +49,11 @@ class MtpLayers:
 
     def arguments(self, layout: Layout, cache: TreeCache, like: torch.Tensor) -> dict[str, Any]:
         """As `NextStates` says; the layer sees all of a text, or its window."""
-        positions, rotary = torch.from_numpy(layout.positions[None]).to(like.device), self._model.rotary_emb
-        mask = attention_mask(layout, cache.spans[None], self._window, like.dtype)
+        return layer_arguments(layout, cache, like, self._rotary, self._window)
+
+    def _rotary(self, like: torch.Tensor, positions: torch.Tensor) -> Any:
         kind = (self._kind,) if self._model.has_per_layer_rope else ()
-        return {
-            "attention_mask": mask.to(like.device),
-            "position_ids": positions,
-            "position_embeddings": rotary(like, positions, *kind),
-            "past_key_values": cache,
-        }
+        return self._model.rotary_emb(like, positions, *kind)
 
     def fused(self, states: torch.Tensor) -> torch.Tensor:
         return self._norm(states)  # type: ignore[no-any-return]  # a module's output is Any

@@ -47,16 +47,16 @@ def _levels(config: Any) -> int | None:
 
 
 class PEagleBlock:
-    """One sequence's passes, as `Block`: the head's KV cache follows the text."""
+    """One sequence's passes, as `Block`."""
 
     def __init__(self, head: StateHead[Eagle3Layers]) -> None:
-        self._head, self.text = head, StateCache(head.layers.new_cache)
-        self.levels, self.vocabulary = _levels(head.config) or 1, len(head.ends.embeddings)
+        self._head = head
+        self.levels = _levels(head.config) or 1
         self._masks = np.full(self.levels - 1, int(head.config["mask_token_id"]), np.int64)
         self._rows = torch.empty(0)  # float[L, D], the LM head's inputs
 
-    def read(self, ids: TokenIds, states: torch.Tensor) -> None:
-        layers, text = self._head.layers, self.text
+    def read(self, text: StateCache, ids: TokenIds, states: torch.Tensor) -> None:
+        layers = self._head.layers
         for new in text.missing(len(ids), states):
             known, masks = states[new], self._masks if new.stop >= len(states) else self._masks[:0]
             layout = lay_out_text(np.concatenate([ids[text.begun :][new], masks]), new.start)
@@ -71,6 +71,3 @@ class PEagleBlock:
     def scores(self, level: int, tokens: IntArray) -> torch.Tensor:
         logits = self._head.ends.lm_head(self._rows[level : level + 1])
         return logits.expand(len(tokens), -1)  # type: ignore[no-any-return]  # a module's output is Any
-
-    def close(self) -> None:
-        self.text = StateCache(self._head.layers.new_cache)

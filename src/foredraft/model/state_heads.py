@@ -52,14 +52,20 @@ class StateLayers(nn.Module):
 
     def arguments(self, layout: Layout, cache: TreeCache, like: torch.Tensor) -> dict[str, Any]:
         """Return what every layer is given besides its rows: float[1, R, D] `like` these."""
-        positions = torch.from_numpy(layout.positions[None]).to(like.device)
-        span = cache.spans[None]
-        return {
-            "attention_mask": attention_mask(layout, span, None, like.dtype).to(like.device),
-            "position_ids": positions,
-            "position_embeddings": self.rotary(like, positions),
-            "past_key_values": cache,
-        }
+        return layer_arguments(layout, cache, like, self.rotary)
+
+
+def layer_arguments(
+    layout: Layout, cache: TreeCache, like: torch.Tensor, rotary: Callable[..., Any], window: int | None = None
+) -> dict[str, Any]:
+    """Return what layers are given besides rows `like` these, float[1, R, D], that see all of a text or a window."""
+    positions = torch.from_numpy(layout.positions[None]).to(like.device)
+    return {
+        "attention_mask": attention_mask(layout, cache.spans[None], window, like.dtype).to(like.device),
+        "position_ids": positions,
+        "position_embeddings": rotary(like, positions),
+        "past_key_values": cache,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +97,11 @@ class StateCache:
 
     def __init__(self, new_cache: Callable[[], TreeCache]) -> None:
         self._new_cache = new_cache
-        self.cache, self.begun = new_cache(), 0  # the text's length less that of its known states
+        self.clear()
+
+    def clear(self, begun: int = 0) -> None:
+        """Drop all rows; `begun` is the text's length less that of its known states."""
+        self.cache, self.begun = self._new_cache(), begun
 
     @property
     def length(self) -> int:
@@ -109,6 +119,6 @@ class StateCache:
         """
         begun = tokens - len(states)
         if begun != self.begun or self.length > len(states):
-            self.cache, self.begun = self._new_cache(), begun
+            self.clear(begun)
         while self.length < len(states):
             yield slice(self.length, self.length + _ROWS)

@@ -45,7 +45,6 @@ class StateRollout:
     def __init__(self, head: StateHead[NextStates], most_rows: int) -> None:
         self._head, self.most_rows = head, max(most_rows, 1)
         self.limits = len(head.ends.embeddings), None
-        self.hidden: torch.Tensor | None = None  # the LM head's inputs
         self._text = StateCache(head.layers.new_cache)
         self._root: torch.Tensor | None = None  # logits after the last token of the text
         self._outputs = torch.empty(0)  # float[1 + H, D], the next states after the root and every row of the tree
@@ -64,9 +63,9 @@ class StateRollout:
             return None
         for new in self._text.missing(len(ids), states):
             layout = lay_out_text(ids[self._text.begun :][new].copy(), new.start)
-            self._outputs = self._passed(layout, self._head.layers.fused(states[new]))[-1:]
+            scored, outputs = self._passed(layout, self._head.layers.fused(states[new]))
             self._text.cache.commit(range(layout.rows))
-            self._root = self._logits()[-1:]
+            self._outputs, self._root = outputs[-1:], self._head.ends.lm_head(scored[-1:])
         self._outputs = self._outputs[:1]
         self._text.cache.reserve(self.most_rows)
         return self._root
@@ -75,26 +74,23 @@ class StateRollout:
     def expand(self, tokens: IntArray, parents: IntArray) -> torch.Tensor:
         above = np.concatenate([self._parents, parents])
         states = self._outputs[torch.from_numpy(parents + 1)]
-        outputs = self._passed(laid_out(tokens, above, self._text.length), states)
+        scored, outputs = self._passed(laid_out(tokens, above, self._text.length), states)
         self._text.cache.hold()
         self._parents, self._outputs = above, torch.cat([self._outputs, outputs])
-        return self._logits()
+        return self._head.ends.lm_head(scored)  # type: ignore[no-any-return]  # a module's output is Any
 
     def keep(self, _path: Sequence[int]) -> None:
         self._text.cache.commit([])
         self._parents = self._parents[:0]
 
     def close(self) -> None:
-        self._text, self._root = StateCache(self._head.layers.new_cache), None
+        self._text.clear()
+        self._root = None
 
-    def _passed(self, layout: Layout, states: torch.Tensor) -> torch.Tensor:
-        """Run a layout's rows with their states, float[R, D], and return their next states."""
+    def _passed(self, layout: Layout, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run a layout's rows with their states, float[R, D]; return the LM head's inputs and the next states."""
         layers, cache = self._head.layers, self._text.cache
         cache.reserve(layout.rows)
         embedded = self._head.ends.embedded(layout)
         scored, outputs = layers(embedded, states[None], layers.arguments(layout, cache, embedded))
-        self.hidden = scored[0]
-        return outputs[0]
-
-    def _logits(self) -> torch.Tensor:
-        return self._head.ends.lm_head(self.hidden)  # type: ignore[no-any-return]  # a module's output is Any
+        return scored[0], outputs[0]

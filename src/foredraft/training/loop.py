@@ -17,9 +17,10 @@ import torch
 
 from foredraft.atomic_file import replacing
 from foredraft.errors import NumericsError, StoreError, UsageError
+from foredraft.index.datastore import Progress
 from foredraft.options import check_known, check_range
 from foredraft.training.tasks import Task
-from foredraft.training.traces import Numbers, Tell, Traces, chosen_windows
+from foredraft.training.traces import Numbers, Traces, chosen_windows
 
 CHECKPOINT = "checkpoint.pt"
 _EVALUATED = 64  # held-out windows on which agreement is measured, at most
@@ -57,7 +58,7 @@ class LoopOptions:
 
 def train(
     task: Task, folder: Path, traces: Traces, texts: str, options: LoopOptions, identity: Mapping[str, Any],
-    tell: Tell, *, max_minutes: float = math.inf, checkpoint_minutes: float = 2.0,
+    tell: Progress, *, max_minutes: float = math.inf, checkpoint_minutes: float = 2.0,
     now: Callable[[], float] = time.monotonic,
 ) -> "Run":  # fmt: skip
     """Train the task's module, or resume the run in `folder`, and report progress to `tell`.

@@ -15,7 +15,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 
 from foredraft.errors import StoreError
 from foredraft.model import heads
-from foredraft.model.candidates import NOISY_TOKENS
 from foredraft.model.heads import RankedHead, places_of
 from foredraft.model.layers import LAST, model_parts, shorter, tapped_states
 from foredraft.options import check_known
@@ -23,7 +22,6 @@ from foredraft.training.traces import Numbers, Traces, mapped_array
 
 LOSSES = ("distribution", "tokens")  # of an early-exit head
 _LOSS_DECAY = 0.8  # of each further Medusa head; Medusa, section 2.2.1
-_TEMPERATURE = 0.7  # of the windows that an agreement predictor treats as sampled; chosen, as the traces' default
 
 
 class Task:
@@ -213,12 +211,11 @@ class AgreementTask(Task):
     """Trains Cali-TS's predictor: will the target agree with what an early-exit head drafts?
 
     EESD, section 3.3. The labels compare the head's token with the target's at each position of a window, for levels
-    whose previous levels agreed, as the predictor is only used for those. In odd windows both choose with the same
-    noise, as in sampled texts. `head` exits after `layers` layers.
+    whose previous levels agreed, as the predictor is only used for those. `head` exits after `layers` layers.
     """
 
     def __init__(self, model: Any, head: heads.ExitHead, layers: int, traces: Traces) -> None:
-        self._vocabulary, width = model.get_output_embeddings().weight.shape
+        width = model.get_output_embeddings().weight.shape[1]
         super().__init__(model, traces, heads.AgreementPredictor(width), head.lm_head)
         self.module.to(self._device)
         self._model = model
@@ -246,14 +243,15 @@ class AgreementTask(Task):
     def levels(self, number: int) -> tuple[torch.Tensor, ...]:
         """Return the training examples of a window: every level that a draft would reach, from every position.
 
-        These are the target's states and the head's, float[n, D], the level, int64[n], the head's estimate, whether the
-        window is treated as sampled, and whether target and head agree, float[n].
+        These are the target's states and the head's, float[n, D], the level, int64[n], the head's estimate, and whether
+        target and head agree, float[n].
         """
         window = np.array([number])
         with torch.autocast(self._device.type, enabled=False), tapped_states(self._exit.after, (LAST,)) as found:
             scores = self._exit.logits(window)[0].float()
             target = self._model.base_model(**self._traces.inputs(window, self._device)).last_hidden_state[0].float()
-        agree, estimate = self._compared(number, scores)
+        best = torch.softmax(scores, -1).max(-1)
+        agree = self._tokens(best.indices) == self._traces.labels(window, self._device)[0][:, 0]
         level = torch.arange(1, heads.POSITIONS + 1, device=self._device)[None]
         position = torch.arange(self._traces.window, device=self._device)[:, None] + level
         inside = position < self._traces.window
@@ -262,24 +260,7 @@ class AgreementTask(Task):
         reached = torch.cumprod(agreed.int(), 1).bool()
         at, row = torch.nonzero(inside & reached, as_tuple=True)
         chosen = position[at, row]
-        sampled = torch.full_like(estimate[chosen], float(number % 2))
-        return target[at], found[LAST][0, chosen].float(), row + 1, estimate[chosen], sampled, agree[chosen].float()
-
-    def _compared(self, number: int, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return whether head and target agree at each position, bool[T], and the head's estimate, float[T]."""
-        theirs, known = self._traces.labels(np.array([number]), self._device)
-        if number % 2 == 0:
-            best = torch.softmax(scores, -1).max(-1)
-            return self._tokens(best.indices) == theirs[:, 0], best.values
-        generator = torch.Generator().manual_seed(number)
-        uniform = torch.rand((len(scores), self._vocabulary), generator=generator).clamp(1e-10, 1 - 1e-7)
-        noise = -torch.log(-torch.log(uniform)).to(self._device)
-        target = known.clamp_min(1e-8).log() / _TEMPERATURE + noise.gather(1, theirs)
-        ours = torch.log_softmax(scores, -1).topk(min(NOISY_TOKENS, scores.shape[-1]))
-        drafted = self._tokens(ours.indices)
-        best = torch.softmax(ours.values / _TEMPERATURE + noise.gather(1, drafted), -1).max(-1)
-        chosen = drafted.gather(1, best.indices[:, None]) == theirs.gather(1, target.argmax(-1)[:, None])
-        return chosen[:, 0], best.values
+        return target[at], found[LAST][0, chosen].float(), row + 1, best.values[chosen], agree[chosen].float()
 
 
 def distribution_loss(

@@ -23,11 +23,11 @@ import torch
 
 from foredraft.atomic_file import store_file, unwritable
 from foredraft.errors import NumericsError, StoreError, UsageError
+from foredraft.index.datastore import Progress
 from foredraft.options import check_known, check_range
 from foredraft.training.sources import Source, is_held_out
 
 Numbers = npt.NDArray[np.int64]  # window numbers, int64
-Tell = Callable[[str, int, int], None]  # reports a phase's progress: its name, the work done, and its total
 
 KINDS = ("greedy", "sampled", "open")
 LEARNED = ("all", "written", "open")  # texts that can be learned from
@@ -134,7 +134,7 @@ def chosen_windows(traces: Traces, texts: str) -> tuple[Numbers, Numbers]:
 
 
 def write_texts(
-    folder: Path, sources: Iterable[Source], write: Write, options: TraceOptions, identity: str, tell: Tell
+    folder: Path, sources: Iterable[Source], write: Write, options: TraceOptions, identity: str, tell: Progress
 ) -> None:
     """Let the target continue the sources' prompts until there are enough tokens, counting texts written before.
 
@@ -176,7 +176,7 @@ def _requests(sources: Iterable[Source], options: TraceOptions) -> Iterator[tupl
         yield source, Asked(source.prompt, is_sampled, options.seed + number), is_new
 
 
-def label_texts(folder: Path, model: Any, options: TraceOptions, identity: str, tell: Tell) -> Traces:
+def label_texts(folder: Path, model: Any, options: TraceOptions, identity: str, tell: Progress) -> Traces:
     """Pack the texts into windows, and store the target's most probable tokens at each position.
 
     UsageError if the texts do not fill a window, NumericsError if the target's logits are not finite, StoreError if the
