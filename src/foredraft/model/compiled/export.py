@@ -6,6 +6,7 @@ transformers' forward and attention interface, and torch's exporter. Does not de
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from inspect import signature
 from itertools import chain
@@ -27,7 +28,7 @@ from foredraft.model.compiled.package import MOST_ROWS
 from foredraft.model.compiled.recurrence import Lineage, TracedLayer, layer_shapes, lineage
 from foredraft.model.kv_cache import BufferLayer, Span, TreeCache, allocated
 from foredraft.model.layers import LAST, tapped_states, usual_taps
-from foredraft.model.mask import joined_mask
+from foredraft.model.mask import joined_mask, seen_rows
 from foredraft.model.recurrent.adoption import adopt
 from foredraft.model.recurrent.joint import JointLayer
 from foredraft.model.recurrent.state import StateLayer
@@ -162,12 +163,10 @@ class Subject:
             return False
         return len(attended) == len(attending)
 
-    def dynamic(self, least_rows: int, most_rows: int, *, ranges: bool) -> tuple[Any, ...]:
+    def dynamic(self, *, ranges: bool) -> tuple[Any, ...]:
         """Return the dimensions that vary: of each window, the slots in use and allocated; and the rows."""
-        rows = scored = None
-        if most_rows > least_rows:
-            rows = torch.export.Dim("rows", min=least_rows, max=most_rows)
-            scored = torch.export.Dim("scored", min=2, max=most_rows)
+        # from 2: the exporter takes a dimension that may be 1 for a constant
+        rows, scored = (torch.export.Dim(name, min=2, max=MOST_ROWS) for name in ("rows", "scored"))
         # the exporter wants room after the slots in use; without any the code runs too
         windows = range(len(self.forward.windows))
         visible = [torch.export.Dim(f"visible{window}", min=2, max=2**20 - 1) for window in windows]
@@ -226,6 +225,9 @@ def run_pass(
     Returns what `FunctionalForward.forward` does, for the last `scored` rows or all; None before all of the cache's
     layers are initialised.
     """
+    alone = layout.rows < package.least_rows
+    if alone:
+        layout, scored = _twice(layout), None
     buffers = cache.reserved_buffers(layout.rows)
     if not buffers:
         return None
@@ -235,7 +237,19 @@ def run_pass(
     arguments = row_arguments([layout], places, rows, dtype, ranges=package.ranges, steps=steps)
     result = package.run([*flat(arguments), *buffers, *cache.matrices()])
     cache.advance()
-    return result
+    if not alone:
+        return result
+    cache.reserve(1)  # the second row is none of the sequence's
+    return [each[:1] for each in result]
+
+
+def _twice(layout: Layout) -> Layout:
+    """Return a layout in which the only row stands twice; neither sees the other."""
+    held = np.repeat(seen_rows(layout)[:, :-1], 2, axis=0)
+    ancestors = np.hstack([held, np.eye(2, dtype=np.bool_)])
+    return replace(
+        layout, token_ids=layout.token_ids.repeat(2), positions=layout.positions.repeat(2), ancestors=ancestors
+    )
 
 
 def flat(arguments: tuple[Any, ...]) -> list[torch.Tensor]:
