@@ -156,6 +156,8 @@ def compile_model(
         tokenizer = None if method is None else load_tokenizer(model)
         generator = Generator(target, tokenizer, **drafting.drafting, progress=tell)
         made = generator.compile(again=again)
+        if background:  # nobody reads what would be printed, and costs would be those beside a generation
+            return
         tell(0.0, "measuring the cost of passes")
         targets = (target, *generator.drafter.needs.models)
         facts = [_record_facts(*each, of) for each, of in zip(made, targets, strict=True)]

@@ -84,7 +84,7 @@ def compile_forward(
     _check(model)
     tell = progress or (lambda _share, _what: None)
     folder = compiled_folder(model, cache)
-    with _as_sentence(), _only_one(folder):
+    with _as_sentence(), compiling(folder):
         record = None if again else checked_record(folder)
         if record is None:
             subject, before = Subject(model), records_of(model, cache)
@@ -97,14 +97,6 @@ def compile_forward(
             record = replace(record, same_bits=_same_bits(subject, library), warning=lost)
             write_record(folder, record)
     return folder, record
-
-
-@contextmanager
-def _only_one(folder: Path) -> Iterator[None]:
-    """Make the folder, and wait until no other process compiles into it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with compiling(folder):
-        yield
 
 
 def _lost_recipe(record: CompiledRecord, before: list[CompiledRecord]) -> str:
@@ -193,9 +185,17 @@ def _compiled(subject: Subject, folder: Path) -> CompiledRecord:
     finally:
         for file in (beside, weights_beside(beside)):
             file.unlink(missing_ok=True)
-    ranges, taps = recipe == _OWN and subject.takes_ranges, subject.forward.taps
-    made_of = (torch.__version__, recipe, kernels, lost, dequantised)
-    return CompiledRecord(package_hash(path), *made_of, ranges, subject.shapes, taps)
+    return CompiledRecord(
+        sha256=package_hash(path),
+        torch=torch.__version__,
+        recipe=recipe,
+        kernels=kernels,
+        lost=lost,
+        dequantised=dequantised,
+        ranges=recipe == _OWN and subject.takes_ranges,
+        shapes=subject.shapes,
+        taps=subject.forward.taps,
+    )
 
 
 def _compile(subject: Subject, recipe: str, path: Path) -> str:
