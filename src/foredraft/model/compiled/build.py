@@ -87,7 +87,7 @@ def compile_forward(
     with _as_sentence(), compiling(folder):
         record = None if again else checked_record(folder)
         if record is None:
-            subject, before = Subject(model), records_of(model, cache)
+            subject, before = Subject(model), records_of(folder)
             tell(0.0, "compiling the forward")
             record = _compiled(subject, folder)
             if lost := _lost_recipe(record, before):

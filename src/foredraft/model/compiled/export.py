@@ -202,15 +202,13 @@ class Subject:
         """Return an empty cache, in which all attention layers keep all positions."""
         return TreeCache.of_shapes([None] * len(self.shapes), self.shapes, self.dtype)
 
-    def arguments(
-        self, token_ids: I64, at: int = CONTEXT, *, ranges: bool, scored: int | None = None
-    ) -> tuple[Any, ...]:
-        """Return the arguments of `FunctionalForward.forward` before the buffers: a chain after `at` slots."""
-        rows, places = np.arange(len(token_ids)), {window: [(0, at)] for window in self.forward.windows}
+    def arguments(self, token_ids: I64, *, ranges: bool, scored: int | None = None) -> tuple[Any, ...]:
+        """Return the arguments of `FunctionalForward.forward` before the buffers: a chain after `CONTEXT` slots."""
+        rows, places = np.arange(len(token_ids)), {window: [(0, CONTEXT)] for window in self.forward.windows}
         rows = rows if scored is None else rows[-scored:]
-        taps, layout, steps = max(shape.taps for shape in self.shapes), lay_out_text(token_ids, at), None
+        taps, layout, steps = max(shape.taps for shape in self.shapes), lay_out_text(token_ids, CONTEXT), None
         if self.recurrent:
-            steps = lineage(layout, Span(taps, stored=at, pending=1))
+            steps = lineage(layout, Span(taps, stored=CONTEXT, pending=1))
             if scored is not None:  # one sequence alone would be taken for a constant
                 steps = steps._replace(sequences=steps.sequences.repeat(_TRACED_SEQUENCES, 1))
         return row_arguments([layout], places, rows, self.dtype, ranges=ranges, steps=steps)

@@ -154,12 +154,12 @@ def read_record(folder: Path) -> CompiledRecord | None:
         raise StoreError(f"The record of compiled forwards {path} is damaged. {_REMEDY}") from error
 
 
-def records_of(model: Any, cache: Path) -> list[CompiledRecord]:
-    """Return the records of the same weights, compiled by any torch with any number of threads."""
+def records_of(folder: Path) -> list[CompiledRecord]:
+    """Return the records of the weights of `folder`, compiled by any torch with any number of threads."""
     records = []
-    for folder in sorted((cache / _FOLDER).glob(f"*/{weights_hash(model)}")):
+    for each in sorted(folder.parents[1].glob(f"*/{folder.name}")):
         with suppress(StoreError):  # reported when it is used
-            records.append(read_record(folder))
+            records.append(read_record(each))
     return [record for record in records if record is not None]
 
 
