@@ -28,7 +28,6 @@ from foredraft.model.compiled.export import (
     Subject,
     compiled_attention,
     merge_products,
-    precise_logits,
     run_pass,
     turn_rows,
 )
@@ -220,7 +219,7 @@ def _compile(subject: Subject, recipe: str, path: Path) -> str:
                 if contexts.enter_context(quantised_weights(subject.model, rows)):
                     dequantised = dequantised_told(subject.model)
             contexts.enter_context(own_kernels(cached=product_bytes(subject.model) <= last_cache()))
-        contexts.enter_context(precise_logits(subject.model))
+        contexts.enter_context(_precise_logits(subject.model))
         if ranges:
             contexts.enter_context(compiled_attention(subject.forward))
         arguments = (*subject.arguments(token_ids, ranges=ranges, scored=_TRACED_SCORED), *subject.buffers())
@@ -231,6 +230,16 @@ def _compile(subject: Subject, recipe: str, path: Path) -> str:
             turn_rows(program)
         aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
     return dequantised
+
+
+@contextmanager
+def _precise_logits(model: Any) -> Iterator[None]:
+    """Make a model's LM head return its sums in float32, as kernels compute them, until the block ends.
+
+    Rounded to bfloat16, the two most probable tokens of a row in twenty have equal logits.
+    """
+    with model.get_output_embeddings().register_forward_hook(lambda _module, _inputs, logits: logits.float()):
+        yield
 
 
 @torch.inference_mode()

@@ -330,16 +330,6 @@ def compiled_attention(forward: FunctionalForward, attend: Callable[..., torch.T
         yield attended_by
 
 
-@contextmanager
-def precise_logits(model: Any) -> Iterator[None]:
-    """Make a model's LM head return its sums in float32, as kernels compute them, until the block ends.
-
-    Rounded to bfloat16, the two most probable tokens of a row in twenty have equal logits.
-    """
-    with model.get_output_embeddings().register_forward_hook(lambda _module, _inputs, logits: logits.float()):
-        yield
-
-
 def turn_rows(program: torch.export.ExportedProgram) -> None:
     """Have rows of linear maps that were transposed written row by row, as the kernels read them.
 
