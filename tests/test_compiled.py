@@ -1,12 +1,12 @@
 """The compiled forward: the same scores and texts as the model's own, found only by what it was compiled for."""
 
 import copy
-import dataclasses
 import json
 import shutil
 import time
 import warnings
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,9 +16,8 @@ from transformers import LlamaForCausalLM
 import foredraft.model.compiled.build as compiling_module
 from foredraft.api import Generator
 from foredraft.cache_folder import CACHE_VARIABLE
-from foredraft.contracts import CostCurve
 from foredraft.errors import ForedraftError, ForedraftWarning, StoreError, UsageError
-from foredraft.graph.layout import lay_out, lay_out_text
+from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.model import machine
 from foredraft.model.compiled import kernels
 from foredraft.model.compiled.background import Compilation
@@ -26,8 +25,8 @@ from foredraft.model.compiled.build import compile_forward
 from foredraft.model.compiled.export import FunctionalForward, Subject, compiled_attention, row_arguments
 from foredraft.model.compiled.kernels import multiplies_by_pairs
 from foredraft.model.compiled.package import (
-    EAGER,
     MOST_ROWS,
+    PACKAGE,
     RECORD,
     CompiledForward,
     compiled_folder,
@@ -43,7 +42,7 @@ from foredraft.model.mask import attention_mask
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from forward_against_bandwidth import weight_bytes
-from support.compilation import METHODS, SAMPLINGS, always_compiled, constant, record_of, written
+from support.compilation import METHODS, SAMPLINGS, compiled_by, record_of, written
 from support.families import FAMILIES, VOCABULARY, configuration, each_of, prompt_of, random_tree, tiny_model
 from support.llamas import llama, small_model
 
@@ -79,10 +78,10 @@ def parts_cache(tmp_path_factory):
 
 
 def compiled_target(cache, dtype=torch.float32):
-    """Return `small_model` as a target that runs what it can with the packages."""
+    """Return `small_model` as a target that runs its package."""
     model = small_model(dtype)
     folder = compiled_folder(model, cache)
-    return always_compiled(model, folder, read_record(folder))
+    return compiled_by(model, folder, read_record(folder))
 
 
 @each_of(FAMILIES)
@@ -149,7 +148,6 @@ def rows_of(target, nodes, length):
 def test_compiled_rows_score_as_the_model_does(cache):
     plain, compiled = TorchTarget(small_model()), compiled_target(cache)
     for nodes in (0, 1, 2, 7, 31, 63):
-        assert compiled.compiled.package_for(nodes + 1) is not None
         for length in (2, 40, 300):
             for ours, theirs in zip(rows_of(compiled, nodes, length), rows_of(plain, nodes, length), strict=True):
                 assert torch.allclose(ours, theirs, atol=1e-4)
@@ -163,7 +161,6 @@ def test_compiled_rows_are_the_same_to_the_last_bit_in_a_tree_and_alone(cache, d
     target, ids = compiled_target(cache, dtype), prompt_of(40)
     record = read_record(compiled_folder(small_model(dtype), cache))
     assert record.same_bits
-    assert [(package.name, package.least_rows) for package in record.packages] == [("any", 1)]
     tokens, parents = random_tree(np.random.default_rng(7), 23)
     cache_of_tree = target.new_cache()
     target.prefill(ids[:-1], cache_of_tree)
@@ -212,21 +209,44 @@ def test_compiled_texts_equal_plain_texts(cache, dtype, method, options, nodes, 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own calls
 def test_two_kinds_of_windows_and_rows_that_alone_come_out_otherwise(tmp_path):
-    """Heads of eight numbers are attended by torch's kernel, so one row has a package of its own."""
+    """Heads of eight numbers are attended by torch's kernel, so a lone row runs as two."""
     config = configuration("gemma3_text")
     config.max_position_embeddings = 1024
     model = tiny_model(config)
-    folder, record = compile_forward(model, tmp_path)
-    assert [(package.name, package.least_rows) for package in record.packages] == [("any", 2), ("one", 1)]
-    compiled = always_compiled(model, folder, record)
-    assert compiled.compiled.package_for(1) not in (None, compiled.compiled.package_for(2))
-    costs = {name: curve for name, curve in record.costs.items() if name != "one"}
-    halfway = always_compiled(model, folder, dataclasses.replace(record, packages=record.packages[:1], costs=costs))
-    assert halfway.compiled.package_for(1) is None
-    assert halfway.compiled.package_for(2) is not None
-    for target in (halfway, compiled):
-        for method, options, nodes in METHODS:
-            assert written(target, method, options, nodes, {}) == written(TorchTarget(model), "none", {}, 0, {})
+    target = compiled_by(model, *compile_forward(model, tmp_path))
+    assert not target.compiled.record.same_bits
+    assert target.compiled.library.least_rows == 2
+    for method, options, nodes in METHODS:
+        assert written(target, method, options, nodes, {}) == written(TorchTarget(model), "none", {}, 0, {})
+
+
+@pytest.mark.parametrize("nodes", [0, 1, 9])
+def test_a_lone_row_that_runs_as_two_is_scored_and_kept_as_one(cache, nodes):
+    """Also after held rows, and held itself."""
+    model = small_model()
+    folder = compiled_folder(model, cache)
+    record = read_record(folder)
+    target, as_two = (compiled_by(model, folder, each) for each in (record, replace(record, same_bits=False)))
+    tokens, parents = random_tree(np.random.default_rng(nodes), nodes)
+    root, found = lay_out(5, tokens, parents, 20), []
+    sees = np.zeros((1, nodes + 3), bool)
+    sees[0, [0, nodes + 1, nodes + 2]] = True  # the root, its child and the child of that
+    child = Layout(np.array([3]), np.array([21]), sees[:, : nodes + 2], 20, root.positions)
+    last = Layout(np.array([4]), np.array([22]), sees, 20, np.append(root.positions, 21))
+    for each in (target, as_two):
+        own = each.new_cache()
+        for ids in np.split(prompt_of(20), [19]):
+            each.prefill(ids, own)
+        passes = []
+        for layout in (root, child, last):
+            scores = each.forward(layout, own, hidden=(LAST,))
+            passes += [scores.logits, scores.hidden]
+            own.hold()
+        own.commit([0, nodes + 1, nodes + 2])
+        found.append([*passes, *(buffer[:, :, :23] for buffer in own.reserved_buffers(0))])
+        assert own.length == 23
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_the_bytes_of_a_pass_leave_out_an_embedding_that_is_only_looked_up():
@@ -236,17 +256,13 @@ def test_the_bytes_of_a_pass_leave_out_an_embedding_that_is_only_looked_up():
     assert weight_bytes(tied) == weight_bytes(untied)
 
 
-def test_passes_round_alike_as_far_as_none_runs_as_it_is(cache):
+def test_passes_round_alike_up_to_the_most_rows_that_are_compiled(cache):
     folder = compiled_folder(small_model(), cache)
     record = read_record(folder)
-    compiled = CostCurve((1, 32, 33, MOST_ROWS), (1.0, 1.0, 3.0, 3.0))
-    costs = {**dict.fromkeys(record.costs, compiled), EAGER: constant(2.0)}
-    forward = CompiledForward(folder, dataclasses.replace(record, costs=costs))
-    assert forward.rounds_alike(32)
-    assert not forward.rounds_alike(33)
+    forward = CompiledForward(folder, record)
+    assert forward.rounds_alike(MOST_ROWS)
     assert not forward.rounds_alike(MOST_ROWS + 1)
-    unlike = dataclasses.replace(record, costs=costs, same_bits=False)
-    assert not CompiledForward(folder, unlike).rounds_alike(1)
+    assert not CompiledForward(folder, replace(record, same_bits=False)).rounds_alike(1)
 
 
 def test_a_drafting_model_that_is_not_compiled_is_told(cache):
@@ -260,13 +276,11 @@ def test_a_drafting_model_that_is_not_compiled_is_told(cache):
 def test_the_layers_before_an_early_exit_are_compiled_and_write_the_same_text(parts_cache, monkeypatch, sampling):
     monkeypatch.setenv(CACHE_VARIABLE, str(parts_cache))
     folder = compiled_folder(small_model(), parts_cache)
-    target = always_compiled(small_model(), folder, read_record(folder))
+    target = compiled_by(small_model(), folder, read_record(folder))
     expected = written(target, "none", {}, 0, sampling)
     generator = Generator(target, None, method="eesd", options=EXIT, nodes=6)  # a warning would fail the test
     (part,) = generator.drafter.needs.models
     assert part.compiled.record.same_bits
-    record = dataclasses.replace(part.compiled.record, costs={**part.compiled.record.costs, EAGER: constant(1e6)})
-    part.compiled = CompiledForward(compiled_folder(part.model, parts_cache), record)
     monkeypatch.setattr(part.model, "forward", None)
     run = generator.begin(prompt_of(20), SamplingOptions(**sampling), max_new_tokens=48)
     records = list(run.steps())
@@ -304,7 +318,7 @@ def test_a_second_compilation_keeps_what_is_there(cache):
     told = []
     compile_forward(small_model(), cache, progress=lambda share, what: told.append(what))
     assert before == {path.name: path.stat().st_mtime_ns for path in folder.glob("*.pt2")}
-    assert told == ["timing what was compiled earlier"]
+    assert told == []
 
 
 def test_other_weights_and_other_threads_find_nothing(cache):
@@ -333,33 +347,35 @@ def damaged(cache, tmp_path, change):
     return copy
 
 
-def truncate(folder, name="any.pt2"):
+def truncate(folder, name=PACKAGE):
     path = folder / name
     path.write_bytes(path.read_bytes()[:-100])
 
 
-def lengthen(folder):
+def without_shapes(folder):
     record = json.loads((folder / RECORD).read_text())
-    (folder / RECORD).write_text(json.dumps(record | {"rows": [1, *record["rows"]]}))
+    del record["shapes"]
+    (folder / RECORD).write_text(json.dumps(record))
 
 
 @pytest.mark.parametrize(
     "change",
     [
         truncate,
-        lambda folder: (folder / "any.pt2").unlink(),
-        lambda folder: truncate(folder, "any.weights"),
-        lambda folder: (folder / "any.weights").unlink(),
+        lambda folder: (folder / PACKAGE).unlink(),
+        lambda folder: truncate(folder, "forward.weights"),
+        lambda folder: (folder / "forward.weights").unlink(),
         lambda folder: (folder / RECORD).write_text("{"),
         lambda folder: (folder / RECORD).write_text("[]"),
-        lengthen,
+        without_shapes,
     ],
-    ids=["truncated", "gone", "weights-truncated", "weights-gone", "no-json", "another-shape", "other-length"],
+    ids=["truncated", "gone", "weights-truncated", "weights-gone", "no-json", "another-shape", "incomplete"],
 )
 def test_a_damaged_cache_is_told_and_not_used(cache, tmp_path, change, monkeypatch):
     copy = damaged(cache, tmp_path, change)
-    with pytest.raises(StoreError, match=r"damaged.*--again"):
-        find_compiled(small_model(), copy)
+    for use in (find_compiled, compile_forward):
+        with pytest.raises(StoreError, match=r"damaged.*--again"):
+            use(small_model(), copy)
     monkeypatch.setenv("FOREDRAFT_CACHE", str(copy))
     with pytest.warns(ForedraftWarning, match="goes on without it"):
         assert kept_forward(small_model()) is None
@@ -374,23 +390,11 @@ def test_what_another_process_compiles_at_the_moment_is_not_damaged(cache, tmp_p
         find_compiled(small_model(), copy)
 
 
-def test_the_quickest_runs_each_number_of_rows():
-    record = record_of(eager=(5.0, 6.0, 8.0), one=(1.0, None, None), any=(None, 2.0, 9.0))
-    quickest = record.quickest()
-    assert len(quickest) == MOST_ROWS + 1
-    assert quickest[1] == "one"
-    assert quickest[2] == quickest[4] == "any"
-    assert quickest[16] == quickest[MOST_ROWS] == EAGER
-    slow = record_of(eager=(1.0, 1.0, 1.0), any=(None, 2.0, 2.0)).quickest()
-    assert set(slow) == {EAGER}
-
-
 def test_a_record_is_read_as_it_was_written(tmp_path):
-    record = record_of(eager=(5.0, 6.0, 8.0), one=(1.0, None, None))
+    record = record_of()
     write_record(tmp_path, record)
     assert read_record(tmp_path) == record
     assert read_record(tmp_path / "elsewhere") is None
-    assert json.loads((tmp_path / RECORD).read_text())["seconds"]["one"] == [1.0, None, None]
 
 
 @pytest.mark.parametrize(
@@ -447,6 +451,6 @@ def test_a_compilation_beside_tells_its_news_and_its_failure_once(tmp_path, monk
     assert not compilation.running
     where = compiled_folder(model, tmp_path)
     where.mkdir(parents=True)
-    write_record(where, record_of(eager=(1.0, 1.0, 1.0)))
+    write_record(where, record_of())
     assert compilation.has_news()
     assert not compilation.has_news()

@@ -18,7 +18,7 @@ from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from support.batches import counted, drafters, emitted, leased
 from support.causal_types import tiny_configuration
-from support.compilation import always_compiled
+from support.compilation import compiled_by
 from support.drafts import path_to
 from support.families import GREEDY, prompt_of, random_tree, tiny_model, written
 from support.scripted import AdversaryDrafter, OracleDrafter, RandomTreeDrafter, continuation_in
@@ -56,8 +56,7 @@ def compiled(request, family, tmp_path_factory):
         warnings.simplefilter("ignore")  # torch's compiler warns of its own calls
         folder, record = compile_forward(model, tmp_path_factory.mktemp("compiled"))
     assert record.same_bits
-    assert [(each.name, each.least_rows) for each in record.packages] == [("any", 1)]
-    return always_compiled(model, folder, record), model_of(family, request.param)
+    return compiled_by(model, folder, record), model_of(family, request.param)
 
 
 def after(target, tokens, count=None):

@@ -17,7 +17,7 @@ from foredraft.model.compiled.build import RECIPES, compile_forward
 from foredraft.model.compiled.library import CompiledLibrary
 from foredraft.model.compiled.package import compiled_folder, read_record, weights_hash, write_record
 from foredraft.model.target import TorchTarget
-from support.compilation import METHODS, SAMPLINGS, always_compiled, record_of, written
+from support.compilation import METHODS, SAMPLINGS, compiled_by, record_of, written
 from support.llamas import llama, small_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -40,24 +40,22 @@ def cache(compiled_cache):
 
 def only(monkeypatch, *working):
     """Have every recipe fail but those that are named."""
-    compiled_by = build._compile
+    compile_by = build._compile
 
-    def compile_by(subject, package, recipe, path):
+    def compile_if_working(subject, recipe, path):
         if recipe not in working:
             raise RuntimeError(f"{recipe} are broken\nin a long trace")
-        compiled_by(subject, package, recipe, path)
+        return compile_by(subject, recipe, path)
 
-    monkeypatch.setattr(build, "_compile", compile_by)
+    monkeypatch.setattr(build, "_compile", compile_if_working)
 
 
 @pytest.mark.slow
 def test_the_recipe_and_its_kernels_are_recorded(cache):
     record = read_record(compiled_folder(small_model(), cache))
-    (package,) = record.packages
-    assert (package.recipe, package.lost, record.torch, record.warning) == ("our kernels", {}, torch.__version__, "")
-    assert "attention" in package.kernels
-    assert "products" in package.kernels
-    assert package.told() == "The package for 1 to 256 rows is made of our kernels (attention, products)."
+    assert (record.recipe, record.lost, record.torch, record.warning) == ("our kernels", {}, torch.__version__, "")
+    assert record.kernels == ("attention", "products")
+    assert record.told()[1] == "The package is made of our kernels (attention, products)."
 
 
 def test_the_commands_show_which_recipe_won(cache, tmp_path, monkeypatch, capsys):
@@ -66,7 +64,7 @@ def test_the_commands_show_which_recipe_won(cache, tmp_path, monkeypatch, capsys
     for command in (["compile"], ["info", "--dtype", "float32"]):
         assert main([*command, str(tmp_path / "model")]) == 0
         shown = " ".join(capsys.readouterr().out.split())
-        assert "for 1 to 256 rows is made of our kernels (attention, products)." in shown
+        assert "The package is made of our kernels (attention, products)." in shown
         assert f"Compiled by torch {torch.__version__}." in shown
 
 
@@ -79,19 +77,17 @@ def test_a_recipe_that_worked_with_an_earlier_torch_is_missed_and_the_next_one_w
     model, recipe = small_model(), RECIPES[place]
     elsewhere = tmp_path / "compiled" / "another-setting" / weights_hash(model)
     elsewhere.mkdir(parents=True)
-    earlier = record_of(eager=(2.0, 2.0, 2.0), any=(None, 1.0, 1.0), recipe=RECIPES[0])
-    write_record(elsewhere, earlier)
+    write_record(elsewhere, record_of(RECIPES[0]))
     only(monkeypatch, recipe)
     with pytest.warns(ForedraftWarning, match="With torch 9.9 .* made of our kernels, which fails with") as said:
         folder, record = compile_forward(model, tmp_path)
     assert read_record(folder) == record
     assert record.warning in [str(each.message) for each in said]  # torch's compiler warns of its own calls too
-    for package in record.packages:
-        assert package.recipe == recipe
-        assert package.lost == {each: f"RuntimeError: {each} are broken" for each in RECIPES[:place]}
-        assert f"is made of {recipe} (" in package.told()
-        assert "Our kernels failed: RuntimeError: our kernels are broken." in package.told()
-    target = always_compiled(model, folder, record)
+    assert record.recipe == recipe
+    assert record.lost == {each: f"RuntimeError: {each} are broken" for each in RECIPES[:place]}
+    assert f"is made of {recipe} (" in " ".join(record.told())
+    assert "Our kernels failed: RuntimeError: our kernels are broken." in record.told()
+    target = compiled_by(model, folder, record)
     for sampling in SAMPLINGS:
         expected = written(TorchTarget(model), "none", {}, 0, sampling)
         for method, options, nodes in METHODS:
@@ -109,6 +105,7 @@ def test_every_failed_recipe_gives_its_reason(tmp_path, monkeypatch):
 @pytest.mark.parametrize("rows", [1, 2, 13, 17, 48, 255])
 def test_one_bit_that_differs_in_passes_of_one_size_is_found(cache, tmp_path, monkeypatch, rows):
     shutil.copytree(cache, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setattr(build, "_compiled", lambda _subject, folder: read_record(folder))  # it is in the cache
     run = CompiledLibrary.run
 
     def run_otherwise(package, tensors):
@@ -118,7 +115,7 @@ def test_one_bit_that_differs_in_passes_of_one_size_is_found(cache, tmp_path, mo
         return logits, *others
 
     monkeypatch.setattr(CompiledLibrary, "run", run_otherwise)
-    _, record = compile_forward(small_model(), tmp_path)
+    _, record = compile_forward(small_model(), tmp_path, again=True)
     assert not record.same_bits
 
 
@@ -131,7 +128,7 @@ def test_a_compilation_beside_tells_what_was_compiled_better_before(tmp_path, mo
     compilation = background.Compilation("any", model)
     folder = compiled_folder(model, tmp_path)
     folder.mkdir(parents=True)
-    write_record(folder, record_of(eager=(1.0, 1.0, 1.0), warning="It may be slower."))
+    write_record(folder, record_of(warning="It may be slower."))
     while compilation.running:
         time.sleep(0.01)
     with pytest.warns(ForedraftWarning, match=r"^It may be slower\.$"):

@@ -76,8 +76,7 @@ def test_a_compiled_rounded_model_reads_integers_and_drafts_what_it_would_write(
         TorchTarget(load_model(checkpoint, "q4_0", device="cpu")), None, method="prompt_lookup", options={}, nodes=8
     )
     generator.compile()
-    kernels = [kernel for package in generator.target.compiled.record.packages for kernel in package.kernels]
-    assert any("weights of 4 bits" in kernel for kernel in kernels)
+    assert any("weights of 4 bits" in kernel for kernel in generator.target.compiled.record.kernels)
     texts = []
     for method in ("prompt_lookup", "none"):
         generator.use(method)

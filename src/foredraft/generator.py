@@ -138,7 +138,7 @@ class Generator:
     ) -> list[tuple[Path, CompiledRecord]]:
         """Compile the forward of the model, and of the models that the method runs, for this machine and use them.
 
-        Existing packages are only timed, unless all are compiled `again`. Returns each model's folder of packages and
+        Existing packages are kept, unless all are compiled `again`. Returns each model's folder with its package and
         what it holds. On a CUDA device passes are compiled and recorded at their first use instead; without
         `same_bits`, passes of few rows may be faster there, but drafts may change a text in reduced precision.
         UsageError for a model that cannot be compiled here, StoreError for a cache folder that is damaged or cannot be

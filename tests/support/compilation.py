@@ -1,17 +1,7 @@
-"""What is written with and without compiled passes, and records of compiled packages."""
-
-import dataclasses
+"""What is written with and without compiled passes, and the record of a compiled package."""
 
 from foredraft.api import Generator
-from foredraft.contracts import CostCurve
-from foredraft.model.compiled.package import (
-    ANY,
-    EAGER,
-    MOST_ROWS,
-    ONE,
-    CompiledForward,
-    CompiledRecord,
-)
+from foredraft.model.compiled.package import CompiledForward, CompiledRecord
 from foredraft.model.kv_cache import LayerShape
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
@@ -31,27 +21,12 @@ def written(target, method, options, nodes, sampling):
     return [token for record in run.steps() for token in record.emitted]
 
 
-def always_compiled(model, folder, record):
-    """Return a target that runs what it can with the packages, whatever they cost."""
-    costs = {**record.costs, EAGER: constant(1e6)}
-    return TorchTarget(model, CompiledForward(folder, dataclasses.replace(record, costs=costs)))
+def compiled_by(model, folder, record):
+    """Return a target that runs the package of a folder."""
+    return TorchTarget(model, CompiledForward(folder, record))
 
 
-def constant(seconds):
-    return CostCurve((1, MOST_ROWS), (seconds, seconds))
-
-
-def record_of(recipe="torch's kernels", warning="", **told):
-    """Return a record of packages with the seconds that passes of 1, 4 and 16 rows take, None where they take none."""
-    packages = tuple(
-        dataclasses.replace(package, recipe=recipe, kernels=("attention",))
-        for package in (ANY, ONE)
-        if package.name in told
-    )
-    costs = {}
-    for name, seconds in told.items():
-        timed = [(rows, each) for rows, each in zip((1, 4, 16), seconds, strict=True) if each is not None]
-        costs[name] = CostCurve(*(tuple(column) for column in zip(*timed, strict=True)))
-    return CompiledRecord(
-        packages, costs, same_bits=True, shapes=(LayerShape(2, 16),) * 2, torch="9.9", warning=warning
-    )
+def record_of(recipe="torch's kernels", warning=""):
+    """Return the record of a package that does not exist."""
+    shapes = (LayerShape(2, 16),) * 2
+    return CompiledRecord("", "9.9", recipe, ("attention",), {}, "", False, shapes, (), True, warning)

@@ -1,4 +1,4 @@
-"""`foredraft info` and `foredraft compile`: a model's properties, the cost of its passes, and the gain of compiling.
+"""`foredraft info` and `foredraft compile`: a model's properties, the cost of its passes, and how it was compiled.
 
 Reads the configuration first, so that an unsupported model is rejected before its weights are loaded. Does not depend
 on drafters.
@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # torch and transformers are imported when a command runs, so
 
     from foredraft.contracts import CostCurve
     from foredraft.model.compiled.package import CompiledRecord
+    from foredraft.model.target import TorchTarget
 
 NOT_COMPILED = "This model is not compiled for this machine; `foredraft compile MODEL` compiles it (CPU only)."
 
@@ -162,37 +163,31 @@ def compile_model(
         tokenizer = None if method is None else load_tokenizer(model)
         generator = Generator(target, tokenizer, **drafting.drafting, progress=tell)
         made = generator.compile(again=again)
+        if background:  # nobody reads what would be printed, and costs would be those beside a generation
+            return
+        tell(0.0, "measuring the cost of passes")
+        targets = (target, *generator.drafter.needs.models)
+        facts = [_record_facts(*each, of) for each, of in zip(made, targets, strict=True)]
     if as_json:
-        facts = [_record_facts(folder, record) for folder, record in made]
         show_json(facts[0] | ({"drafting": facts[1:]} if method else {}))
         return
-    for number, (folder, record) in enumerate(made):
-        _print_record(folder, record, f"Cost of a pass of draft model {number}" if number else "Cost of a pass")
+    for number, ((folder, record), own) in enumerate(zip(made, facts, strict=True)):
+        show_cost(own["cost"], f"Cost of a pass of draft model {number}" if number else "Cost of a pass")
+        typer.echo(f"{own['bytes'] / 2**20:,.0f} MiB in {folder}")
+        if record.same_bits:
+            typer.echo("A row's result is bit-identical with any number of other rows.")
+        for sentence in record.told():
+            typer.echo(sentence)
 
 
-def _record_facts(folder: "Path", record: "CompiledRecord") -> dict[str, Any]:
-    """Return the facts of a compiled model, with the seconds of passes uncompiled and by the package in use."""
-    from foredraft.model.compiled.package import EAGER, MOST_ROWS
+def _record_facts(folder: "Path", record: "CompiledRecord", target: "TorchTarget") -> dict[str, Any]:
+    """Return the facts of a compiled model, with the measured cost of its passes."""
+    from foredraft.cache_folder import cache_path
+    from foredraft.model.cost import measured_cost
 
-    rows, quickest = record.costs[EAGER].rows, record.quickest()
-    tables = {name: curve.table(MOST_ROWS).tolist() for name, curve in record.costs.items()}
-    times = {"eager": [1e3 * tables[EAGER][n] for n in rows], "used": [1e3 * tables[quickest[n]][n] for n in rows]}
     size = sum(file.stat().st_size for file in folder.iterdir())
-    facts = {"folder": str(folder), "bytes": size, "rows": rows, "milliseconds": times, **asdict(record)}
-    del facts["costs"]
-    return facts
-
-
-def _print_record(folder: "Path", record: "CompiledRecord", title: str) -> None:
-    facts, quickest = _record_facts(folder, record), record.quickest()
-    times = zip(facts["rows"], *facts["milliseconds"].values(), strict=True)
-    shown = [(n, eager, used, eager / used, quickest[n]) for n, eager, used in times]
-    show_table(("rows", "uncompiled, ms|.2f", "compiled, ms|.2f", "times as fast|.2f", "package"), shown, title)
-    typer.echo(f"{facts['bytes'] / 2**20:,.0f} MiB in {folder}")
-    if record.same_bits:
-        typer.echo("A row's result is bit-identical with any number of other rows.")
-    for sentence in record.told():
-        typer.echo(sentence)
+    cost = cost_rows(measured_cost(target, cache_path()))  # the curve that generation uses
+    return {"folder": str(folder), "bytes": size, "cost": cost, **asdict(record)}
 
 
 def cost_rows(curve: "CostCurve") -> list[dict[str, float]]:
@@ -203,7 +198,7 @@ def cost_rows(curve: "CostCurve") -> list[dict[str, float]]:
     ]
 
 
-def show_cost(rows: list[dict[str, float]]) -> None:
+def show_cost(rows: list[dict[str, float]], title: str = "Cost of verification") -> None:
     """Print the cost of a pass by its rows."""
     shown = [tuple(row.values()) for row in rows]
-    show_table(("rows", "ms|.2f", "relative to one row|.2f"), shown, "Cost of verification")
+    show_table(("rows", "ms|.2f", "relative to one row|.2f"), shown, title)

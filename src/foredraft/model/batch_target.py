@@ -19,7 +19,7 @@ from foredraft.errors import OutOfMemoryError
 from foredraft.graph.layout import Layout
 from foredraft.model.arena import MOST_SLOTS, STATE_TOKENS, Arena, Lease
 from foredraft.model.compiled.export import flat, row_arguments
-from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, PackageRecord, runs_on_cpu
+from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, runs_on_cpu
 from foredraft.model.compiled.recurrence import RecordStates
 from foredraft.model.joint_forward import JointForward
 from foredraft.model.layers import LAST
@@ -78,10 +78,10 @@ class SequentialBatch:
 
 
 class _Compiled:
-    """Runs passes over several sequences by the packages that take them, as `JointForward` does uncompiled."""
+    """Runs compiled passes over several sequences, as `JointForward` does uncompiled."""
 
-    def __init__(self, target: TorchTarget, compiled: CompiledForward, fits: Sequence[PackageRecord]) -> None:
-        self._packages, self._fits, self._dtype = compiled.packages, fits, target.dtype
+    def __init__(self, target: TorchTarget, compiled: CompiledForward) -> None:
+        self._library, self._dtype = compiled.library, target.dtype
         self._layers, support = compiled.record.shapes, target.support
         attending = zip(support.windows, support.recurrent, strict=True)
         self.windows = tuple(dict.fromkeys(window for window, recurrent in attending if not recurrent))
@@ -97,9 +97,8 @@ class _Compiled:
         """Return so many places for states."""
         return RecordStates(self._layers, self._dtype, most)
 
-    def __call__(self, rows: torch.Tensor, *arguments: Any) -> list[torch.Tensor]:
-        package = next(self._packages[each.name] for each in self._fits if each.takes(rows.shape[1]))
-        return package.run(flat((rows, *arguments)))
+    def __call__(self, *arguments: Any) -> list[torch.Tensor]:
+        return self._library.run(flat(arguments))
 
 
 class JointBatch:
@@ -205,12 +204,9 @@ class JointBatch:
 def _compiled_pass(target: TorchTarget, hidden: tuple[int, ...]) -> _Compiled | None:
     """Return what runs joint passes compiled, if a row then has the same bits whatever other rows are in the pass."""
     compiled = target.compiled
-    if compiled is None or not compiled.record.same_bits or not compiled.returns(hidden):
+    if compiled is None or not compiled.returns(hidden) or not (compiled.record.same_bits and compiled.record.ranges):
         return None
-    fits = [each for each in compiled.record.packages if each.ranges]
-    if not all(any(each.takes(rows) for each in fits) for rows in (1, 2, MOST_ROWS)):
-        return None
-    return _Compiled(target, compiled, fits)
+    return _Compiled(target, compiled)
 
 
 def batch_target(

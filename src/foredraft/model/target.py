@@ -100,8 +100,9 @@ class TorchTarget:
         Returns the states of the layers `hidden`, float[m, K * D], of the last m tokens: all, except for the last
         hidden states, which only scored rows have.
         """
-        compiled = self.compiled is not None and self.compiled.package_for(MOST_ROWS) is not None
-        most = MOST_ROWS if compiled else _STATE_ROWS if any(self.support.recurrent) else PREFILL_ROWS
+        most = _STATE_ROWS if any(self.support.recurrent) else PREFILL_ROWS
+        if self.compiled is not None:
+            most = MOST_ROWS
         cache.reserve_text(len(token_ids))
         states = []
         for start in range(0, len(token_ids), most):
@@ -167,8 +168,9 @@ class TorchTarget:
         self, layout: Layout, cache: TreeCache, hidden: tuple[int, ...], *, scored: int | None = None
     ) -> list[torch.Tensor] | None:
         """Return the results for the last `scored` rows, or all; None if the model must run uncompiled."""
-        compiled = self.compiled
-        package = compiled.package_for(layout.rows) if compiled is not None and compiled.returns(hidden) else None
+        compiled, package = self.compiled, None
+        if compiled is not None and layout.rows <= MOST_ROWS and compiled.returns(hidden):
+            package = compiled.library
         if any(self.support.recurrent) and (package is None) != (cache.records is None):
             if package is not None:  # this cache was begun before the model was compiled
                 return None

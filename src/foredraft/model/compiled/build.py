@@ -1,59 +1,47 @@
 """Compiles a model's forward ahead of time for this machine, and keeps the packages in the cache folder.
 
-One package is enough for generation if its kernels give a row the same bits whatever other rows are in the pass; then
-plain and drafted steps use the same weights in the processor's cache. If a single row gets other bits, it has a package
-of its own. Each package is timed against the uncompiled model, and the faster one is used. Uses torch's exporter and
-compiler. Does not depend on what runs the packages.
+Plain and drafted steps use one package, and so the same weights in the processor's cache. Its rows are compared: our
+kernels give a row the same bits whatever other rows are in the pass. Uses torch's exporter and compiler. Does not
+depend on what runs the packages.
 """
 
 import gc
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
-from timeit import timeit
 from typing import Any
 
 import numpy as np
 import torch
 
 from foredraft.atomic_file import TEMPORARY_SUFFIX, place_file
-from foredraft.contracts import CostCurve
 from foredraft.errors import ForedraftError, ForedraftWarning, UsageError, told
 from foredraft.graph.layout import lay_out_text
-from foredraft.graph.tree import I64
 from foredraft.model.compiled.blocks import QuantisedRows, dequantised_told, product_bytes, quantised_weights
 from foredraft.model.compiled.export import (
     CONTEXT,
-    FunctionalForward,
     Subject,
     compiled_attention,
-    flat,
     merge_products,
-    precise_logits,
     run_pass,
     turn_rows,
 )
 from foredraft.model.compiled.kernels import multiplies_integers, own_kernels
 from foredraft.model.compiled.library import CompiledLibrary, can_load, return_memory, weights_apart, weights_beside
 from foredraft.model.compiled.package import (
-    ANY,
-    EAGER,
     MOST_ROWS,
-    ONE,
+    PACKAGE,
     CompiledRecord,
-    PackageRecord,
+    checked_record,
     compiled_folder,
     compiling,
     kernels_in,
-    load_packages,
     package_hash,
-    read_record,
     records_of,
     runs_on_cpu,
     write_record,
@@ -63,16 +51,10 @@ from foredraft.model.gguf.files import quantised_file
 from foredraft.model.machine import last_cache, usable_memory
 from foredraft.model.rounding import dtype_name
 from foredraft.model.support import inspect
-from foredraft.model.target import TorchTarget
 
 _MEMORY_FOR = 2.5  # peak memory over the size of the weights: 5.8 GiB for 2.4, of which 0.5 are Python's
 
 _TRACED_ROWS, _TRACED_SCORED = 4, 3  # different numbers, so that the exporter tells the two dimensions apart
-# chosen: numbers of rows at which passes are timed; rounds, each of which times all packages; and passes per round
-_TIMED_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, MOST_ROWS)
-_ROUNDS = 4
-_REPEATS = 2
-_ENOUGH_SECONDS = 0.5  # of passes of one row count: slow ones vary little, and are timed less often; chosen
 _PROBED_ROWS = (*range(1, 17), 17, 24, 31, 32, 33, 48, 63, 64, 65, 128, 255)
 """Numbers of rows whose passes are compared with a pass of the most rows: all up to two blocks of any kernel, and those
 around the sizes at which rows are divided among threads and caches."""
@@ -90,71 +72,42 @@ Progress = Callable[[float, str], None]
 def compile_forward(
     model: Any, cache: Path, *, again: bool = False, progress: Progress | None = None
 ) -> tuple[Path, CompiledRecord]:
-    """Compile a model's missing packages, or all of them `again`, and time all of them.
+    """Compile a model's forward unless it is compiled, or `again`.
 
-    The model is in evaluation mode on the CPU, and the cache folder writable. `progress` is called for each package.
-    Returns the folder of the packages and its record. Waits for another process that compiles the same. A killed
-    compilation leaves complete packages intact. Raises UsageError with the reason for a model that cannot be compiled
-    here, StoreError if the folder's record is damaged, and ForedraftError without a compiler, for a forward that cannot
+    The model is in evaluation mode on the CPU, and the cache folder writable. `progress` is called before each step.
+    Returns the folder of the package and its record. Waits for another process that compiles the same. A killed
+    compilation leaves a complete package intact. Raises UsageError with the reason for a model that cannot be compiled
+    here, StoreError if what was compiled is damaged, and ForedraftError without a compiler, for a forward that cannot
     be compiled, or if the disk is full.
     """
     _check(model)
     tell = progress or (lambda _share, _what: None)
     folder = compiled_folder(model, cache)
-    with _as_sentence(), _only_one(folder):
-        subject, before = Subject(model), records_of(model, cache)
-        earlier = None if again else read_record(folder)
-        packages, warning = ((), "") if earlier is None else (earlier.packages, earlier.warning)
-        record = None
-        for share, package, rows in ((0.0, ANY, "any number of rows"), (0.5, ONE, "one row")):
-            if not any(each.takes(package.least_rows) for each in packages):
-                tell(share, f"compiling the forward for {rows}")
-                compiled = _compiled(subject, package, folder)
-                if lost := _lost_recipe(compiled, before):
-                    warnings.warn(lost, ForedraftWarning, stacklevel=2)
-                record = _time(subject, folder, (*packages, compiled), lost or warning)
-                packages, warning = record.packages, record.warning
+    with _as_sentence(), compiling(folder):
+        record = None if again else checked_record(folder)
         if record is None:
-            tell(0.0, "timing what was compiled earlier")
-            record = _time(subject, folder, packages, warning)
+            subject, before = Subject(model), records_of(folder)
+            tell(0.0, "compiling the forward")
+            record = _compiled(subject, folder)
+            if lost := _lost_recipe(record, before):
+                warnings.warn(lost, ForedraftWarning, stacklevel=2)
+            tell(0.9, "comparing the bits of its rows")
+            library = CompiledLibrary(folder / PACKAGE, ranges=record.ranges)
+            record = replace(record, same_bits=_same_bits(subject, library), warning=lost)
+            write_record(folder, record)
     return folder, record
 
 
-@contextmanager
-def _only_one(folder: Path) -> Iterator[None]:
-    """Make the folder, and wait until no other process compiles into it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with compiling(folder):
-        yield
-
-
-def _lost_recipe(package: PackageRecord, before: list[CompiledRecord]) -> str:
-    """Return a warning if an earlier torch compiled the same package by a better recipe; else ""."""
-    for record in before:
-        for earlier in record.packages:
-            if earlier.name == package.name and earlier.recipe in package.lost:
-                reason = package.lost[earlier.recipe]
-                return (
-                    f"With torch {record.torch} this model's forward was made of {earlier.recipe}, which fails with "
-                    f"torch {torch.__version__} ({reason}); it is made of {package.recipe} now, and may be slower. Go "
-                    "back to that torch, or report it."
-                )
+def _lost_recipe(record: CompiledRecord, before: list[CompiledRecord]) -> str:
+    """Return a warning if an earlier torch compiled the same forward by a better recipe; else ""."""
+    for earlier in before:
+        if earlier.recipe in record.lost:
+            return (
+                f"With torch {earlier.torch} this model's forward was made of {earlier.recipe}, which fails with "
+                f"torch {torch.__version__} ({record.lost[earlier.recipe]}); it is made of {record.recipe} now, and "
+                "may be slower. Go back to that torch, or report it."
+            )
     return ""
-
-
-def _time(subject: Subject, folder: Path, packages: tuple[PackageRecord, ...], warning: str) -> CompiledRecord:
-    """Compare the bits of rows, time every package and the uncompiled model, and write the record.
-
-    If a single row has the same bits in the package for any number of rows, that package runs it too.
-    """
-    loaded = load_packages(folder, packages)
-    alike = _same_bits(subject, loaded)
-    least = 1 if alike and ONE.name not in loaded else ANY.least_rows
-    takes = tuple(replace(package, least_rows=least) if package.name == ANY.name else package for package in packages)
-    costs = _timed(subject, takes, loaded)
-    record = CompiledRecord(takes, costs, alike, subject.shapes, torch.__version__, warning, subject.forward.taps)
-    write_record(folder, record)
-    return record
 
 
 def _check(model: Any) -> None:
@@ -202,15 +155,15 @@ def _as_sentence() -> Iterator[None]:
         ) from error
 
 
-def _compiled(subject: Subject, package: PackageRecord, folder: Path) -> PackageRecord:
-    """Compile one package by the first recipe that succeeds, and return its record; its file is complete or absent."""
-    path = folder / package.file
-    beside = folder / f"{package.name}.{os.getpid()}{TEMPORARY_SUFFIX}.pt2"  # torch insists on the ending
+def _compiled(subject: Subject, folder: Path) -> CompiledRecord:
+    """Compile the forward by the first recipe that succeeds, and return its record; its file is complete or absent."""
+    path = folder / PACKAGE
+    beside = folder / f"forward.{os.getpid()}{TEMPORARY_SUFFIX}.pt2"  # torch insists on the ending
     lost: dict[str, str] = {}
     try:
         for recipe in RECIPES if not subject.recurrent else (_OWN,):  # torch has no kernel of recurrences
             try:
-                dequantised = _compile(subject, package, recipe, beside)
+                dequantised = _compile(subject, recipe, beside)
                 kernels = kernels_in(beside)
                 if recipe == _OWN and any("linear_pointwise" in kernel for kernel in kernels):
                     raise RuntimeError("some products are left to the vendor's library")
@@ -231,12 +184,20 @@ def _compiled(subject: Subject, package: PackageRecord, folder: Path) -> Package
     finally:
         for file in (beside, weights_beside(beside)):
             file.unlink(missing_ok=True)
-    ranges = recipe == _OWN and subject.takes_ranges
-    made = replace(package, recipe=recipe, kernels=kernels, dequantised=dequantised, lost=lost, ranges=ranges)
-    return replace(made, sha256=package_hash(path))
+    return CompiledRecord(
+        sha256=package_hash(path),
+        torch=torch.__version__,
+        recipe=recipe,
+        kernels=kernels,
+        lost=lost,
+        dequantised=dequantised,
+        ranges=recipe == _OWN and subject.takes_ranges,
+        shapes=subject.shapes,
+        taps=subject.forward.taps,
+    )
 
 
-def _compile(subject: Subject, package: PackageRecord, recipe: str, path: Path) -> str:
+def _compile(subject: Subject, recipe: str, path: Path) -> str:
     """Trace the forward and compile it by one recipe, to the file `path`; return the record's `dequantised`."""
     from torch._inductor import aoti_compile_and_package  # the documented compiler; slow to import
 
@@ -248,7 +209,7 @@ def _compile(subject: Subject, package: PackageRecord, recipe: str, path: Path) 
         "aot_inductor.precompile_headers": False,  # for two files they take longer than they save
     }  # fmt: skip
     ranges, dequantised = own and subject.takes_ranges, ""
-    token_ids = np.zeros(min(_TRACED_ROWS, package.most_rows), np.int64)
+    token_ids = np.zeros(_TRACED_ROWS, np.int64)
     with ExitStack() as contexts:
         contexts.enter_context(torch.no_grad())
         if own:
@@ -258,12 +219,11 @@ def _compile(subject: Subject, package: PackageRecord, recipe: str, path: Path) 
                 if contexts.enter_context(quantised_weights(subject.model, rows)):
                     dequantised = dequantised_told(subject.model)
             contexts.enter_context(own_kernels(cached=product_bytes(subject.model) <= last_cache()))
-        contexts.enter_context(precise_logits(subject.model))
+        contexts.enter_context(_precise_logits(subject.model))
         if ranges:
             contexts.enter_context(compiled_attention(subject.forward))
-        scored = min(_TRACED_SCORED, len(token_ids))
-        arguments = (*subject.arguments(token_ids, ranges=ranges, scored=scored), *subject.buffers())
-        dimensions = subject.dynamic(package.least_rows, package.most_rows, ranges=ranges)
+        arguments = (*subject.arguments(token_ids, ranges=ranges, scored=_TRACED_SCORED), *subject.buffers())
+        dimensions = subject.dynamic(ranges=ranges)
         program = torch.export.export(subject.forward, arguments, strict=False, dynamic_shapes=dimensions)
         if own:
             merge_products(program)
@@ -272,45 +232,18 @@ def _compile(subject: Subject, package: PackageRecord, recipe: str, path: Path) 
     return dequantised
 
 
-@torch.inference_mode()
-def _timed(
-    subject: Subject, packages: tuple[PackageRecord, ...], loaded: Mapping[str, CompiledLibrary]
-) -> dict[str, CostCurve]:
-    """Return the least time of passes, by number of rows, of the uncompiled model and of each package."""
-    seconds: dict[str, dict[int, float]] = {name: {} for name in (EAGER, *loaded)}
-    buffers, uncompiled = subject.buffers(), _uncompiled(subject)
-    for rows in _TIMED_ROWS:
-        token_ids = np.zeros(rows, np.int64)
-        passes: dict[str, Callable[[], Any]] = {EAGER: partial(uncompiled, token_ids)}
-        for each in packages:
-            if each.takes(rows):
-                tensors = flat((*subject.arguments(token_ids, ranges=each.ranges), *buffers))
-                passes[each.name] = partial(loaded[each.name].run, tensors)
-        left = dict.fromkeys(passes, _ENOUGH_SECONDS)
-        for name in list(passes) * _ROUNDS:
-            for _ in range(_REPEATS):  # as in generation: in the first pass the caches hold another package's weights
-                if left[name] > 0:
-                    took = timeit(passes[name], number=1)
-                    left[name] -= took
-                    seconds[name][rows] = min(seconds[name].get(rows, np.inf), took)
-    # if more rows took less time, the pass of fewer rows was disturbed
-    falling = {name: np.minimum.accumulate(list(of.values())[::-1])[::-1] for name, of in seconds.items()}
-    return {name: CostCurve(tuple(of), tuple(falling[name].tolist())) for name, of in seconds.items()}
+@contextmanager
+def _precise_logits(model: Any) -> Iterator[None]:
+    """Make a model's LM head return its sums in float32, as kernels compute them, until the block ends.
 
-
-def _uncompiled(subject: Subject) -> Callable[[I64], Any]:
-    """Return what runs tokens after some context uncompiled."""
-    if subject.recurrent:  # where traced, the rows of recurrences are computed one by one
-        target = TorchTarget(subject.model)
-        cache = target.new_cache()
-        target.prefill(np.zeros(CONTEXT, np.int64), cache)
-        return lambda token_ids: target.forward(lay_out_text(token_ids, CONTEXT), cache)
-    buffers, forward = subject.buffers(), FunctionalForward(subject.model).eval()
-    return lambda token_ids: forward(*subject.arguments(token_ids, ranges=False), *buffers)
+    Rounded to bfloat16, the two most probable tokens of a row in twenty have equal logits.
+    """
+    with model.get_output_embeddings().register_forward_hook(lambda _module, _inputs, logits: logits.float()):
+        yield
 
 
 @torch.inference_mode()
-def _same_bits(subject: Subject, packages: Mapping[str, CompiledLibrary]) -> bool:
+def _same_bits(subject: Subject, library: CompiledLibrary) -> bool:
     """Return whether every row has the same bits in one pass of the most rows and in passes of each probed number.
 
     The logits of the rows and their keys and values are compared.
@@ -333,9 +266,8 @@ def _same_bits(subject: Subject, packages: Mapping[str, CompiledLibrary]) -> boo
         scores = []
         for first in range(0, rows, together):
             ids = token_ids[first : min(first + together, rows)]
-            package = packages[ONE.name if len(ids) == 1 and ONE.name in packages else ANY.name]
             layout = lay_out_text(ids, CONTEXT + first)
-            result = run_pass(package, layout, cache, spans, subject.dtype)
+            result = run_pass(library, layout, cache, spans, subject.dtype)
             assert result is not None, "all layers are initialised"
             scores.append(result[0].clone())
             cache.commit(range(len(ids)))
@@ -346,7 +278,7 @@ def _same_bits(subject: Subject, packages: Mapping[str, CompiledLibrary]) -> boo
         rows = max(together, _PROBED_AT_LEAST)
         try:
             found = outcome(together, rows)
-        except RuntimeError:  # a package that was traced for two rows or more may refuse one
+        except RuntimeError:  # it was traced for two rows or more, and may refuse one
             return False
         if not all(map(torch.equal, found, (scores[:rows], *(each[:, :, : CONTEXT + rows] for each in states)))):
             return False

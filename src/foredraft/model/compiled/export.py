@@ -6,6 +6,7 @@ transformers' forward and attention interface, and torch's exporter. Does not de
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from inspect import signature
 from itertools import chain
@@ -27,7 +28,7 @@ from foredraft.model.compiled.package import MOST_ROWS
 from foredraft.model.compiled.recurrence import Lineage, TracedLayer, layer_shapes, lineage
 from foredraft.model.kv_cache import BufferLayer, Span, TreeCache, allocated
 from foredraft.model.layers import LAST, tapped_states, usual_taps
-from foredraft.model.mask import joined_mask
+from foredraft.model.mask import joined_mask, seen_rows
 from foredraft.model.recurrent.adoption import adopt
 from foredraft.model.recurrent.joint import JointLayer
 from foredraft.model.recurrent.state import StateLayer
@@ -162,12 +163,10 @@ class Subject:
             return False
         return len(attended) == len(attending)
 
-    def dynamic(self, least_rows: int, most_rows: int, *, ranges: bool) -> tuple[Any, ...]:
+    def dynamic(self, *, ranges: bool) -> tuple[Any, ...]:
         """Return the dimensions that vary: of each window, the slots in use and allocated; and the rows."""
-        rows = scored = None
-        if most_rows > least_rows:
-            rows = torch.export.Dim("rows", min=least_rows, max=most_rows)
-            scored = torch.export.Dim("scored", min=2, max=most_rows)
+        # from 2: the exporter takes a dimension that may be 1 for a constant
+        rows, scored = (torch.export.Dim(name, min=2, max=MOST_ROWS) for name in ("rows", "scored"))
         # the exporter wants room after the slots in use; without any the code runs too
         windows = range(len(self.forward.windows))
         visible = [torch.export.Dim(f"visible{window}", min=2, max=2**20 - 1) for window in windows]
@@ -203,15 +202,13 @@ class Subject:
         """Return an empty cache, in which all attention layers keep all positions."""
         return TreeCache.of_shapes([None] * len(self.shapes), self.shapes, self.dtype)
 
-    def arguments(
-        self, token_ids: I64, at: int = CONTEXT, *, ranges: bool, scored: int | None = None
-    ) -> tuple[Any, ...]:
-        """Return the arguments of `FunctionalForward.forward` before the buffers: a chain after `at` slots."""
-        rows, places = np.arange(len(token_ids)), {window: [(0, at)] for window in self.forward.windows}
+    def arguments(self, token_ids: I64, *, ranges: bool, scored: int | None = None) -> tuple[Any, ...]:
+        """Return the arguments of `FunctionalForward.forward` before the buffers: a chain after `CONTEXT` slots."""
+        rows, places = np.arange(len(token_ids)), {window: [(0, CONTEXT)] for window in self.forward.windows}
         rows = rows if scored is None else rows[-scored:]
-        taps, layout, steps = max(shape.taps for shape in self.shapes), lay_out_text(token_ids, at), None
+        taps, layout, steps = max(shape.taps for shape in self.shapes), lay_out_text(token_ids, CONTEXT), None
         if self.recurrent:
-            steps = lineage(layout, Span(taps, stored=at, pending=1))
+            steps = lineage(layout, Span(taps, stored=CONTEXT, pending=1))
             if scored is not None:  # one sequence alone would be taken for a constant
                 steps = steps._replace(sequences=steps.sequences.repeat(_TRACED_SEQUENCES, 1))
         return row_arguments([layout], places, rows, self.dtype, ranges=ranges, steps=steps)
@@ -226,6 +223,9 @@ def run_pass(
     Returns what `FunctionalForward.forward` does, for the last `scored` rows or all; None before all of the cache's
     layers are initialised.
     """
+    alone = layout.rows < package.least_rows
+    if alone:
+        layout, scored = _twice(layout), None
     buffers = cache.reserved_buffers(layout.rows)
     if not buffers:
         return None
@@ -235,7 +235,19 @@ def run_pass(
     arguments = row_arguments([layout], places, rows, dtype, ranges=package.ranges, steps=steps)
     result = package.run([*flat(arguments), *buffers, *cache.matrices()])
     cache.advance()
-    return result
+    if not alone:
+        return result
+    cache.reserve(1)  # the second row is none of the sequence's
+    return [each[:1] for each in result]
+
+
+def _twice(layout: Layout) -> Layout:
+    """Return a layout in which the only row stands twice; neither sees the other."""
+    held = np.repeat(seen_rows(layout)[:, :-1], 2, axis=0)
+    ancestors = np.hstack([held, np.eye(2, dtype=np.bool_)])
+    return replace(
+        layout, token_ids=layout.token_ids.repeat(2), positions=layout.positions.repeat(2), ancestors=ancestors
+    )
 
 
 def flat(arguments: tuple[Any, ...]) -> list[torch.Tensor]:
@@ -316,16 +328,6 @@ def compiled_attention(forward: FunctionalForward, attend: Callable[..., torch.T
 
     with replaced_attention(forward.model, attention):
         yield attended_by
-
-
-@contextmanager
-def precise_logits(model: Any) -> Iterator[None]:
-    """Make a model's LM head return its sums in float32, as kernels compute them, until the block ends.
-
-    Rounded to bfloat16, the two most probable tokens of a row in twenty have equal logits.
-    """
-    with model.get_output_embeddings().register_forward_hook(lambda _module, _inputs, logits: logits.float()):
-        yield
 
 
 def turn_rows(program: torch.export.ExportedProgram) -> None:

@@ -1,8 +1,7 @@
-"""Finds a model's compiled forward in the cache folder, checks it, and chooses the package of each pass.
+"""Finds a model's compiled forward in the cache folder, and checks it.
 
-It was compiled for exactly these weights, this dtype, number of threads, processor and torch. A package runs one row or
-any number of rows after any number of tokens, so nothing is padded. A pass runs in the package, or uncompiled, by
-whichever took less time when it was compiled. Does not depend on how packages are compiled.
+It was compiled for exactly these weights, this dtype, number of threads, processor and torch. Its package runs any
+number of rows after any number of tokens, so nothing is padded. Does not depend on how packages are compiled.
 """
 
 import hashlib
@@ -11,20 +10,18 @@ import platform
 import re
 import warnings
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import filelock
-import numpy as np
 import torch
 import transformers
 
 from foredraft.atomic_file import store_file
 from foredraft.cache_folder import cache_path
-from foredraft.contracts import CostCurve
 from foredraft.errors import ForedraftWarning, StoreError, told
 from foredraft.model.compiled.library import CompiledLibrary, weights_beside
 from foredraft.model.fingerprint import architecture
@@ -32,90 +29,47 @@ from foredraft.model.kv_cache import LayerShape
 from foredraft.model.layers import LAST
 
 MOST_ROWS = 256  # of a compiled pass; longer prompts take several passes; chosen
-EAGER = "eager"
-_FORMAT = 22  # of a package; increased when the code that it is compiled from changes
-RECORD = "compiled.json"  # the file beside the packages of a folder
-_CLEARLY = 1.1
-"""A package is used if it takes at most this many times as long as the uncompiled model, because the same passes, timed
-twice on a shared machine, differ by as much."""
+_FORMAT = 23  # of a folder; increased when the code that a package is compiled from changes
+PACKAGE, RECORD = "forward.pt2", "compiled.json"  # the files of a folder
 _FOLDER = "compiled"
 
 
 @dataclass(frozen=True, slots=True)
-class PackageRecord:
-    """The record of one compiled package; before it is compiled, only its name and rows are set."""
-
-    name: str  # for `any` number of rows, or for `one`
-    file: str  # in the folder
-    least_rows: int
-    most_rows: int
-    sha256: str = ""  # of its bytes
-    recipe: str = ""  # how it was compiled
-    kernels: tuple[str, ...] = ()  # ours and the vendor's that it calls
-    dequantised: str = ""  # a sentence about matrices of a quantised model that are not multiplied as integers
-    lost: Mapping[str, str] = field(default_factory=dict)  # better recipes that failed, and why
-    ranges: bool = False  # whether each row has its own range of slots, as passes over several sequences need
-
-    def takes(self, rows: int) -> bool:
-        """Return whether it runs passes of `rows` rows."""
-        return self.least_rows <= rows <= self.most_rows
-
-    def told(self) -> str:
-        """Describe how it was compiled."""
-        rows = "one row" if self.most_rows == 1 else f"{self.least_rows} to {self.most_rows} rows"
-        made_of = f" ({', '.join(self.kernels)})" if self.kernels else ""
-        failed = "".join(f" {name[0].upper()}{name[1:]} failed: {reason}." for name, reason in self.lost.items())
-        left = f" {self.dequantised}" if self.dequantised else ""
-        return f"The package for {rows} is made of {self.recipe}{made_of}.{left}{failed}"
-
-
-ANY = PackageRecord("any", "any.pt2", 2, MOST_ROWS)  # from 2: the exporter treats a dimension that may be 1 as constant
-ONE = PackageRecord("one", "one.pt2", 1, 1)
-
-
-@dataclass(frozen=True, slots=True)
 class CompiledRecord:
-    """The record of a folder of packages, with the times of their passes."""
+    """The record of a compiled forward: how its package was made, and what its passes take and return."""
 
-    packages: tuple[PackageRecord, ...]  # in the order in which they were compiled
-    costs: Mapping[str, CostCurve]  # times of passes, by package name and `eager`, the uncompiled model
-    same_bits: bool  # whether a row's bits do not depend on the other rows of its pass, as far as compared
-    shapes: tuple[LayerShape, ...]  # of each layer
+    sha256: str  # of the package's bytes
     torch: str  # the version that compiled
-    warning: str  # what an earlier torch compiled better; "" for nothing
-    taps: tuple[tuple[int, ...], ...] = ()  # layers whose states a pass returns, beside the last
+    recipe: str  # how it was compiled
+    kernels: tuple[str, ...]  # ours and the vendor's that it calls
+    lost: Mapping[str, str]  # better recipes that failed, and why
+    dequantised: str  # a sentence about matrices of a quantised model that are not multiplied as integers
+    ranges: bool  # whether each row has its own range of slots, as passes over several sequences need
+    shapes: tuple[LayerShape, ...]  # of each layer
+    taps: tuple[tuple[int, ...], ...]  # layers whose states a pass returns, beside the last
+    same_bits: bool = False  # whether a row's bits do not depend on the other rows of its pass, as far as compared
+    warning: str = ""  # what an earlier torch compiled better; "" for nothing
 
     def told(self) -> list[str]:
-        """Describe how each package was compiled, with the warning."""
-        packages = (package.told() for package in self.packages)
-        return [f"Compiled by torch {self.torch}.", *packages, *([self.warning] if self.warning else [])]
-
-    def quickest(self) -> list[str]:
-        """Return the fastest package or `eager` for 0 .. MOST_ROWS rows; entry 0 is `eager`.
-
-        The uncompiled model is chosen only if it is clearly faster, because its rows round differently; and never
-        where layers keep a state, as it keeps another.
-        """
-        names = list(self.costs)
-        times = np.stack([self.costs[name].table(MOST_ROWS) for name in names])
-        times[names.index(EAGER)] *= np.inf if any(shape.taps for shape in self.shapes) else _CLEARLY
-        rows = np.arange(MOST_ROWS + 1)
-        for package in self.packages:
-            times[names.index(package.name), (rows < package.least_rows) | (rows > package.most_rows)] = np.inf
-        return [EAGER, *(names[best] for best in np.argmin(times, axis=0)[1:])]
+        """Describe how it was compiled, with the warning."""
+        made_of = f" ({', '.join(self.kernels)})" if self.kernels else ""
+        failed = (f"{name[0].upper()}{name[1:]} failed: {reason}." for name, reason in self.lost.items())
+        return [
+            f"Compiled by torch {self.torch}.",
+            f"The package is made of {self.recipe}{made_of}.",
+            *(sentence for sentence in (self.dequantised, *failed, self.warning) if sentence),
+        ]
 
 
 class CompiledForward:
-    """The loaded packages of a folder, with its record."""
+    """The loaded package of a folder, with its record. Raises StoreError if it cannot be loaded."""
 
     def __init__(self, folder: Path, record: CompiledRecord) -> None:
-        self.record = record
-        self._quickest = record.quickest()
-        self.packages = load_packages(folder, record.packages)
-
-    def package_for(self, rows: int) -> CompiledLibrary | None:
-        """Return the loaded package that runs `rows` rows, or None if the uncompiled model is faster."""
-        return self.packages.get(self._quickest[rows]) if rows <= MOST_ROWS else None
+        self.record, path = record, folder / PACKAGE
+        try:
+            self.library = CompiledLibrary(path, ranges=record.ranges, least_rows=1 if record.same_bits else 2)
+        except (OSError, zipfile.BadZipFile, RuntimeError, AttributeError) as error:
+            raise StoreError(f"The compiled forward {path} cannot be loaded ({told(error)}). {_REMEDY}") from error
 
     def returns(self, hidden: tuple[int, ...]) -> bool:
         """Return whether passes return the states of these layers, as `Needs.hidden` names them."""
@@ -123,26 +77,14 @@ class CompiledForward:
 
     def rounds_alike(self, rows: int) -> bool:
         """Return whether all passes of up to `rows` rows are compiled, and give a row the same bits."""
-        return self.record.same_bits and rows <= MOST_ROWS and EAGER not in self._quickest[1 : rows + 1]
-
-
-def load_packages(folder: Path, packages: Iterable[PackageRecord]) -> dict[str, CompiledLibrary]:
-    """Load a folder's packages, by their names; raises StoreError if one cannot be loaded."""
-    loaded = {}
-    for package in packages:
-        path = folder / package.file
-        try:
-            loaded[package.name] = CompiledLibrary(path, ranges=package.ranges)
-        except (OSError, zipfile.BadZipFile, RuntimeError, AttributeError) as error:
-            raise StoreError(f"The compiled forward {path} cannot be loaded ({told(error)}). {_REMEDY}") from error
-    return loaded
+        return self.record.same_bits and rows <= MOST_ROWS
 
 
 _REMEDY = "`foredraft compile MODEL --again` makes it anew."
 
 
 def compiled_folder(model: Any, cache: Path) -> Path:
-    """Return the folder of this model's packages, which may not exist, named by all that a package depends on."""
+    """Return the folder of this model's package, which may not exist, named by all that a package depends on."""
     return cache / _FOLDER / _setting(model) / weights_hash(model)
 
 
@@ -156,15 +98,13 @@ def find_compiled(model: Any, cache: Path) -> CompiledForward | None:
         return None
     folder = setting / weights_hash(model)
     record = read_record(folder)
-    if record is not None and _damaged(folder, record):  # or a compilation has replaced a package, but not the record
+    if record is not None and _is_damaged(folder, record):  # or a compilation replaced the package, but not the record
         try:
             with compiling(folder, wait=False):
-                record = read_record(folder)
+                record = checked_record(folder)
         except filelock.Timeout:
             return None
-        if record is not None and (damaged := _damaged(folder, record)):
-            raise StoreError(f"The compiled forward {damaged} is damaged. {_REMEDY}")
-    return CompiledForward(folder, record) if record is not None and record.packages else None
+    return None if record is None else CompiledForward(folder, record)
 
 
 def compiling(folder: Path, *, wait: bool = True) -> filelock.BaseFileLock:
@@ -172,10 +112,16 @@ def compiling(folder: Path, *, wait: bool = True) -> filelock.BaseFileLock:
     return filelock.FileLock(folder / "compiling.wait", timeout=-1 if wait else 0)
 
 
-def _damaged(folder: Path, record: CompiledRecord) -> Path | None:
-    """Return a package whose bytes are not those of the record, or None."""
-    paths = ((folder / package.file, package.sha256) for package in record.packages)
-    return next((path for path, known in paths if package_hash(path) != known), None)
+def checked_record(folder: Path) -> CompiledRecord | None:
+    """Return what `read_record` does; raises StoreError also if the package is damaged."""
+    record = read_record(folder)
+    if record is not None and _is_damaged(folder, record):
+        raise StoreError(f"The compiled forward {folder / PACKAGE} is damaged. {_REMEDY}")
+    return record
+
+
+def _is_damaged(folder: Path, record: CompiledRecord) -> bool:
+    return package_hash(folder / PACKAGE) != record.sha256
 
 
 def runs_on_cpu(model: Any) -> bool:
@@ -184,7 +130,7 @@ def runs_on_cpu(model: Any) -> bool:
 
 
 def kept_forward(model: Any) -> CompiledForward | None:
-    """Load this model's packages from the cache folder; warns of a damaged one, which is not used."""
+    """Load this model's package from the cache folder; warns of a damaged one, which is not used."""
     if not runs_on_cpu(model):
         return None
     try:
@@ -199,37 +145,27 @@ def read_record(folder: Path) -> CompiledRecord | None:
     path = folder / RECORD
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        packages = tuple(PackageRecord(**each | {"kernels": tuple(each["kernels"])}) for each in data["packages"])
-        costs = {name: _curve(data["rows"], seconds) for name, seconds in data["seconds"].items()}
-        if data["format"] != _FORMAT or {EAGER, *(package.name for package in packages)} != set(costs):
-            raise ValueError(f"format {data['format']}, with costs of {', '.join(costs)}")
         shapes = tuple(LayerShape._make((*sizes, tuple(matrices))) for *sizes, matrices in data["shapes"])
-        same_bits, taps = bool(data["same_bits"]), tuple(tuple(map(int, layers)) for layers in data["taps"])
-        return CompiledRecord(packages, costs, same_bits, shapes, data["torch"], data["warning"], taps)
+        taps = tuple(tuple(map(int, layers)) for layers in data["taps"])
+        return CompiledRecord(**data | {"kernels": tuple(data["kernels"]), "shapes": shapes, "taps": taps})
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(f"The record of compiled forwards {path} is damaged. {_REMEDY}") from error
 
 
-def records_of(model: Any, cache: Path) -> list[CompiledRecord]:
-    """Return the records of the same weights, compiled by any torch with any number of threads."""
+def records_of(folder: Path) -> list[CompiledRecord]:
+    """Return the records of the weights of `folder`, compiled by any torch with any number of threads."""
     records = []
-    for folder in sorted((cache / _FOLDER).glob(f"*/{weights_hash(model)}")):
+    for each in sorted(folder.parents[1].glob(f"*/{folder.name}")):
         with suppress(StoreError):  # reported when it is used
-            records.append(read_record(folder))
+            records.append(read_record(each))
     return [record for record in records if record is not None]
 
 
 def write_record(folder: Path, record: CompiledRecord) -> None:
     """Write the record of `folder`; raises StoreError if it cannot be written."""
-    data: dict[str, Any] = asdict(record)
-    rows = record.costs[EAGER].rows
-    seconds = {name: dict(zip(curve.rows, curve.seconds, strict=True)) for name, curve in record.costs.items()}
-    del data["costs"]  # written as a table by all numbers of rows, null where a package does not run so many
-    table = {name: [of.get(count) for count in rows] for name, of in seconds.items()}
-    data |= {"format": _FORMAT, "rows": rows, "seconds": table}
-    store_file(folder / RECORD, json.dumps(data, indent=1).encode())
+    store_file(folder / RECORD, json.dumps(asdict(record), indent=1).encode())
 
 
 def kernels_in(path: Path) -> tuple[str, ...]:
@@ -239,12 +175,6 @@ def kernels_in(path: Path) -> tuple[str, ...]:
     found = set(re.findall(r"// foredraft kernel: (.+)", "".join(sources)))
     calls = set(re.findall(r"\baoti_torch_cpu_(\w+)\(", "".join(sources)))
     return (*sorted(found), *(f"torch's {call.removesuffix('_out').strip('_')}" for call in sorted(calls)))
-
-
-def _curve(rows: list[int], seconds: list[float | None]) -> CostCurve:
-    """Return the curve of the timed numbers of rows; ValueError unless each has a time or null."""
-    timed = [(int(count), float(each)) for count, each in zip(rows, seconds, strict=True) if each is not None]
-    return CostCurve(tuple(count for count, _ in timed), tuple(each for _, each in timed))
 
 
 def _setting(model: Any) -> str:
