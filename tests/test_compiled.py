@@ -17,6 +17,7 @@ import foredraft.model.compiled.build as compiling_module
 from foredraft.api import Generator
 from foredraft.cache_folder import CACHE_VARIABLE
 from foredraft.contracts import CostCurve
+from foredraft.engine.batch import steps
 from foredraft.errors import ForedraftError, ForedraftWarning, StoreError, UsageError
 from foredraft.graph.layout import lay_out, lay_out_text
 from foredraft.model import machine
@@ -269,7 +270,7 @@ def test_the_layers_before_an_early_exit_are_compiled_and_write_the_same_text(pa
     part.compiled = CompiledForward(compiled_folder(part.model, parts_cache), record)
     monkeypatch.setattr(part.model, "forward", None)
     run = generator.begin(prompt_of(20), SamplingOptions(**sampling), max_new_tokens=48)
-    records = list(run.steps())
+    records = list(steps(run))
     assert [token for record in records for token in record.emitted] == expected
     assert sum(record.drafted for record in records) > 0
 

@@ -4,6 +4,7 @@ import dataclasses
 
 from foredraft.api import Generator
 from foredraft.contracts import CostCurve
+from foredraft.engine.batch import steps
 from foredraft.model.compiled.package import (
     ANY,
     EAGER,
@@ -28,7 +29,7 @@ METHODS = (
 def written(target, method, options, nodes, sampling):
     generator = Generator(target, None, method=method, options=options, nodes=nodes or None)
     run = generator.begin(prompt_of(20), SamplingOptions(**sampling), max_new_tokens=48)
-    return [token for record in run.steps() for token in record.emitted]
+    return [token for record in steps(run) for token in record.emitted]
 
 
 def always_compiled(model, folder, record):

@@ -83,7 +83,7 @@ def compile_steps() -> None:
     drafter.needs = replace(drafter.needs, top_k=TOP)  # as auto's
     for sampling in (SamplingOptions(), SamplingOptions(do_sample=True)):
         run = begun(drafter, np.arange(1, 9) % 4, sampling, new_tokens=_TOKENS)
-        run.target, run.control = target, MeasuredControl(CostCurve((1, 8), (1.0, 1.0)))
+        run.target, run.control = target, MeasuredControl(lambda: CostCurve((1, 8), (1.0, 1.0)))
         written(run)
     move_rows(torch.zeros(1, 1, 2, 2), 0, np.array([1]))  # of a draft that was accepted, but for its first node
 
