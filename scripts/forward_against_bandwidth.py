@@ -23,6 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, StoppingCriteriaList
 
 from foredraft.api import Generator
 from foredraft.cache_folder import cache_folder
+from foredraft.engine.batch import steps
 from foredraft.graph.layout import lay_out
 from foredraft.graph.tree import chain_parents
 from foredraft.model.compiled.build import compile_forward
@@ -120,7 +121,7 @@ def our_seconds_per_token(target: TorchTarget, prompt: np.ndarray, tokens: int =
     seconds = []
     for _ in range(2):
         run = generator.begin(prompt, SamplingOptions(), max_new_tokens=tokens)
-        for _record in run.steps():
+        for _record in steps(run):
             pass
         seconds.append(run.statistics.decode_seconds_per_token)
     return min(seconds)

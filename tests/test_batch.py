@@ -10,14 +10,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from foredraft.api import Generator
 from foredraft.contracts import EMPTY_DRAFT, Draft, Needs
-from foredraft.engine.batch import steps_in
+from foredraft.engine.batch import steps
 from foredraft.errors import ForedraftWarning, OutOfMemoryError, PromptTooLongError, UsageError
 from foredraft.model.arena import Arena
-from foredraft.model.batch_target import JointBatch, SequentialBatch, batch_target
 from foredraft.model.compiled.build import compile_forward
 from foredraft.model.compiled.package import find_compiled
+from foredraft.model.joint_passes import JointPasses, joint_passes
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
+from support.batches import finish
 from support.families import VOCABULARY, target_of
 from support.tokenizers import pretrained_words
 
@@ -61,7 +62,7 @@ def texts(count, seed=0):
 
 def alone(target, prompt, sampling, count):
     run = generator(target, "none").begin(prompt, sampling, max_new_tokens=count)
-    return [token for record in run.steps() for token in record.emitted]
+    return [token for record in steps(run) for token in record.emitted]
 
 
 def steps_of(batch):
@@ -81,7 +82,7 @@ def test_a_text_does_not_depend_on_its_company(compiled, method, nodes):
     given, rng = texts(14), np.random.default_rng(5)
     writer = generator(compiled, method, nodes=nodes)
     batch, lanes = writer.batch(), []
-    assert isinstance(batch_target(compiled, 2**20), JointBatch)
+    assert isinstance(joint_passes(compiled, 2**20), JointPasses)
     while len(lanes) < len(given) or len(batch):
         while len(lanes) < len(given) and rng.random() < 0.4:
             prompt, sampling, count = given[len(lanes)]
@@ -99,11 +100,10 @@ def test_texts_written_one_by_one_are_the_same():
     target = target_of(ALONE)
     writer = generator(target, "prompt_lookup", nodes=4)
     batch = writer.batch()
-    assert isinstance(batch_target(target, 2**20), SequentialBatch)
+    assert joint_passes(target, 2**20) is None
     given = texts(4, seed=3)
     lanes = [batch.join(writer.begin(prompt, how, max_new_tokens=count)) for prompt, how, count in given]
-    while len(batch):
-        batch.step()
+    finish(batch)
     assert [emitted(lane) for lane in lanes] == [alone(target, *each) for each in given]
 
 
@@ -126,8 +126,8 @@ def test_a_pass_that_finds_no_memory_ends_its_text_alone(monkeypatch):
             return own(layout, cache, *hidden, **options)
 
         monkeypatch.setattr(target, name, limited)
-    while len(batch):
-        batch.step()
+    with pytest.warns(ForedraftWarning, match="There is no memory. The text ends here"):
+        finish(batch)
     monkeypatch.undo()
     assert isinstance(lanes[0].failure, OutOfMemoryError)
     expected = [alone(target, *each) for each in given]
@@ -139,16 +139,16 @@ def test_a_joint_pass_that_finds_no_memory_is_made_in_parts(compiled, monkeypatc
     writer = generator(compiled, "none")
     batch, given = writer.batch(), [(np.arange(20) + number, SamplingOptions(), 30) for number in range(3)]
     lanes = [batch.join(writer.begin(prompt, how, max_new_tokens=count)) for prompt, how, count in given]
-    theirs = JointBatch._pass
+    theirs = JointPasses._pass
 
-    def limited(self, layouts, caches, *rest, **options):
-        if len(layouts) > 1 or (caches[0] is lanes[1].seq.cache and layouts[0].at > 30):
+    def limited(self, rows):
+        if len(rows) > 1 or (rows[0].cache is lanes[1].seq.cache and rows[0].layout.at > 30):
             raise MemoryError
-        return theirs(self, layouts, caches, *rest, **options)
+        return theirs(self, rows)
 
-    monkeypatch.setattr(JointBatch, "_pass", limited)
-    while len(batch):
-        batch.step()
+    monkeypatch.setattr(JointPasses, "_pass", limited)
+    with pytest.warns(ForedraftWarning, match="The text ends here"):
+        finish(batch)
     expected = [alone(compiled, *each) for each in given]
     assert [lane.seq.finish for lane in lanes] == ["length", "memory", "length"]
     expected[1] = expected[1][: len(emitted(lanes[1]))]
@@ -239,7 +239,7 @@ def test_a_drafter_that_cannot_be_closed_does_not_take_the_text(compiled):
     writer.attach("bad", Bad(lambda: EMPTY_DRAFT), 4)
     run = writer.begin(prompt, SamplingOptions(), max_new_tokens=9)
     with pytest.warns(ForedraftWarning, match="it stays open"):
-        written = [token for record in run.steps() for token in record.emitted]
+        written = [token for record in steps(run) for token in record.emitted]
     assert written == alone(compiled, prompt, SamplingOptions(), 9)
 
 
@@ -259,8 +259,7 @@ def test_a_text_of_no_tokens_ends_without_any(compiled):
     writer = generator(compiled, "none")
     batch = writer.batch()
     lanes = [batch.join(writer.begin(np.arange(1), SamplingOptions(), max_new_tokens=count)) for count in (0, 4)]
-    while len(batch):
-        batch.step()
+    finish(batch)
     assert [(lane.seq.finish, len(emitted(lane))) for lane in lanes] == [("length", 0), ("length", 4)]
 
 
@@ -273,8 +272,7 @@ def test_texts_that_leave_do_not_disturb_the_others(compiled):
         if number % 2:
             batch.leave(lanes[number])
     left = [lane for number, lane in enumerate(lanes) if number not in (1, 3, 5)]
-    while len(batch):
-        batch.step()
+    finish(batch)
     kept = [each for number, each in enumerate(given) if number not in (1, 3, 5)]
     assert [emitted(lane) for lane in left] == [alone(compiled, prompt, how, 40) for prompt, how, _ in kept]
 
@@ -294,8 +292,7 @@ def test_a_text_whose_drafter_fails_to_start_leaves_no_memory_in_use(compiled, m
     assert len(batch) == 0
     assert batch.memory_use == 0
     lane = batch.join(writer.begin(prompt, sampling, max_new_tokens=8))
-    while len(batch):
-        batch.step()
+    finish(batch)
     assert emitted(lane) == alone(compiled, prompt, sampling, 8)
 
 
@@ -305,15 +302,13 @@ def test_what_a_text_shares_with_an_earlier_one_is_not_computed_again(compiled):
     prompt = np.tile(prompt, 8)[:150]
     batch = writer.batch()
     first = batch.join(writer.begin(prompt, sampling, max_new_tokens=20))
-    while len(batch):
-        batch.step()
+    finish(batch)
     longer = np.concatenate([prompt, emitted(first), [5, 6, 7]])
     second = batch.join(writer.begin(longer, sampling, max_new_tokens=20))
     other = batch.join(writer.begin(np.append(longer[:100], 3), sampling, max_new_tokens=20))
     assert second.seq.length - 1 - second.seq.cache.length <= 4
     assert other.seq.length - 1 - other.seq.cache.length == 0
-    while len(batch):
-        batch.step()
+    finish(batch)
     assert emitted(second) == alone(compiled, longer, sampling, 20)
     assert emitted(other) == alone(compiled, np.append(longer[:100], 3), sampling, 20)
 
@@ -327,15 +322,14 @@ def test_texts_wait_for_room_and_end_where_there_is_none(compiled):
     lanes = [batch.join(prepared[0]), batch.join(prepared[1])]
     with pytest.raises(OutOfMemoryError, match="2048 slots"):
         lanes.extend(batch.join(each) for each in prepared[2:])
-    while len(batch):
-        batch.step()
+    finish(batch)
     assert [emitted(lane) for lane in lanes] == [alone(compiled, *each) for each in given[: len(lanes)]]
     crowded = writer.batch(768 * slots)
     with pytest.raises(PromptTooLongError, match="1000 tokens"):
         crowded.join(writer.begin(np.zeros(1000, np.int64), SamplingOptions(), max_new_tokens=9))
     lane = crowded.join(writer.begin(given[0][0], SamplingOptions(), max_new_tokens=1500))
-    while len(crowded):
-        crowded.step()
+    with pytest.warns(ForedraftWarning, match="no room for .* The text ends here"):
+        finish(crowded)
     assert lane.seq.finish == "memory"
     assert emitted(lane) == alone(compiled, given[0][0], SamplingOptions(), 1500)[: len(emitted(lane))]
 
@@ -378,8 +372,7 @@ def test_a_pass_takes_no_more_rows_than_it_can(compiled, monkeypatch):
     for _ in range(8):
         batch.step()
     assert lanes[7].records, "its prompt is not prefilled while others draft"
-    while len(batch):
-        batch.step()
+    finish(batch)
     assert 150 < max(rows) <= 256
     assert [emitted(lane) for lane in lanes] == [alone(compiled, *each) for each in given]
 
@@ -392,8 +385,7 @@ def test_each_text_has_its_own_number_of_nodes(compiled):
     for writer in writers:
         writer.use("prompt_lookup", nodes=writer.amount.most_nodes, control="measured")
     lanes = [batch.join(writer.begin(prompt, SamplingOptions(), max_new_tokens=60)) for writer in writers]
-    while len(batch):
-        batch.step()
+    finish(batch)
     few, many = (max(record.drafted for record in lane.records) for lane in lanes)
     assert 0 < few <= 3
     assert 0 < many <= 12
@@ -410,8 +402,7 @@ def test_an_error_of_one_text_ends_that_text_alone(compiled):
     batch, prompt = writer.batch(), np.tile(np.arange(5), 4)
     failing = batch.join(writer.begin(prompt, SamplingOptions(), max_new_tokens=40, processors=(broken,)))
     lane = batch.join(writer.begin(prompt, SamplingOptions(), max_new_tokens=40))
-    while len(batch):
-        batch.step()
+    finish(batch)
     assert str(failing.failure) == "no more than 30 tokens"
     assert emitted(lane) == alone(compiled, prompt, SamplingOptions(), 40)
 
@@ -427,8 +418,7 @@ def test_texts_of_one_prompt_compute_it_once(compiled, monkeypatch):
     )
     ways = [SamplingOptions(True, temperature=0.7, seed=seed) for seed in range(4)]
     lanes = [batch.join(writer.begin(prompt, how, max_new_tokens=10)) for how in ways]
-    while len(batch):
-        batch.step()
+    finish(batch)
     assert sum(rows) < 2 * len(prompt)
     assert [lane.cached_tokens for lane in lanes] == [0, 399, 399, 399]
     assert [emitted(lane) for lane in lanes] == [alone(compiled, prompt, how, 10) for how in ways]
@@ -446,8 +436,7 @@ def test_texts_that_wait_for_a_prefix_may_be_too_long_or_leave(compiled):
     assert [lane.seq.cache is None for lane in (leader, too_long, follower, gone)] == [False, True, True, True]
     batch.leave(gone)
     batch.leave(leader)
-    while len(batch):
-        batch.step()
+    finish(batch)
     assert isinstance(too_long.failure, PromptTooLongError)
     assert emitted(follower) == alone(compiled, prompt[:400], SamplingOptions(), 5)
 
@@ -498,8 +487,7 @@ def test_owners_share_no_prefix(compiled):
         run = writer.begin(prompt, SamplingOptions(), max_new_tokens=5)
         run.owner = owner
         batch.join(run)
-        while len(batch):
-            batch.step()
+        finish(batch)
         assert run.cached_tokens == cached
 
 
@@ -559,7 +547,7 @@ def test_a_conversation_in_one_batch_computes_each_turn_once(compiled, monkeypat
     prompt = np.tile(np.arange(40), 4).astype(np.int64)
     for turn in range(3):
         run, rows[:] = writer.begin(prompt, SamplingOptions(), max_new_tokens=30), []
-        written = [token for record in steps_in(batch, run) for token in record.emitted]
+        written = [token for record in steps(run, batch) for token in record.emitted]
         assert written == alone(compiled, prompt, SamplingOptions(), 30)
         assert turn == 0 or sum(rows) < len(prompt), "the turns before were computed again"
         prompt = np.concatenate([prompt, written, np.full(7, turn)]).astype(np.int64)
@@ -573,11 +561,11 @@ def test_a_conversation_fills_the_models_window(compiled, changed):
     batch, prompt = writer.conversation(), np.arange(60) % VOCABULARY
     while len(prompt) < compiled.window - 400:
         run = writer.begin(prompt, SamplingOptions(), max_new_tokens=200)
-        written = [token for record in steps_in(batch, run) for token in record.emitted]
+        written = [token for record in steps(run, batch) for token in record.emitted]
         assert run.seq.finish == "length"
         prompt = np.concatenate([prompt, written[: len(written) - changed], np.arange(30)]).astype(np.int64)
     run = writer.begin(prompt, SamplingOptions(), max_new_tokens=1000)
-    for _ in steps_in(batch, run):
+    for _ in steps(run, batch):
         pass
     assert run.seq.finish == "window"
 
@@ -585,12 +573,12 @@ def test_a_conversation_fills_the_models_window(compiled, changed):
 def test_a_stream_needs_an_empty_batch_and_leaves_it_when_it_is_not_read_to_its_end(compiled):
     writer = generator(compiled, "none")
     batch = writer.batch()
-    steps = steps_in(batch, writer.begin(np.arange(20), SamplingOptions(), max_new_tokens=30))
-    next(steps)
+    records = steps(writer.begin(np.arange(20), SamplingOptions(), max_new_tokens=30), batch)
+    next(records)
     assert len(batch) == 1
     with pytest.raises(UsageError, match="has 1 unfinished texts"):
-        next(steps_in(batch, writer.begin(np.arange(20), SamplingOptions(), max_new_tokens=30)))
-    steps.close()
+        next(steps(writer.begin(np.arange(20), SamplingOptions(), max_new_tokens=30), batch))
+    records.close()
     assert len(batch) == 0
 
 

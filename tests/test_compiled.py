@@ -16,6 +16,7 @@ from transformers import LlamaForCausalLM
 import foredraft.model.compiled.build as compiling_module
 from foredraft.api import Generator
 from foredraft.cache_folder import CACHE_VARIABLE
+from foredraft.engine.batch import steps
 from foredraft.errors import ForedraftError, ForedraftWarning, StoreError, UsageError
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.model import machine
@@ -283,7 +284,7 @@ def test_the_layers_before_an_early_exit_are_compiled_and_write_the_same_text(pa
     assert part.compiled.record.same_bits
     monkeypatch.setattr(part.model, "forward", None)
     run = generator.begin(prompt_of(20), SamplingOptions(**sampling), max_new_tokens=48)
-    records = list(run.steps())
+    records = list(steps(run))
     assert [token for record in records for token in record.emitted] == expected
     assert sum(record.drafted for record in records) > 0
 

@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from foredraft.api import Generator
+from foredraft.contracts import Rows
 from foredraft.drafters.none import NoDrafter
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.graph.tree import chain_parents
-from foredraft.model.batch_target import batch_target
 from foredraft.model.compiled.build import compile_forward
 from foredraft.model.compiled.recurrence import Lineage, delta_rows
+from foredraft.model.joint_passes import joint_passes
 from foredraft.model.mask import seen_rows
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
@@ -124,7 +125,7 @@ def test_a_prompt_leaves_the_same_bits_whole_and_in_pieces(compiled):
 def test_a_row_has_the_same_bits_in_any_company(compiled):
     """Four texts in one pass, whose trees follow paths of the trees before, and each alone in a cache of its own."""
     target, rng = compiled[0], np.random.default_rng(8)
-    batch = batch_target(target, None)
+    batch = joint_passes(target, None)
     texts = [prompt_of(length) for length in (2, 30, 201, 70)]
     leases, alone = [leased(batch, ids) for ids in texts], [target.new_cache() for _ in texts]
     for ids, cache in zip(texts, alone, strict=True):
@@ -134,7 +135,7 @@ def test_a_row_has_the_same_bits_in_any_company(compiled):
         layouts = [lay_out(int(ids[-1]), *tree, len(ids) - 1) for ids, tree in zip(texts, trees, strict=True)]
         for lease, layout in zip(leases, layouts, strict=True):
             batch.reserve(lease, layout)
-        together = batch.forward(layouts, leases, [True] * 4, [()] * 4)
+        together = batch.forward([Rows(*each) for each in zip(layouts, leases, strict=True)])
         for number, (result, layout, (tokens, parents)) in enumerate(zip(together, layouts, trees, strict=True)):
             assert torch.equal(result.scores.logits, target.forward(layout, alone[number]).logits)
             path = max((path_to(parents, node) for node in range(-1, nodes)), key=len)
@@ -149,12 +150,12 @@ def test_a_row_has_the_same_bits_in_any_company(compiled):
 def test_a_reused_prefix_leaves_the_same_bits(compiled, end):
     """A second turn goes on at the end of the first one's prompt, of its text, or between the two."""
     target = compiled[0]
-    batch, text = batch_target(target, None), prompt_of(61)
+    batch, text = joint_passes(target, None), prompt_of(61)
     lease = leased(batch, text[:31])
     for place in range(30, 60):
         layout = lay_out_text(text[place : place + 1], place)
         batch.reserve(lease, layout)
-        batch.forward([layout], [lease], [True], [()])
+        batch.forward([Rows(layout, lease)])
         lease.commit([0])
     batch.close(lease)
     turn = np.append(text[:end], prompt_of(80)[60:])
@@ -164,7 +165,7 @@ def test_a_reused_prefix_leaves_the_same_bits(compiled, end):
     again = leased(batch, turn)
     last = lay_out_text(turn[-1:], len(turn) - 1)
     batch.reserve(again, last)
-    (result,) = batch.forward([last], [again], [True], [()])
+    (result,) = batch.forward([Rows(last, again)])
     assert torch.equal(result.scores.logits[0], after(target, turn, len(turn) - 1))
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foredraft.contracts import EMPTY_DRAFT, Budget, CostCurve, Draft, Verdict
-from foredraft.control import MOST_NODES, BatchControl, FixedControl, MeasuredControl, StepCosts, cut
+from foredraft.control import MOST_NODES, FixedControl, MeasuredControl, StepCosts, cut
 from foredraft.control.payoff import (
     PATIENCE,
     Evidence,
@@ -23,6 +23,7 @@ from foredraft.control.payoff import (
 from foredraft.errors import UsageError
 from foredraft.graph.tree import chain_parents, depths
 from support.clock import Clock
+from support.controls import OfOne, measured
 
 
 def tree(parents, score=None):
@@ -75,7 +76,7 @@ def test_a_cut_to_nothing_is_empty(budget):
 
 
 def test_the_fixed_control_asks_for_the_same_at_every_step():
-    control = FixedControl(5)
+    control = OfOne(FixedControl(5))
     assert control.budget(30) == Budget(5, 30)
     assert control.budget(0).nodes == control.budget(-1).nodes == 0
     assert control.budget(-1).depth == 0
@@ -139,14 +140,14 @@ def test_more_is_drafted_where_verification_is_cheaper():
     for name, curve in (("cheap", CHEAP), ("moderate", MODERATE), ("dear", DEAR)):
         rng = np.random.default_rng(0)
         accepted = lambda number: int(rng.geometric(0.3)) - 1  # noqa: B023, E731  # used within this turn of the loop
-        sizes[name] = np.mean(decide(MeasuredControl(curve), accepted, honest(curve))[100:])
+        sizes[name] = np.mean(decide(measured(curve), accepted, honest(curve))[100:])
     assert sizes["cheap"] > 15.5  # of 16: a plain step now and then is the reference
     assert sizes["cheap"] > sizes["moderate"] > sizes["dear"]
     assert sizes["moderate"] > 1
 
 
 def test_a_budget_never_exceeds_its_limits():
-    control = MeasuredControl(CHEAP, most_nodes=7)
+    control = measured(CHEAP, most_nodes=7)
     assert control.budget(3) == Budget(7, 3)
     assert control.budget(0).nodes == 0
     assert len(control.trim(chain(64), Budget(7, 64))) <= 7
@@ -157,20 +158,18 @@ def test_a_budget_never_exceeds_its_limits():
 
 def test_nothing_is_drafted_where_verification_costs_what_it_gains():
     """Each further row costs a whole plain step, so not even a sure token is worth it."""
-    sizes = decide(MeasuredControl(DEAR), lambda number: 0, honest(DEAR))
+    sizes = decide(measured(DEAR), lambda number: 0, honest(DEAR))
     assert sum(sizes[20:]) < 10
     rng = np.random.default_rng(1)
-    sizes = decide(MeasuredControl(DEAR), lambda number: int(rng.random() < 0.5), honest(DEAR))
+    sizes = decide(measured(DEAR), lambda number: int(rng.random() < 0.5), honest(DEAR))
     assert np.mean(np.array(sizes[50:]) > 0) < 0.2
 
 
 def test_a_rest_ends_though_every_text_is_shorter_than_it():
     """After long stretches without acceptance, texts of 60 steps are drafted again and stay drafted."""
     costs, worthless = StepCosts(), lambda number: 0
-    decide(MeasuredControl(MODERATE, costs=costs), worthless, honest(MODERATE), steps=2000)
-    texts = [
-        decide(MeasuredControl(MODERATE, costs=costs), lambda number: 9, honest(MODERATE), steps=60) for _ in range(12)
-    ]
+    decide(measured(MODERATE, costs=costs), worthless, honest(MODERATE), steps=2000)
+    texts = [decide(measured(MODERATE, costs=costs), lambda number: 9, honest(MODERATE), steps=60) for _ in range(12)]
     drafted = [np.mean(np.array(sizes) > 0) for sizes in texts]
     assert drafted[-1] > 0.9
 
@@ -178,19 +177,19 @@ def test_a_rest_ends_though_every_text_is_shorter_than_it():
 def test_dear_passes_of_one_text_do_not_keep_the_next_from_drafting():
     """After a long prompt drafted passes take far more than the curve says; after the next prompt they match it."""
     costs, long = StepCosts(), lambda number, rows: float(MODERATE.table(64)[rows]) * (1 if rows == 1 else 3)
-    decide(MeasuredControl(MODERATE, costs=costs), lambda number: 3, long, steps=200)
-    sizes = decide(MeasuredControl(MODERATE, costs=costs), lambda number: 3, honest(MODERATE), steps=150)
+    decide(measured(MODERATE, costs=costs), lambda number: 3, long, steps=200)
+    sizes = decide(measured(MODERATE, costs=costs), lambda number: 3, honest(MODERATE), steps=150)
     assert np.mean(np.array(sizes[100:]) > 0) > 0.9
 
 
 def test_texts_that_wait_in_a_batch_do_not_change_what_it_learned():
     """Prompts of a server are prefilled in pieces of as many rows as the control says: 60 short ones change nothing."""
     costs = StepCosts()
-    batch = BatchControl(lambda: MODERATE, 64, 16, costs)
+    batch = MeasuredControl(lambda: MODERATE, 16, costs, most_rows=64)
     costs.wide_pace = 6.0
     before = batch.rows_within(10.0)
     for _ in range(60):
-        MeasuredControl(MODERATE, costs=costs)
+        measured(MODERATE, costs=costs)
     assert batch.rows_within(10.0) == before
 
 
@@ -200,14 +199,14 @@ def test_a_machine_that_was_busy_for_a_while_does_not_keep_one_control_from_draf
     table, random = curve.table(MOST_NODES + 1), np.random.default_rng(0)
     busy = lambda number, rows: float(table[rows]) * (10 if 300 <= number < 700 and rows > 1 else 1)  # noqa: E731  # one line
     right = lambda number: int(random.geometric(0.45)) - 1  # noqa: E731  # one line
-    sizes = np.array(decide(MeasuredControl(curve), right, busy, lambda asked: 0.05, 2000, offered=6, rate=0.55))
+    sizes = np.array(decide(measured(curve), right, busy, lambda asked: 0.05, 2000, offered=6, rate=0.55))
     assert (sizes[700:800] > 0).mean() < 0.5, "it did not pay"
     assert (sizes[-500:] > 0).mean() > 0.9, "and does again"
 
 
 def test_drafting_rests_when_it_loses_and_is_tried_again_at_growing_intervals():
     dear_drafts = lambda drafted: 5.0 if drafted else 0.0  # noqa: E731  # one line says it
-    sizes = np.array(decide(MeasuredControl(MODERATE), lambda number: 1, honest(MODERATE), dear_drafts, steps=600))
+    sizes = np.array(decide(measured(MODERATE), lambda number: 1, honest(MODERATE), dear_drafts, steps=600))
     drafted = np.flatnonzero(sizes)
     assert len(drafted) > 2, "it was tried"
     assert (sizes[300:] > 0).mean() < 0.25, "and found not to pay"
@@ -218,7 +217,7 @@ def test_drafting_rests_when_it_loses_and_is_tried_again_at_growing_intervals():
 
 
 def test_drafting_comes_back_when_it_pays_again():
-    control = MeasuredControl(CHEAP)
+    control = measured(CHEAP)
     slow = decide(control, lambda number: 0, honest(CHEAP), lambda drafted: 3.0 if drafted else 0.0, steps=200)
     assert np.mean(np.array(slow[20:]) > 0) < 0.3
     quick = decide(control, lambda number: 8, honest(CHEAP), steps=800)
@@ -231,7 +230,7 @@ JUMPS = [0.0, -5.0, math.inf, -math.inf, math.nan, 3600.0]
 @pytest.mark.parametrize("jump", JUMPS)
 @pytest.mark.parametrize("where", ["forward", "other"])
 def test_a_clock_that_jumps_changes_nothing_for_long(jump, where):
-    control = MeasuredControl(CHEAP)
+    control = measured(CHEAP)
     truth = honest(CHEAP)
     count = iter(range(1000))
     forward = (
@@ -246,21 +245,21 @@ def test_a_clock_that_jumps_changes_nothing_for_long(jump, where):
 
 @pytest.mark.parametrize("jump", JUMPS)
 def test_a_clock_that_always_says_nonsense_is_survived(jump):
-    sizes = decide(MeasuredControl(MODERATE), lambda number: number % 3, lambda number, rows: jump, steps=200)
+    sizes = decide(measured(MODERATE), lambda number: number % 3, lambda number, rows: jump, steps=200)
     assert all(0 <= size <= 16 for size in sizes)
     assert sum(sizes) > 0
 
 
 def test_drafting_rests_where_only_drafted_passes_cost_more_than_the_curve_says():
     """Plain passes as measured, drafted ones eight times a plain one: five tokens a step do not repay that."""
-    control = MeasuredControl(CHEAP)
+    control = measured(CHEAP)
     plain = honest(CHEAP)(0, 1)
     sizes = decide(control, lambda number: 4, lambda number, rows: plain if rows == 1 else 8 * plain, steps=1000)
     assert np.mean(np.array(sizes[200:]) > 0) < 0.35
 
 
 def test_one_hopeless_draft_among_good_ones_does_not_stop_drafting():
-    control = MeasuredControl(CHEAP)
+    control = measured(CHEAP)
     for number in range(200):
         budget = control.budget(50)
         hopeless = number % 5 == 0
@@ -298,7 +297,7 @@ def test_a_draft_goes_as_deep_as_its_levels_repay():
     found = []
     for level_seconds in (0.01, 0.1, 0.3):
         clock = Clock()
-        control = MeasuredControl(CHEAP, clock=clock)
+        control = measured(CHEAP, clock=clock)
         found.append([deepest(control, clock, 0.8, level_seconds) for _ in range(60)][-1])
     assert found[0] > found[1] > found[2]
     assert found[2] >= 1
@@ -306,7 +305,7 @@ def test_a_draft_goes_as_deep_as_its_levels_repay():
 
 def test_unsure_drafts_are_shorter_than_sure_ones():
     clock = Clock()
-    control = MeasuredControl(CHEAP, clock=clock)
+    control = measured(CHEAP, clock=clock)
     sure = [(deepest(control, clock, 0.9, 0.1, 9), deepest(control, clock, 0.4, 0.1, 1)) for _ in range(40)][-1]
     assert sure[0] > sure[1] > 0
 
@@ -314,7 +313,7 @@ def test_unsure_drafts_are_shorter_than_sure_ones():
 @pytest.mark.parametrize("first", [0.5, 30.0])
 def test_a_first_level_that_compiles_something_is_forgotten(first):
     clock = Clock()
-    control = MeasuredControl(CHEAP, clock=clock)
+    control = measured(CHEAP, clock=clock)
     more = control.budget(20).more
     more(0.9)
     clock.now += first
@@ -324,7 +323,7 @@ def test_a_first_level_that_compiles_something_is_forgotten(first):
 
 def test_levels_that_became_cheaper_are_drafted_again_and_dear_ones_seldom():
     clock = Clock()
-    control = MeasuredControl(CHEAP, clock=clock)
+    control = measured(CHEAP, clock=clock)
     dear = [deepest(control, clock, 0.9, 1.0) for _ in range(400)]
     assert 0 < np.mean(np.array(dear[100:]) > 1) < 0.05
     cheap = [deepest(control, clock, 0.9, 0.02) for _ in range(1200)]
@@ -332,7 +331,7 @@ def test_levels_that_became_cheaper_are_drafted_again_and_dear_ones_seldom():
 
 
 def test_levels_without_estimates_end_too():
-    control = MeasuredControl(CHEAP, clock=Clock())
+    control = measured(CHEAP, clock=Clock())
     more = control.budget(30).more
     assert more(None)
     assert not all(more(None) for _ in range(9))
@@ -342,14 +341,14 @@ def test_the_cost_of_passes_is_not_measured_for_nothing():
     def unmeasured():
         raise RuntimeError("measured")
 
-    control = BatchControl(unmeasured, 64, 16, StepCosts())
+    control = MeasuredControl(unmeasured, 16, most_rows=64)
     assert control.trim([], [], 3) == []
     assert control.trim([EMPTY_DRAFT], [Budget(4, 9)], 0) == [EMPTY_DRAFT]
 
 
 @pytest.mark.parametrize(("right", "pays"), [(0, False), (3, True)])
 def test_drawn_drafts_rest_too_while_they_do_not_pay(right, pays):
-    control, drafted = MeasuredControl(CHEAP), []
+    control, drafted = measured(CHEAP), []
     for _ in range(300):
         budget = control.budget(30)
         draft = EMPTY_DRAFT
@@ -370,7 +369,7 @@ def test_drawn_drafts_rest_too_while_they_do_not_pay(right, pays):
 @pytest.mark.parametrize("jump", [0.0, -5.0, math.inf, math.nan, 3600.0])
 def test_a_level_whose_clock_jumps_changes_no_depth_for_long(jump):
     clock = Clock()
-    control = MeasuredControl(CHEAP, clock=clock)
+    control = measured(CHEAP, clock=clock)
     before = [deepest(control, clock, 0.8, 0.05) for _ in range(60)][-1]
     more = control.budget(20).more
     more(0.9)
@@ -491,13 +490,13 @@ def test_tries_that_pay_little_do_not_make_up_for_many_that_did_not():
 def test_drawn_drafts_of_a_batch_are_cut_by_the_budget_alone():
     q = np.full((3, 4), 0.25, np.float32)
     drawn = Draft(np.arange(3, dtype=np.int32), chain_parents(3), np.array([0.9, 0.01, 0.001], np.float32), q)
-    control = BatchControl(lambda: DEAR, 32, 8, StepCosts())
+    control = MeasuredControl(lambda: DEAR, 8, most_rows=32)
     kept = control.trim([drawn, drawn], [Budget(2, 9), Budget(8, 9)], 0)
     assert [len(each) for each in kept] == [2, 3]
 
 
 def test_drafts_without_scores_are_sized_by_what_was_accepted_at_their_depth():
-    control, draft = MeasuredControl(MODERATE), tree(chain_parents(20))
+    control, draft = measured(MODERATE), tree(chain_parents(20))
     size = len(control.trim(draft, Budget(64, 50)))
     assert 0 < size < 20
     for _ in range(30):
@@ -509,17 +508,17 @@ def test_drafts_without_scores_are_sized_by_what_was_accepted_at_their_depth():
 def test_as_many_nodes_as_hardly_cost_anything_are_verified_and_more_where_they_repay_it():
     """Eight rows cost as much as one, sixteen half as much again."""
     stairs = CostCurve((1, 8, 9, 16, 17, 64), (1.0, 1.05, 1.5, 1.55, 3.0, 9.0))
-    assert len(MeasuredControl(stairs).trim(chain(16, 0.5), Budget(16, 50))) == 7
-    assert len(MeasuredControl(stairs).trim(chain(16, 0.95), Budget(16, 50))) == 15
-    assert len(MeasuredControl(stairs).trim(chain(16, 0.01), Budget(16, 50))) == 0
+    assert len(measured(stairs).trim(chain(16, 0.5), Budget(16, 50))) == 7
+    assert len(measured(stairs).trim(chain(16, 0.95), Budget(16, 50))) == 15
+    assert len(measured(stairs).trim(chain(16, 0.01), Budget(16, 50))) == 0
 
 
 def test_budgets_follow_what_was_worth_verifying():
-    assert MeasuredControl(CHEAP).budget(30).nodes == MOST_NODES
-    control = MeasuredControl(DEAR)
+    assert measured(CHEAP).budget(30).nodes == MOST_NODES
+    control = measured(DEAR)
     decide(control, lambda number: 1, honest(DEAR), steps=60)
     assert control.budget(30).nodes < 16 or control.budget(30).nodes == 0
-    control = MeasuredControl(CHEAP)
+    control = measured(CHEAP)
     decide(control, lambda number: 64, honest(CHEAP), offered=64)
     assert control.budget(90).nodes == MOST_NODES
 
@@ -537,19 +536,19 @@ def hopeless_steps(control, steps):
 
 def test_useless_drafts_are_asked_for_at_intervals_that_double_and_stay_long_in_the_next_text():
     costs = StepCosts()
-    asked = hopeless_steps(MeasuredControl(MODERATE, costs=costs), 400)
+    asked = hopeless_steps(measured(MODERATE, costs=costs), 400)
     gaps = np.diff(asked)
     assert gaps[0] == 1, "one poor draft tells nothing"
     assert (np.diff(gaps) >= 0).all()
     assert gaps[-1] >= 64
-    assert len(hopeless_steps(MeasuredControl(MODERATE, costs=costs), 400)) <= 7
-    assert hopeless_steps(MeasuredControl(MODERATE), 10)[:2] == [0, 1]
+    assert len(hopeless_steps(measured(MODERATE, costs=costs), 400)) <= 7
+    assert hopeless_steps(measured(MODERATE), 10)[:2] == [0, 1]
 
 
 def test_a_draft_that_pays_ends_the_rests():
     costs = StepCosts()
-    hopeless_steps(MeasuredControl(MODERATE, costs=costs), 100)
-    sizes = decide(MeasuredControl(MODERATE, costs=costs), lambda number: 8, honest(MODERATE), steps=400)
+    hopeless_steps(measured(MODERATE, costs=costs), 100)
+    sizes = decide(measured(MODERATE, costs=costs), lambda number: 8, honest(MODERATE), steps=400)
     assert min(sizes[-50:]) > 0
     assert costs.rests.unpaid == 0
 
@@ -557,11 +556,11 @@ def test_a_draft_that_pays_ends_the_rests():
 def test_what_a_drafted_step_takes_beside_its_pass_is_known_to_the_next_text():
     costs, draft = StepCosts(), chain(1, 0.5)
     for _ in range(100):
-        control = MeasuredControl(MODERATE, costs=costs)
+        control = measured(MODERATE, costs=costs)
         control.budget(50)
         control.observe(Verdict((1, 2), (0,), draft, 0), 1.1, 3.0, 3.0)
     for known, rests in ((StepCosts(), False), (costs, True)):
-        control = MeasuredControl(MODERATE, costs=known)
+        control = measured(MODERATE, costs=known)
         for _ in range(4):  # a draft that is there is verified where that pays, whatever it took to make it
             assert len(control.trim(draft, control.budget(50))) == 1
         assert (control.budget(50).nodes == 0) is rests
@@ -590,7 +589,7 @@ def test_drafts_cost_at_most_a_fiftieth_on_any_processor_however_few_are_right(c
             spent.append(0.15 * bool(asked))
             return spent[-1]
 
-        control = MeasuredControl(curve, costs=costs)
+        control = measured(curve, costs=costs)
         sizes = decide(control, right, honest(curve), drafting, steps=150, offered=8)
         took += sum(table[size + 1] for size in sizes) + sum(spent) / 2  # which is asked for twice in a step
         plain += sum(1 + min(each, size) for each, size in zip(found, sizes, strict=True)) * table[1]
@@ -601,7 +600,7 @@ def test_drafts_cost_at_most_a_fiftieth_on_any_processor_however_few_are_right(c
 def test_a_machine_that_changes_its_pace_is_followed_by_passes_of_any_size(slow):
     costs, rng = StepCosts(), np.random.default_rng(0)
     told = lambda number, rows: slow * honest(MODERATE)(0, rows)  # noqa: E731  # one line says it
-    sizes = decide(MeasuredControl(MODERATE, costs=costs), lambda number: int(rng.integers(0, 6)), told)
+    sizes = decide(measured(MODERATE, costs=costs), lambda number: int(rng.integers(0, 6)), told)
     rows = np.array(sizes[-50:]) + 1
     paces = costs.passes(np.ones(70))[rows]
     np.testing.assert_allclose(paces, slow, rtol=0.1)
@@ -613,5 +612,5 @@ def test_wide_passes_that_cost_more_than_the_curve_says_make_drafts_smaller():
         rng = np.random.default_rng(0)
         accepted = lambda number: int(rng.geometric(0.2)) - 1  # noqa: B023, E731  # used within this turn of the loop
         seconds = partial(lambda more, number, rows: truth(0, rows) * (1 + more * (rows - 1)), more)
-        sizes.append(np.mean(decide(MeasuredControl(MODERATE), accepted, seconds)[100:]))
+        sizes.append(np.mean(decide(measured(MODERATE), accepted, seconds)[100:]))
     assert sizes[1] < 0.8 * sizes[0]

@@ -29,6 +29,7 @@ from foredraft.control.levels import (
     level_chances,
 )
 from foredraft.control.payoff import PATIENCE
+from foredraft.engine.batch import steps
 from foredraft.engine.run import Run
 from foredraft.engine.state import SequenceState
 from foredraft.errors import UsageError
@@ -36,6 +37,7 @@ from foredraft.graph.tree import chain_parents, depths
 from foredraft.sampling import SamplingOptions
 from foredraft.speculation import parse_speculation
 from foredraft.testing import VOCABULARY, ToyTarget, check_drafter, checks
+from support.controls import OfOne, measured
 from support.scripted import AdversaryDrafter, OracleDrafter, RandomTreeDrafter, ScriptedDrafting
 
 
@@ -107,7 +109,7 @@ def deepest(draft):
 @pytest.mark.parametrize("levels", range(1, 7))
 def test_a_whole_draft_is_cut_behind_the_level_where_the_rule_stops(levels):
     rule = ScriptedRule(levels)
-    control = LevelControl(rule, 20)
+    control = OfOne(LevelControl(rule, 20))
     offered = tree([-1, -1, 0, 0, 1, 2, 5, 6], [0.9, 0.5, 0.8, 0.1, 0.4, 0.6, 0.3, 0.2])
     kept = control.trim(offered, control.budget(9))
     kept.check()
@@ -122,7 +124,7 @@ def test_a_drafter_that_drafts_step_by_step_is_asked_once_a_level_and_obeys():
     text = list(range(10, 30))
     for levels in (1, 2, 5, 99):
         rule = ScriptedRule(levels)
-        control = LevelControl(rule, 8)
+        control = OfOne(LevelControl(rule, 8))
         drafting = StepwiseDrafter(lambda ids: text, chance=0.5).open(DraftContext(VOCABULARY))
         budget = control.budget(6)
         draft = drafting.propose(SequenceView(np.array([1]), 1), budget)
@@ -136,7 +138,7 @@ def test_a_drafter_that_drafts_step_by_step_is_asked_once_a_level_and_obeys():
 
 def test_levels_that_the_drafter_did_not_ask_about_are_asked_about_afterwards():
     rule = ScriptedRule(4)
-    control = LevelControl(rule, 8)
+    control = OfOne(LevelControl(rule, 8))
     budget = control.budget(8)
     assert budget.more(0.9)
     assert budget.more(None)
@@ -146,7 +148,7 @@ def test_levels_that_the_drafter_did_not_ask_about_are_asked_about_afterwards():
 
 def test_a_refusal_holds_for_the_step_and_for_a_drafter_that_does_not_listen():
     rule = ScriptedRule(2)
-    control = LevelControl(rule, 8)
+    control = OfOne(LevelControl(rule, 8))
     budget = control.budget(8)
     assert [budget.more(1.0) for _ in range(5)] == [True, False, False, False, False]
     assert len(rule.asked) == 2
@@ -156,7 +158,7 @@ def test_a_refusal_holds_for_the_step_and_for_a_drafter_that_does_not_listen():
 
 
 def test_without_room_nothing_is_drafted():
-    control = LevelControl(ScriptedRule(3), 8)
+    control = OfOne(LevelControl(ScriptedRule(3), 8))
     assert control.budget(0) == NO_BUDGET
     assert control.budget(0).more is None
     assert control.trim(EMPTY_DRAFT, NO_BUDGET) is EMPTY_DRAFT
@@ -164,7 +166,7 @@ def test_without_room_nothing_is_drafted():
 
 def test_estimates_that_are_no_numbers_are_refused_and_rounding_is_not():
     rule = ScriptedRule(9)
-    budget = LevelControl(rule, 8).budget(8)
+    budget = OfOne(LevelControl(rule, 8)).budget(8)
     assert budget.more(1.0000001)
     assert budget.more(np.float32(-1e-9))
     assert rule.asked == [1.0, 0.0]
@@ -183,7 +185,7 @@ CURVE = CostCurve((1, 2, 16, 64), (1.0, 1.05, 1.4, 4.0))
 
 
 def made(name, nodes=8, seed=3, curve=CURVE, **options):
-    return choose_control(nodes, name, options).make(lambda: curve, seed)
+    return OfOne(choose_control(nodes, name, options).make(lambda: curve, seed))
 
 
 @pytest.mark.parametrize("name", CONTROLS)
@@ -206,7 +208,7 @@ def test_every_control_keeps_to_the_cap_and_the_depth(name, nodes, depth):
 
 def test_the_posterior_counts_accepted_tokens_and_the_first_rejection():
     rule = BetaRule(BetaOptions(alpha0=2.5, beta0=0.5), seed=0)
-    control = LevelControl(rule, 20)
+    control = OfOne(LevelControl(rule, 20))
     forked = tree([-1, -1, 0, 2])  # 0 - 2 - 3, and 1 alone
     script = [  # verdict, accepted, rejected
         (verdict(chain(5), path=()), 0, 1),
@@ -232,7 +234,7 @@ def test_the_posterior_finds_the_acceptance_rate_however_many_are_drafted():
     """The paper's literal counts turn alpha negative at these rates."""
     for rate, drafted in ((0.2, 4), (0.5, 3), (0.9, 8)):
         rule = BetaRule(BetaOptions(), seed=0)
-        control = LevelControl(rule, 20)
+        control = OfOne(LevelControl(rule, 20))
         rng = np.random.default_rng(5)
         for _ in range(2000):
             right = min(int(rng.geometric(1 - rate)) - 1, drafted)
@@ -241,7 +243,7 @@ def test_the_posterior_finds_the_acceptance_rate_however_many_are_drafted():
 
 
 def lengths(rule, steps=200, longest=30):
-    control = LevelControl(rule, longest)
+    control = OfOne(LevelControl(rule, longest))
     return [len(control.trim(chain(longest), control.budget(longest))) for _ in range(steps)]
 
 
@@ -260,8 +262,7 @@ def test_the_same_seed_draws_the_same_lengths_and_another_seed_others():
 
 
 def test_a_drafter_that_asks_gets_the_lengths_of_one_that_does_not():
-    whole = LevelControl(BetaRule(BetaOptions(2.0, 1.0), 4), 30)
-    asking = LevelControl(BetaRule(BetaOptions(2.0, 1.0), 4), 30)
+    whole, asking = (OfOne(LevelControl(BetaRule(BetaOptions(2.0, 1.0), 4), 30)) for _ in range(2))
     for _ in range(100):
         budget = asking.budget(30)
         levels = next(level for level in itertools.count(1) if level == 30 or not budget.more(None))
@@ -271,7 +272,7 @@ def test_a_drafter_that_asks_gets_the_lengths_of_one_that_does_not():
 
 @pytest.mark.parametrize("cap", [1, 2, 5])
 def test_no_draft_is_longer_than_the_cap(cap):
-    control = LevelControl(BetaRule(BetaOptions(alpha0=50.0, beta0=0.001), seed=0), 30, cap)
+    control = OfOne(LevelControl(BetaRule(BetaOptions(alpha0=50.0, beta0=0.001), seed=0), 30, cap))
     for _ in range(20):
         budget = control.budget(30)
         assert budget.depth == cap
@@ -303,7 +304,7 @@ PROMPT = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5], np.int64)
 def written(drafter, control, sampling, tokens=24):
     target = ToyTarget()
     seq = SequenceState(PROMPT, sampling, max_new_tokens=tokens)
-    records = list(Run(seq, drafter, control, DraftContext(VOCABULARY, seed=5), target).steps())
+    records = list(steps(Run(seq, drafter, control, DraftContext(VOCABULARY, seed=5), target)))
     return seq.emitted.tolist(), [record.drafted for record in records]
 
 
@@ -318,14 +319,17 @@ def test_the_text_is_that_of_plain_decoding_under_every_control(drafter, samplin
     plain, _ = written(DRAFTERS["oracle"](), FixedControl(0), SAMPLING[sampling])
     drafted = {}
     for name in CONTROLS:
-        text, sizes = written(DRAFTERS[drafter](), made(name), SAMPLING[sampling])
+        text, sizes = written(DRAFTERS[drafter](), made(name).control, SAMPLING[sampling])
         assert text == plain, name
         drafted[name] = sum(sizes)
     assert min(drafted.values()) > 0, "every control drafted something"
 
 
 def test_the_same_seed_gives_the_same_steps_and_another_seed_others():
-    runs = [written(DRAFTERS["stepwise"](), made("beta_ts", seed=seed), SAMPLING["greedy"])[1] for seed in (1, 1, 2, 3)]
+    runs = [
+        written(DRAFTERS["stepwise"](), made("beta_ts", seed=seed).control, SAMPLING["greedy"])[1]
+        for seed in (1, 1, 2, 3)
+    ]
     assert runs[0] == runs[1]
     assert len({tuple(run) for run in runs}) > 1
 
@@ -403,7 +407,7 @@ def test_the_threshold_rises_while_too_little_is_accepted_and_falls_while_enough
 @pytest.mark.parametrize(("seconds", "pays"), [(2.0, True), (4.0, False), (9.0, False)])
 def test_whole_drafts_go_on_only_while_they_write_more_a_second(seconds, pays):
     """Three tokens for these seconds, against one for one."""
-    control, drafted = MeasuredControl(CostCurve((1, 2, 9), (1.0, seconds, seconds)), 8, whole=True), []
+    control, drafted = measured(CostCurve((1, 2, 9), (1.0, seconds, seconds)), 8, whole=True), []
     for _ in range(300):
         budget = control.budget(30)
         drafted.append(budget.nodes > 0)
@@ -417,7 +421,7 @@ def test_whole_drafts_go_on_only_while_they_write_more_a_second(seconds, pays):
 
 def test_whole_drafts_that_pay_only_later_come_back():
     """A drafter that has to learn first is tried again at growing intervals."""
-    control, drafted = MeasuredControl(CostCurve((1, 2, 9), (1.0, 2.0, 2.0)), 8, whole=True), []
+    control, drafted = measured(CostCurve((1, 2, 9), (1.0, 2.0, 2.0)), 8, whole=True), []
     for step in range(300):
         budget = control.budget(30)
         drafted.append(budget.nodes > 0)
@@ -436,7 +440,7 @@ def test_a_control_is_chosen_by_name_or_by_the_number_of_tokens():
     assert choose_control(5, "measured").name == "measured"
     assert choose_control().most_nodes == MOST_NODES
     assert choose_control(5, "beta_ts").most_nodes == 5
-    assert isinstance(made("measured", None), MeasuredControl)
+    assert isinstance(made("measured", None).control, MeasuredControl)
     assert made("measured", 5).budget(99).nodes == 5
     assert made("beta_ts", None).budget(99).nodes == MOST_NODES
     options = {"control": "beta_ts", "control_options": {"alpha0": 4}, "num_speculative_tokens": 6, "table": "none"}

@@ -11,6 +11,7 @@ import foredraft.engine.step as step_module
 from foredraft.contracts import Draft, DraftContext, Needs, SequenceView, StepRecord, Verdict
 from foredraft.control import FixedControl
 from foredraft.drafters.prediction import ChainDrafter, Prediction
+from foredraft.engine.batch import steps
 from foredraft.engine.guard import GuardedDrafter
 from foredraft.engine.run import Run
 from foredraft.engine.state import SequenceState
@@ -39,7 +40,7 @@ def run(drafter, nodes=8, sampling=GREEDY, target=None, prompt=PROMPT, max_new_t
     """Decode; return the sequence and the records of its steps."""
     target = ToyTarget() if target is None else target
     seq = SequenceState(prompt, sampling, max_new_tokens=max_new_tokens, **given)
-    records = list(Run(seq, drafter, FixedControl(nodes), DraftContext(target.vocabulary), target).steps())
+    records = list(steps(Run(seq, drafter, FixedControl(nodes), DraftContext(target.vocabulary), target)))
     return seq, records
 
 
@@ -304,10 +305,10 @@ def test_a_drafter_that_proposes_no_tree_of_tokens_is_refused(draft, says):
 def test_the_drafting_is_closed_when_the_iterator_is_dropped():
     drafter = Scripted(lambda view, budget: tree([], []))
     seq = SequenceState(PROMPT, GREEDY, max_new_tokens=5)
-    steps = Run(seq, drafter, FixedControl(2), DraftContext(VOCABULARY), TARGET).steps()
-    next(steps)
+    records = steps(Run(seq, drafter, FixedControl(2), DraftContext(VOCABULARY), TARGET))
+    next(records)
     assert drafter.closed == 0
-    steps.close()
+    records.close()
     assert drafter.closed == 1
 
 
@@ -386,7 +387,7 @@ def test_top_tokens_are_told_where_a_draft_was_asked_for(monkeypatch):
 
     run(Curious(lambda view, budget: tree([], [])), max_new_tokens=2)  # at the last token no draft is of use
     run(Curious(lambda view, budget: tree([1], [-1])), max_new_tokens=1, nodes=0)
-    monkeypatch.setattr(FixedControl, "trim", lambda self, draft, budget: draft.take(np.empty(0, np.int32)))
+    monkeypatch.setattr(FixedControl, "trim", lambda self, drafts, budgets: [tree([], [])])
     run(Curious(lambda view, budget: tree([1], [-1])), max_new_tokens=2)
     assert told == [True, False, False, True, False]
 

@@ -11,6 +11,7 @@ from foredraft.control import FixedControl
 from foredraft.drafters import Resources, make_drafter
 from foredraft.drafters.lookahead import LookaheadDrafter, LookaheadOptions
 from foredraft.drafters.prediction import ChainDrafter, Prediction
+from foredraft.engine.batch import steps
 from foredraft.engine.run import Run
 from foredraft.engine.state import SequenceState
 from foredraft.errors import UsageError
@@ -67,7 +68,7 @@ class Notes:
 def noted(prompt, options, nodes=64, new_tokens=24):
     target, notes = ToyTarget(), Notes(LookaheadDrafter(LookaheadOptions(**options)))
     seq = SequenceState(np.array(prompt, np.int64), SamplingOptions(), max_new_tokens=new_tokens)
-    for _ in Run(seq, notes, FixedControl(nodes), DraftContext(VOCABULARY), target).steps():
+    for _ in steps(Run(seq, notes, FixedControl(nodes), DraftContext(VOCABULARY), target)):
         pass
     assert seq.emitted.tolist() == target.greedy(np.array(prompt, np.int64), new_tokens)
     return notes.drafts
@@ -225,7 +226,7 @@ def test_a_prediction_beside_it_does_not_stop_it():
     drafter = ChainDrafter(LookaheadDrafter(LookaheadOptions()), Prediction(guess).chains)
     seq = SequenceState(prompt, SamplingOptions(), max_new_tokens=24)
     run = Run(seq, drafter, FixedControl(24), DraftContext(VOCABULARY), target)
-    for _ in run.steps():
+    for _ in steps(run):
         pass
     assert seq.emitted.tolist() == expected
     assert drafter.drafted > 0

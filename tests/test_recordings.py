@@ -14,6 +14,7 @@ from foredraft.bench.cell import describe_environment
 from foredraft.cli.job import load_plain
 from foredraft.contracts import Scores, SequenceView
 from foredraft.drafters import Resources, make_drafter
+from foredraft.engine.batch import steps
 from foredraft.errors import ForedraftWarning, NumericsError, UsageError
 from foredraft.graph.layout import lay_out, lay_out_text
 from foredraft.model import kv_cache, recordings
@@ -184,8 +185,8 @@ def test_two_sequences_at_once_are_each_their_own_text():
     target, plain = recorded_target(small_model()), TorchTarget(small_model())
     lengths = (20, 33)
     runs = [begun(target, length, do_sample=True, seed=5) for length in lengths]
-    steps = [run.steps() for run in runs]
-    while any([next(each, None) is not None for each in steps]):  # noqa: C419  # each takes its step
+    writing = [steps(run) for run in runs]
+    while any([next(each, None) is not None for each in writing]):  # noqa: C419  # each takes its step
         pass
     for run, length in zip(runs, lengths, strict=True):
         assert tuple(run.seq.emitted.tolist()) == finished(begun(plain, length, do_sample=True, seed=5))
@@ -215,9 +216,9 @@ def test_a_sequence_that_made_room_keeps_the_rows_of_its_last_pass():
 def test_a_sequence_that_finds_no_memory_outside_of_the_store_stays_whole(fails_at, monkeypatch):
     target, calls = recorded_target(small_model()), []
     older = begun(target, 20)
-    steps = older.steps()
+    records = steps(older)
     for _ in range(3):
-        next(steps)
+        next(records)
     allocated = kv_cache.allocated
 
     def full(*arguments):
@@ -227,7 +228,7 @@ def test_a_sequence_that_finds_no_memory_outside_of_the_store_stays_whole(fails_
         return allocated(*arguments)
 
     newer = begun(target, 25)
-    newer_steps = newer.steps()
+    newer_steps = steps(newer)
     newer.prefill()
     monkeypatch.setattr(kv_cache, "allocated", full)
     with pytest.warns(ForedraftWarning, match="find no memory to be recorded"):
@@ -235,7 +236,7 @@ def test_a_sequence_that_finds_no_memory_outside_of_the_store_stays_whole(fails_
     monkeypatch.undo()
     newer.seq.cache.commit([])
     newer_steps.close()
-    for _ in steps:
+    for _ in records:
         pass
     assert len(calls) >= fails_at
     assert tuple(older.seq.emitted.tolist()) == finished(begun(TorchTarget(small_model()), 20))

@@ -17,8 +17,9 @@ import foredraft.engine.state as state_module
 from foredraft.bench.method import parse_method
 from foredraft.bench.prove import prove
 from foredraft.contracts import Budget, CostCurve, Draft, DraftContext, Scores
-from foredraft.control import FixedControl, MeasuredControl, cut
+from foredraft.control import FixedControl, cut
 from foredraft.control.levels import LevelControl
+from foredraft.engine.batch import steps
 from foredraft.engine.run import Run
 from foredraft.engine.state import SequenceState
 from foredraft.graph.tree import chain_parents
@@ -30,6 +31,7 @@ from foredraft.sampling.rejection import SeededChance, as_drawn, choose_token, d
 from foredraft.testing import VOCABULARY, ToyTarget, check_drafter, checks
 from foredraft.testing.recording import begun, written
 from foredraft.verify import verify
+from support.controls import OfOne, measured
 from support.drafts import path_to
 from support.enumeration import PROMPT, DrawingDrafter, World, distance, drawn_tree, outcomes
 from support.scripted import OracleDrafter, RandomTreeDrafter, ScriptedDrafting, logits_of
@@ -185,7 +187,7 @@ def test_whole_texts_keep_the_targets_law_exactly(nodes, widths, name):
         drafter.open = lambda context: ScriptedDrafting(
             lambda view, budget: drafter.drawn(view.ids, budget, world.sampling, chance)
         )
-        for _ in Run(seq, drafter, FixedControl(nodes), DraftContext(3), world).steps():
+        for _ in steps(Run(seq, drafter, FixedControl(nodes), DraftContext(3), world)):
             pass
         return tuple(seq.emitted.tolist())
 
@@ -344,7 +346,7 @@ def test_the_enumeration_finds(plant, monkeypatch):
 @pytest.mark.parametrize("control", ["fixed", "measured"])
 def test_a_drawn_draft_is_cut_in_order_whatever_its_scores(control):
     world = World(4, *SETTINGS["plain"])
-    kinds = {"fixed": FixedControl(2), "measured": MeasuredControl(CostCurve((1, 99), (1.0, 500.0)))}
+    kinds = {"fixed": OfOne(FixedControl(2)), "measured": measured(CostCurve((1, 99), (1.0, 500.0)))}
     trimmed = []
     for draft, probability in drawn_tree(world, (3,)):
         kept = kinds[control].trim(with_score(draft), Budget(2, 9))
@@ -372,7 +374,7 @@ def test_a_rule_is_not_told_the_scores_of_drawn_tokens():
     world, trimmed = World(3, *SETTINGS["plain"]), []
     for draft, probability in merged(world, deeper=True):
         rule = Confident()
-        control = LevelControl(rule, 20)
+        control = OfOne(LevelControl(rule, 20))
         trimmed.append((control.trim(with_score(draft), control.budget(9)), probability))
         assert set(rule.told) <= {None}
     assert distance(world, trimmed) < EXACT
@@ -581,7 +583,7 @@ def write(drafter, sampling, verification="rejection", nodes=6, new=24, processo
     seq = SequenceState(TOY_PROMPT, sampling, max_new_tokens=new, verification=verification, processors=processors)
     settings = {**dataclasses.asdict(sampling), "verification": verification}
     context = DraftContext(VOCABULARY, sampling.seed, settings=settings)
-    records = list(Run(seq, drafter, FixedControl(nodes), context, target).steps())
+    records = list(steps(Run(seq, drafter, FixedControl(nodes), context, target)))
     return seq.emitted.tolist(), sum(record.accepted for record in records)
 
 

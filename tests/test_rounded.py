@@ -10,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import foredraft
 from foredraft import UsageError
 from foredraft.cache_folder import CACHE_VARIABLE
+from foredraft.engine.batch import steps
 from foredraft.model import rounded
 from foredraft.model.compiled.blocks import QuantisedRows, quantised_weights
 from foredraft.model.gguf.files import SOURCE, quantised_file
@@ -80,7 +81,7 @@ def test_a_compiled_rounded_model_reads_integers_and_drafts_what_it_would_write(
     texts = []
     for method in ("prompt_lookup", "none"):
         generator.use(method)
-        records = list(generator.begin(np.tile(np.arange(5, 25), 3), SamplingOptions(), max_new_tokens=24).steps())
+        records = list(steps(generator.begin(np.tile(np.arange(5, 25), 3), SamplingOptions(), max_new_tokens=24)))
         texts.append([token for record in records for token in record.emitted])
     assert texts[0] == texts[1]
     assert len(records) == len(texts[1])

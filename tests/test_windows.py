@@ -11,11 +11,12 @@ import torch
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from foredraft.api import Generator
-from foredraft.engine.batch import write_all
+from foredraft.contracts import Rows
+from foredraft.engine.batch import steps, write_all
 from foredraft.graph.layout import lay_out, lay_out_text
-from foredraft.model.batch_target import JointBatch, batch_target
 from foredraft.model.compiled.build import compile_forward
 from foredraft.model.compiled.package import find_compiled
+from foredraft.model.joint_passes import JointPasses, joint_passes
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from foredraft.server.running import Listening
@@ -159,7 +160,7 @@ def test_a_prefix_is_reused_where_a_state_was_kept(made, family, monkeypatch):
 def test_states_that_find_no_room_are_those_least_recently_used(made):
     """In room for few states each of many texts is written, four at once; a later one can only use what is left."""
     target = made("bamba")
-    size = batch_target(target, None)._run.state_size
+    size = joint_passes(target, None)._run.state_size
     writer = Generator(target, None, method="none", nodes=9)
     batch, given = writer.batch(40 * size), prompts(12)
     expected = [theirs(target, prompt, NEW_TOKENS) for prompt in given]
@@ -176,7 +177,7 @@ def test_states_that_find_no_room_are_those_least_recently_used(made):
 def test_rows_of_several_trees_score_as_full_forwards_do(made, family):
     """Texts of other lengths in one pass; the second and third trees stand on a path through the one before."""
     target, rng = made(family), np.random.default_rng(4)
-    batch = batch_target(target, None)
+    batch = joint_passes(target, None)
     texts = [rng.integers(1, VOCABULARY, length) for length in (2, WINDOW, 3 * WINDOW + 5, 9 * WINDOW)]
     leases = [leased(batch, ids) for ids in texts]
     for _ in range(3):
@@ -184,7 +185,7 @@ def test_rows_of_several_trees_score_as_full_forwards_do(made, family):
         layouts = [lay_out(int(ids[-1]), *tree, len(ids) - 1) for ids, tree in zip(texts, trees, strict=True)]
         for lease, layout in zip(leases, layouts, strict=True):
             batch.reserve(lease, layout)
-        results = batch.forward(layouts, leases, [True] * len(texts), [()] * len(texts))
+        results = batch.forward([Rows(*each) for each in zip(layouts, leases, strict=True)])
         for number, ((tokens, parents), result) in enumerate(zip(trees, results, strict=True)):
             paths = [path_to(parents, node) for node in range(-1, len(tokens))]
             for row, path in enumerate(paths):
@@ -208,8 +209,8 @@ def compiled(request, made, tmp_path_factory):
 
 def test_a_row_of_a_compiled_model_has_the_same_bits_in_any_company(compiled):
     """Alone in a cache that keeps windows, and among others in one that keeps all; 1 to 64 rows."""
-    rng, batch = np.random.default_rng(8), batch_target(compiled, None)
-    assert isinstance(batch, JointBatch)
+    rng, batch = np.random.default_rng(8), joint_passes(compiled, None)
+    assert isinstance(batch, JointPasses)
     texts = [rng.integers(1, VOCABULARY, length) for length in (3, WINDOW, 5 * WINDOW - 1, 201)]
     leases, alone = [leased(batch, ids) for ids in texts], [compiled.new_cache() for _ in texts]
     for ids, cache in zip(texts, alone, strict=True):
@@ -221,7 +222,7 @@ def test_a_row_of_a_compiled_model_has_the_same_bits_in_any_company(compiled):
         ]
         for lease, layout in zip(leases, layouts, strict=True):
             batch.reserve(lease, layout)
-        together = batch.forward(layouts, leases, [True] * 4, [()] * 4)
+        together = batch.forward([Rows(*each) for each in zip(layouts, leases, strict=True)])
         for number, (result, layout) in enumerate(zip(together, layouts, strict=True)):
             assert torch.equal(result.scores.logits, compiled.forward(layout, alone[number]).logits)
             leases[number].commit([0])
@@ -235,7 +236,7 @@ def test_a_row_of_a_compiled_model_has_the_same_bits_in_any_company(compiled):
 def test_texts_of_a_compiled_model_are_those_of_plain_decoding(compiled, monkeypatch):
     writer = Generator(compiled, None, method="none", nodes=9)
     plain = [writer.begin(prompt, SamplingOptions(), max_new_tokens=NEW_TOKENS) for prompt in prompts(8)]
-    expected = [[token for record in run.steps() for token in record.emitted] for run in plain]
+    expected = [[token for record in steps(run) for token in record.emitted] for run in plain]
     batch = writer.batch()
     passes, runs = counted(batch, monkeypatch), []
     for number, (prompt, text) in enumerate(zip(prompts(8), expected, strict=True)):

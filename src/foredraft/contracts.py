@@ -7,12 +7,12 @@ model, text, file or drafter.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from foredraft.errors import ImpossibleDraftError
+from foredraft.errors import ImpossibleDraftError, OutOfMemoryError
 from foredraft.graph.layout import Layout
 from foredraft.graph.tree import MOST_IDS, FloatArray, IntArray, check_tree, reindexed_parents
 
@@ -302,16 +302,21 @@ class Saver(Protocol):
 
 
 class Control(Protocol):
-    """Decides how much to draft in each step."""
+    """Decides how much to draft in each step, for one text or for those of a batch that share it."""
 
-    def budget(self, depth: int) -> Budget:
-        """Return the budget of the next step, in which at most `depth` drafted tokens can be accepted."""
+    def budget(self, depth: int, lanes: int = 1, /) -> Budget:
+        """Return the budget of one of `lanes` texts, whose next step can accept at most `depth` drafted tokens."""
 
-    def trim(self, draft: Draft, budget: Budget) -> Draft:
-        """Cut a draft to the nodes worth verifying."""
+    def trim(self, drafts: Sequence[Draft], budgets: Sequence[Budget], other_rows: int = 0, /) -> list[Draft]:
+        """Cut drafts, one per text, to the nodes worth verifying; the pass has `other_rows` more rows."""
 
-    def observe(self, verdict: Verdict, forward: float, other: float, drafting: float = 0.0) -> None:
-        """Learn a step's yield, and its seconds: of the forward pass, and of all `other`, which includes `drafting`."""
+    def observe(
+        self, verdicts: Sequence[Verdict], rows: int, forward: float, other: float, drafting: float = 0.0, /
+    ) -> None:
+        """Learn from a step with a pass of `rows` rows.
+
+        Its seconds are those of the pass, 0 if not known, and of all `other`, which includes `drafting`.
+        """
 
 
 class Target(Protocol):
@@ -320,18 +325,75 @@ class Target(Protocol):
     vocabulary: int
     window: int | None
 
-    def new_cache(self) -> Any:
-        """Return an empty KV cache for one sequence.
+    @property
+    def most_rows(self) -> int:
+        """The most rows of a pass."""
+
+    def new_cache(self, tokens: int = 0) -> Any:
+        """Return an empty KV cache for one sequence, with room for so many tokens at once.
 
         Its `length` is the number of committed tokens; `commit(rows)` keeps these rows of the last pass, in order, and
         discards the others.
         """
 
-    def prefill(self, token_ids: TokenIds, cache: Any, hidden: tuple[int, ...] = ()) -> "torch.Tensor | None":
-        """Put `token_ids`, int64[n], into the cache and commit them.
+    def run(self, layout: Layout, cache: Any, hidden: tuple[int, ...] = ()) -> "torch.Tensor | None":
+        """Run rows of a prompt, which are not scored, and commit none.
 
-        Returns the hidden states of these layers, as `Needs.hidden` names them, of the last tokens, at most n.
+        Returns the states, float[m, K * D], of the layers `hidden`, as `Needs.hidden` names them, of the last m rows.
         """
 
     def forward(self, layout: Layout, cache: Any, *, hidden: tuple[int, ...] = ()) -> Scores:
         """Score every row of `layout` against the committed cache, and commit none; with the states of `hidden`."""
+
+
+class Rows(NamedTuple):
+    """The rows of one sequence in a pass, after what its `cache` holds."""
+
+    layout: Layout
+    cache: Any
+    scored: bool = True  # False for a piece of a prompt
+    hidden: tuple[int, ...] = ()  # layers whose states are returned, as `Needs.hidden` names them
+
+
+class PassResult(NamedTuple):
+    """The result of one sequence's rows in a pass."""
+
+    scores: Scores | OutOfMemoryError | None  # None if they are not scored, an error if the pass found no memory
+    nanoseconds: int  # of the pass, which others may share
+    states: "torch.Tensor | None" = None  # of rows that are not scored, as `Target.run` returns them
+
+
+class Passes(Protocol):
+    """Runs passes over the rows of any number of sequences of a target, and keeps their KV caches."""
+
+    @property
+    def target(self) -> Target:
+        """The model that all sequences are of."""
+
+    @property
+    def keeps_prefixes(self) -> bool:
+        """Whether sequences share passes, and a prefix that another one computed is not computed anew."""
+
+    @property
+    def most_rows(self) -> int:
+        """The most rows of a pass."""
+
+    @property
+    def memory_use(self) -> float:
+        """The used share of the memory for caches, 0 to 1."""
+
+    def open(self, token_ids: TokenIds, capacity: int, owner: str) -> Any:
+        """Return the cache of a sequence, int64[n], with a prefix that another one of its `owner` has computed.
+
+        Its last token is the root, which is never committed. More tokens than `capacity` make it grow. Raises
+        OutOfMemoryError if others take too much room, and PromptTooLongError if the prompt never finds room.
+        """
+
+    def close(self, cache: Any) -> None:
+        """Take back the cache of a finished sequence."""
+
+    def reserve(self, cache: Any, layout: Layout) -> None:
+        """Make room for the rows of a pass; OutOfMemoryError if there is none."""
+
+    def forward(self, rows: Sequence[Rows]) -> list[PassResult]:
+        """Run the rows of each sequence; none is committed."""

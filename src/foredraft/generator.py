@@ -14,21 +14,22 @@ import numpy as np
 
 from foredraft.cache_folder import cache_folder, cache_path
 from foredraft.contracts import CostCurve, DraftContext, Drafter, Learner, Saver, TokenIds, Verification
-from foredraft.control import BatchControl, StepCosts, choose_control
+from foredraft.control import MeasuredControl, StepCosts, choose_control
 from foredraft.corpus.words import vocabulary_size
 from foredraft.drafters import make_drafter
 from foredraft.drafters.prediction import ChainDrafter, Prediction
-from foredraft.engine.batch import Batch, steps_in, write_all
+from foredraft.engine.batch import Batch, steps, write_all
 from foredraft.engine.guard import GuardedDrafter
 from foredraft.engine.run import Run
+from foredraft.engine.sequential import SequentialPasses
 from foredraft.engine.state import SequenceState
 from foredraft.errors import ForedraftWarning, OutOfMemoryError, PromptTooLongError, UsageError
 from foredraft.generation import Generation, Stream, generation
-from foredraft.model.batch_target import batch_target
 from foredraft.model.compiled.background import Compilation
 from foredraft.model.compiled.build import compile_forward
 from foredraft.model.compiled.package import CompiledRecord, kept_forward
 from foredraft.model.cost import measured_cost
+from foredraft.model.joint_passes import joint_passes
 from foredraft.model.recordings import RecordedForward, recorded_forward
 from foredraft.model.target import TorchTarget
 from foredraft.options import shown, whole_number
@@ -184,7 +185,7 @@ class Generator:
         UsageError for an invalid argument, before the first token; NumericsError for logits that allow no token.
         """
         run = self.start(prompt, chat=chat, **options)
-        for _ in run.steps():
+        for _ in steps(run):
             pass
         return self.result(run)
 
@@ -222,10 +223,10 @@ class Generator:
         starts sooner. Close a stream that is not read to its end.
         """
         run = self.start(prompt, chat=chat, **options)
-        return Stream(run, run.steps() if batch is None else steps_in(batch, run), self.tokenizer)
+        return Stream(run, steps(run, batch), self.tokenizer)
 
     def start(self, prompt: Prompt, *, chat: bool = False, **options: Unpack[GenerationArguments]) -> Run:
-        """Start a generation as `generate` does; iterate over its `steps()`, and pass it to `result` at any time.
+        """Start a generation as `generate` does; write it in a batch, and pass it to `result` at any time.
 
         The run keeps its drafter, so several runs can be interleaved.
         """
@@ -306,9 +307,10 @@ class Generator:
         """
         if cache_bytes is not None and ((given := whole_number(cache_bytes)) is None or given < 1):
             raise UsageError(f"cache_bytes is {shown(cache_bytes)}; it must be a whole number of bytes, or None.")
-        target = batch_target(self.target, cache_bytes, self.drafter.needs.hidden)
-        control = BatchControl(lambda: self.cost, target.most_rows, target.most_rows - 1, self._costs)
-        return Batch(target, control, step_seconds)
+        passes = joint_passes(self.target, cache_bytes, self.drafter.needs.hidden) or SequentialPasses(self.target)
+        most = passes.most_rows
+        control = MeasuredControl(lambda: self.cost, most - 1, self._costs, most_rows=most)
+        return Batch(passes, control, step_seconds)
 
     def conversation(self) -> Batch | None:
         """Return a batch for `stream` in which each turn of a conversation is computed once, up to the model's window.

@@ -3,11 +3,18 @@
 import numpy as np
 import torch
 
-from foredraft.engine.batch import steps_in
+from foredraft.contracts import Rows
+from foredraft.engine.batch import steps
 from foredraft.graph.layout import lay_out_text
 from foredraft.sampling import SamplingOptions
 from support.families import VOCABULARY
 from support.scripted import AdversaryDrafter, OracleDrafter, RandomTreeDrafter, continuation_in
+
+
+def finish(batch):
+    """Write all texts of a batch to their ends."""
+    while len(batch):
+        batch.step()
 
 
 def theirs(target, prompt, count):
@@ -49,7 +56,7 @@ def leased(batch, ids):
     for start in range(lease.length, len(ids) - 1, 64):
         piece = lay_out_text(ids[start : min(start + 64, len(ids) - 1)], start)
         batch.reserve(lease, piece)
-        batch.forward([piece], [lease], [False], [()])
+        batch.forward([Rows(piece, lease, scored=False)])
         lease.commit(range(piece.rows))
     return lease
 
@@ -57,8 +64,8 @@ def leased(batch, ids):
 def streamed(writer, batch, prompt, drafter, new_tokens, most):
     """A text written as a stream that is cancelled after `most` steps, and its tokens."""
     run = writer.begin(prompt, SamplingOptions(), max_new_tokens=new_tokens, drafter=drafter)
-    steps = steps_in(batch, run)
-    for _ in zip(range(most), steps, strict=False):
+    records = steps(run, batch)
+    for _ in zip(range(most), records, strict=False):
         pass
-    steps.close()
+    records.close()
     return run, emitted(run)

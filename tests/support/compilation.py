@@ -1,6 +1,7 @@
 """What is written with and without compiled passes, and the record of a compiled package."""
 
 from foredraft.api import Generator
+from foredraft.engine.batch import steps
 from foredraft.model.compiled.package import CompiledForward, CompiledRecord
 from foredraft.model.kv_cache import LayerShape
 from foredraft.model.target import TorchTarget
@@ -18,7 +19,7 @@ METHODS = (
 def written(target, method, options, nodes, sampling):
     generator = Generator(target, None, method=method, options=options, nodes=nodes or None)
     run = generator.begin(prompt_of(20), SamplingOptions(**sampling), max_new_tokens=48)
-    return [token for record in run.steps() for token in record.emitted]
+    return [token for record in steps(run) for token in record.emitted]
 
 
 def compiled_by(model, folder, record):

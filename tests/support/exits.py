@@ -5,6 +5,7 @@ import functools
 from foredraft.contracts import DraftContext
 from foredraft.control import FixedControl
 from foredraft.drafters import Resources, make_drafter
+from foredraft.engine.batch import steps
 from foredraft.engine.run import Run
 from foredraft.engine.state import SequenceState
 from foredraft.model.target import TorchTarget
@@ -28,7 +29,7 @@ def written(target, family, setting, drafter, control=None):
     seq = SequenceState(prompt, sampling, max_new_tokens=NEW_TOKENS, window=target.window)
     settings = {"do_sample": sampling.do_sample, "temperature": sampling.temperature, "top_p": sampling.top_p}
     context = DraftContext(target.vocabulary, seed=sampling.seed, settings=settings)
-    records = list(Run(seq, drafter, control or FixedControl(8), context, target).steps())
+    records = list(steps(Run(seq, drafter, control or FixedControl(8), context, target)))
     return seq.emitted.tolist(), records
 
 

@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from foredraft.contracts import DraftContext
 from foredraft.control import FixedControl
 from foredraft.drafters import Resources, make_drafter
+from foredraft.engine.batch import steps
 from foredraft.engine.run import Run
 from foredraft.engine.state import SequenceState
 from foredraft.model.target import TorchTarget
@@ -99,7 +100,7 @@ def prompt_of(length):
 
 def written(target, prompt, sampling, drafter, nodes=10, new_tokens=NEW_TOKENS):
     seq = SequenceState(prompt, sampling, max_new_tokens=new_tokens, window=target.window)
-    records = list(Run(seq, drafter, FixedControl(nodes), DraftContext(target.vocabulary, seed=3), target).steps())
+    records = list(steps(Run(seq, drafter, FixedControl(nodes), DraftContext(target.vocabulary, seed=3), target)))
     return seq.emitted.tolist(), records
 
 

@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from foredraft.api import Generator
+from foredraft.engine.batch import steps
 from foredraft.errors import ForedraftWarning
 from foredraft.model.recordings import RecordedForward
 from foredraft.model.target import TorchTarget
@@ -40,14 +41,14 @@ def begun(target, length, tokens=48, **sampling):
 
 
 def finished(run):
-    for _ in run.steps():
+    for _ in steps(run):
         pass
     return tuple(run.seq.emitted.tolist())
 
 
 def finished_in_store(run, caches):
     """Finish the run that began last; return its text, and the store in which its cache was after its last step."""
-    stores = [caches[-1]().store for _ in run.steps()]
+    stores = [caches[-1]().store for _ in steps(run)]
     return tuple(run.seq.emitted.tolist()), stores[-1]
 
 

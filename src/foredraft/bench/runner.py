@@ -32,6 +32,7 @@ from foredraft.bench.replay import replay_steps
 from foredraft.bench.tasks import TaskPrompt
 from foredraft.contracts import CostCurve, Learner, StepRecord, TokenIds
 from foredraft.control import StepCosts
+from foredraft.engine.batch import steps
 from foredraft.engine.statistics import Statistics
 from foredraft.errors import ForedraftError, ForedraftWarning, UsageError, told
 from foredraft.model.loading import load_model
@@ -255,12 +256,12 @@ def _in_slices(generator: api.Generator, prompt: Any, arguments: Mapping[str, An
     size = _SLICE if generator.target.recordings is None else float("inf")
     start = perf_counter()
     run = generator.start(prompt, **arguments)
-    steps, tokens, seconds = run.steps(), size, perf_counter() - start
+    records, tokens, seconds = steps(run), size, perf_counter() - start
     while tokens >= size:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", category=ForedraftWarning)  # a failed drafter makes a failed cell
             start, tokens = perf_counter(), 0
-            while tokens < size and (step := next(steps, None)) is not None:
+            while tokens < size and (step := next(records, None)) is not None:
                 tokens += len(step.emitted)
             seconds += perf_counter() - start
         if tokens >= size:

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 from foredraft.contracts import Control, CostCurve
 from foredraft.control import levels
 from foredraft.control.levels import FixedControl, LevelControl, Rule
-from foredraft.control.measured import MOST_NODES, BatchControl, MeasuredControl
+from foredraft.control.measured import MOST_NODES, MeasuredControl
 from foredraft.control.payoff import StepCosts, cut
 from foredraft.errors import UsageError
 from foredraft.options import NoOptions, check_known, options_from, shown, whole_number
 
 __all__ = [
-    "CONTROLS", "MOST_NODES", "BatchControl", "ControlChoice", "ControlKind", "FixedControl", "MeasuredControl",
-    "StepCosts", "choose_control", "cut",
+    "CONTROLS", "MOST_NODES", "ControlChoice", "ControlKind", "FixedControl", "MeasuredControl", "StepCosts",
+    "choose_control", "cut",
 ]  # fmt: skip
 
 
@@ -68,10 +68,9 @@ class ControlChoice:
         nodes, options = self.most_nodes, self.options
         if nodes == 0 or self.name == "fixed":
             return FixedControl(nodes)
-        if self.name == "measured":
-            return MeasuredControl(curve(), nodes, costs)
-        if self.name == "whole":
-            return MeasuredControl(curve(), nodes, whole=True)
+        if self.name in ("measured", "whole"):
+            whole, known = self.name == "whole", curve()
+            return MeasuredControl(lambda: known, nodes, None if whole else costs, whole=whole)
         rule: dict[str, Callable[[], Rule]] = {
             "exit_threshold": lambda: levels.ExitThresholdRule(options),
             "beta_ts": lambda: levels.BetaRule(options, seed),

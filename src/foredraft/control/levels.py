@@ -9,6 +9,7 @@ Control Mechanism", ACL Findings 2024): Beta-TS is appendix A, Cali-TS appendix 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -32,13 +33,13 @@ class FixedControl:
             raise UsageError(f"num_speculative_tokens is {nodes}; use 0 to draft nothing, or a positive number.")
         self._nodes = nodes
 
-    def budget(self, depth: int) -> Budget:
+    def budget(self, depth: int, _lanes: int = 1) -> Budget:
         return Budget(self._nodes, depth) if depth > 0 and self._nodes > 0 else NO_BUDGET
 
-    def trim(self, draft: Draft, budget: Budget) -> Draft:
-        return cut(draft, budget)
+    def trim(self, drafts: Sequence[Draft], budgets: Sequence[Budget], _other_rows: int = 0) -> list[Draft]:
+        return [cut(*each) for each in zip(drafts, budgets, strict=True)]
 
-    def observe(self, verdict: Verdict, forward: float, other: float, drafting: float = 0.0) -> None:
+    def observe(self, _verdicts: Sequence[Verdict], *_costs: float) -> None:
         """Learn nothing."""
 
 
@@ -65,14 +66,17 @@ class Rule(Protocol):
 
 
 class LevelControl:
-    """As many levels as a rule allows. The rule is asked once per level; a refusal holds for the rest of the step."""
+    """As many levels of one text's draft as a rule allows.
+
+    The rule is asked once per level; a refusal holds for the rest of the step.
+    """
 
     def __init__(self, rule: Rule, most_nodes: int, most_levels: int | None = None) -> None:
         self._rule, self._most_nodes, self._most_levels = rule, most_nodes, most_levels
         self._chances: list[float | None] = []  # of the levels decided in this step
         self._stopped = False
 
-    def budget(self, depth: int) -> Budget:
+    def budget(self, depth: int, _lanes: int = 1) -> Budget:
         """Return the limits and the callback for level-wise drafters."""
         self._chances, self._stopped = [], False
         depth = depth if self._most_levels is None else min(depth, self._most_levels)
@@ -80,7 +84,8 @@ class LevelControl:
             return NO_BUDGET
         return Budget(self._most_nodes, depth, self._answer)
 
-    def trim(self, draft: Draft, budget: Budget) -> Draft:
+    def trim(self, drafts: Sequence[Draft], budgets: Sequence[Budget], _other_rows: int = 0) -> list[Draft]:
+        (draft,), (budget,) = drafts, budgets
         draft = cut(draft, budget)
         chances = level_chances(draft)
         if draft.q is not None:
@@ -89,10 +94,11 @@ class LevelControl:
             chances = [None] * len(chances)
         while not self._stopped and len(self._chances) + 1 < len(chances):
             self._answer(chances[len(self._chances)])
-        return cut(draft, Budget(budget.nodes, len(self._chances))) if self._stopped else draft
+        return [cut(draft, Budget(budget.nodes, len(self._chances))) if self._stopped else draft]
 
-    def observe(self, verdict: Verdict, forward: float, other: float, drafting: float = 0.0) -> None:  # noqa: ARG002  # as `Control` has it
+    def observe(self, verdicts: Sequence[Verdict], *_costs: float) -> None:
         """Count accepted levels, and whether one was rejected, unless the text ended before it."""
+        (verdict,) = verdicts
         draft, accepted = verdict.draft, len(verdict.path)
         rejected = len(verdict.tokens) > accepted and bool((draft.parents == verdict.last_row - 1).any())
         self._rule.observe(Outcome(int(depths(draft.parents).max(initial=0)), accepted, rejected))

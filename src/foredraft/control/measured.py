@@ -35,25 +35,27 @@ _SHARE = 0.2  # weight of the last draft in smoothed values
 _LIKELY = 0.5  # least chance of a path to go deeper before the seconds of a level are known
 
 
-class BatchControl:
-    """The number of nodes, over all sequences of a batch, with the most expected tokens per second.
+class MeasuredControl:
+    """The number of nodes, over all sequences that share it, with the most expected tokens per second.
 
-    `curve` is called when first needed, as it may have to be measured; `costs` are what earlier steps taught, updated
-    in place; `clock` returns seconds. With `whole`, no node is weighed by itself: the whole draft is verified, or none
-    while such steps write fewer tokens per second than plain ones. docs/explanation/control.md has the rule.
+    `curve` is called when first needed, as it may have to be measured. A step has at most `most_nodes` nodes, and a
+    pass `most_rows` rows, by default those of one sequence. `costs` are what earlier steps taught, updated in place;
+    `clock` returns seconds. With `whole`, no node is weighed by itself: the whole draft is verified, or none while such
+    steps write fewer tokens per second than plain ones. docs/explanation/control.md has the rule.
     """
 
     def __init__(
-        self, curve: Callable[[], CostCurve], most_rows: int, most_nodes: int, costs: StepCosts,
-        clock: Callable[[], float] = perf_counter, *, whole: bool = False,
+        self, curve: Callable[[], CostCurve], most_nodes: int = MOST_NODES, costs: StepCosts | None = None,
+        clock: Callable[[], float] = perf_counter, *, most_rows: int | None = None, whole: bool = False,
     ) -> None:  # fmt: skip
-        self._measure, self._most_rows, self._most_nodes, self._costs = curve, most_rows, most_nodes, costs
-        self._clock, self._whole = clock, whole
+        self._measure, self._most_nodes, self._clock, self._whole = curve, most_nodes, clock, whole
+        self._most_rows = most_nodes + 1 if most_rows is None else most_rows
+        self._costs = StepCosts() if costs is None else costs
         self._price = 0.0  # smoothed tokens per second that drafts promise, at least those of plain decoding
         self._drawn = False  # whether the nodes of the last drafts were not weighed
         self._written = 0.0  # smoothed tokens of such a step
         self._each = float(min(_FIRST, most_nodes))  # smoothed number of nodes per sequence worth verifying
-        self._asked = False  # whether a draft was requested in this step
+        self._asked = self._begun = False  # whether a draft was requested in this step, and in any
 
     @cached_property
     def _curve(self) -> F64:
@@ -63,9 +65,14 @@ class BatchControl:
         """Return the most rows of a pass that takes at most so many seconds at the current pace."""
         return int(np.searchsorted(self._costs.passes(self._curve), seconds, "right")) - 1
 
-    def budget(self, depth: int, lanes: int) -> Budget:
+    def budget(self, depth: int, lanes: int = 1) -> Budget:
         """Return the budget of one of `lanes` sequences; no budget during a pause."""
         room = min(self._most_nodes, self._most_rows // lanes - 1)
+        if not self._begun:
+            # the last text's length caused some of the pace of wide passes, which are not measured during a pause: a
+            # text too long to draft could stop drafting for the next ones
+            self._costs.wide_pace = (self._costs.pace + self._costs.wide_pace) / 2
+            self._begun = True
         self._asked = self._costs.rests.left == 0
         if not self._asked or depth <= 0 or room <= 0:
             return NO_BUDGET
@@ -98,7 +105,7 @@ class BatchControl:
 
         return more
 
-    def trim(self, drafts: Sequence[Draft], budgets: Sequence[Budget], other_rows: int) -> list[Draft]:
+    def trim(self, drafts: Sequence[Draft], budgets: Sequence[Budget], other_rows: int = 0) -> list[Draft]:
         """Cut the drafts to the nodes with the most expected tokens per second; the pass has `other_rows` more rows."""
         self._asked = self._asked and any(budget.nodes > 0 for budget in budgets)
         if not any(len(draft) for draft in drafts):
@@ -136,7 +143,9 @@ class BatchControl:
         limits = [Budget(min(most, budget.nodes), budget.depth) for most, budget in zip(counts, budgets, strict=True)]
         return [cut(*each) for each in zip(drafts, limits, scores, strict=True)]
 
-    def observe(self, verdicts: Sequence[Verdict], rows: int, forward: float, other: float, drafting: float) -> None:
+    def observe(
+        self, verdicts: Sequence[Verdict], rows: int, forward: float, other: float, drafting: float = 0.0
+    ) -> None:
         """Compare accepted nodes with their scores, and the seconds of the step, as in `Control`, with the curve."""
         lanes = len(verdicts)
         self._costs.observe(self._curve, rows, forward, other / lanes, drafting / lanes if self._asked else None)
@@ -154,29 +163,3 @@ class BatchControl:
     def _cheap(self, rows: int) -> int:
         """Return how many nodes add almost no cost to a pass of `rows` rows."""
         return max(int(np.searchsorted(self._curve, _CHEAP * self._curve[rows], "right")) - 1 - rows, 0)
-
-
-class MeasuredControl:
-    """`BatchControl` for a batch of one text; with `whole`, the control of that name."""
-
-    def __init__(
-        self, curve: CostCurve, most_nodes: int = MOST_NODES, costs: StepCosts | None = None,
-        clock: Callable[[], float] = perf_counter, *, whole: bool = False,
-    ) -> None:  # fmt: skip
-        self._costs = StepCosts() if costs is None else costs
-        self._batch = BatchControl(lambda: curve, most_nodes + 1, most_nodes, self._costs, clock, whole=whole)
-        self._begun = False
-
-    def budget(self, depth: int) -> Budget:
-        if not self._begun:  # texts of a batch with shared passes never ask
-            # the last text's length caused some of the pace of wide passes, which are not measured during a pause: a
-            # text too long to draft could stop drafting for the next ones
-            self._costs.wide_pace = (self._costs.pace + self._costs.wide_pace) / 2
-            self._begun = True
-        return self._batch.budget(depth, 1)
-
-    def trim(self, draft: Draft, budget: Budget) -> Draft:
-        return self._batch.trim([draft], [budget], 0)[0]
-
-    def observe(self, verdict: Verdict, forward: float, other: float, drafting: float = 0.0) -> None:
-        self._batch.observe([verdict], len(verdict.draft) + 1, forward, other, drafting)

@@ -1,28 +1,26 @@
-"""Continuous batching: many sequences decode in shared passes, and each text is the same as when decoded alone.
+"""The decoding loop, of one text or of many: each text is the same as when decoded alone.
 
-Sequences may join and leave at any step. A step verifies one draft per running sequence and prefills a piece of the
-waiting prompts in the same pass. A sequence without a cache is suspended: it waits for room, or for a prefix that
-another one is prefilling, and is prefilled again. Does not depend on how a model runs its passes, on text or on
-scheduling.
+Sequences may join and leave at any step. A step plans the rows of a pass, runs it, settles the results and accounts for
+the time: it verifies one draft per running sequence, and prefills a piece of the waiting prompts. A sequence without a
+cache is suspended: it waits for room, or for a prefix that another one is prefilling, and is prefilled again. Does not
+depend on how a model runs its passes, on text or on scheduling.
 """
 
 import warnings
 from collections.abc import Generator, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, StepRecord
-from foredraft.control import BatchControl
+from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, Passes, PassResult, Rows, StepRecord, Verdict
+from foredraft.control import MeasuredControl
 from foredraft.engine.run import Run
+from foredraft.engine.sequential import SequentialPasses
 from foredraft.engine.step import proposed, record_of, settle
 from foredraft.errors import ForedraftWarning, OutOfMemoryError, PromptTooLongError, UsageError, is_interrupt
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
-
-if TYPE_CHECKING:
-    from foredraft.model.batch_target import JointBatch, SequentialBatch
 
 _PIECE = 64  # prompt tokens prefilled per step while sequences run: as slow as four plain steps on Zen 5
 _LEAST_PIECE = 8  # prompt tokens of a step, however slow (chosen)
@@ -34,22 +32,27 @@ class _Part:
     """The rows of one sequence in a pass: a verification, or a piece of its prompt, which has no budget."""
 
     run: Run
-    layout: Layout
-    draft: Draft = EMPTY_DRAFT
     budget: Budget | None = None
+    draft: Draft = EMPTY_DRAFT
+    layout: Layout = field(init=False)
     nanoseconds: tuple[int, int] = (0, 0)  # of drafting and of laying out
+    verdict: Verdict | None = None  # of a verification
+    drafting: int = 0  # nanoseconds of drafting and of learning from the verdict
+
+    def rows(self) -> Rows:
+        return Rows(self.layout, self.run.seq.cache, self.budget is not None, self.run.drafter.needs.hidden)
 
 
 class Batch:
-    """Sequences decoded together; `control` decides for those that share one.
+    """Sequences decoded together by `passes`; `control` decides for those that share one.
 
-    Pieces of prompts are so small that a step takes about `step_seconds` at most, if given.
+    Pieces of prompts are so small that a step takes about `step_seconds` at most, if given, by what `control` measured.
     """
 
     def __init__(
-        self, target: "JointBatch | SequentialBatch", control: BatchControl, step_seconds: float | None = None
+        self, passes: Passes, control: MeasuredControl | None = None, step_seconds: float | None = None
     ) -> None:
-        self._target, self._control, self._step_seconds = target, control, step_seconds
+        self._passes, self._control, self._step_seconds = passes, control, step_seconds
         self._runs: dict[Run, int] = {}  # in order of joining, and when they joined
         self._changed = False  # whether suspended runs may go on: a run left, or a piece of a prompt was prefilled
 
@@ -62,12 +65,12 @@ class Batch:
     @property
     def memory_use(self) -> float:
         """The used share of the KV cache memory, 0 to 1."""
-        return self._target.memory_use
+        return self._passes.memory_use
 
     @property
     def keeps_prefixes(self) -> bool:
         """Whether a text that begins as an earlier one did is not computed anew."""
-        return self._target.keeps_prefixes
+        return self._passes.keeps_prefixes
 
     def join(self, run: Run) -> Run:
         """Add a text, which is returned, from the next step on.
@@ -76,11 +79,11 @@ class Batch:
         others wait for room, or if the batch has a text for each row of a pass; PromptTooLongError for a prompt that
         needs more room than there is.
         """
-        if run.target is not self._target.target:
+        if run.target is not self._passes.target:
             raise UsageError("The text is of another model than the batch; join it to a batch of its own generator.")
         if hasattr(run, "drafting") or run.records:
             raise UsageError("The text was begun already; start another one with the same prompt.")
-        if len(self._runs) >= self._target.most_rows:
+        if len(self._runs) >= self._passes.most_rows:
             raise OutOfMemoryError(f"The batch has {len(self._runs)} texts, as many as a pass has rows.")
         waits = self._follows(run)
         if not waits and any(_is_suspended(each) and not self._follows(each) for each in self._runs):
@@ -91,25 +94,27 @@ class Batch:
         except BaseException:
             self._close(cache)
             raise
-        run.shared = run.shared and self._target.keeps_prefixes  # else it has passes of its own
+        run.shared = run.shared and self._control is not None and self._passes.keeps_prefixes
+        if run.shared and self._control is not None:
+            run.control = self._control
         self._runs[run] = perf_counter_ns()
         return run
 
     def _open(self, run: Run) -> Any:
         ids = run.seq.view().ids
-        cache = self._target.open(ids, len(ids) + _AHEAD, run.owner)
+        cache = self._passes.open(ids, len(ids) + _AHEAD, run.owner)
         if run.cached_tokens is None:
             run.cached_tokens = int(cache.length)
         return cache
 
     def _close(self, cache: Any) -> None:
         if cache is not None:
-            self._target.close(cache)
+            self._passes.close(cache)
 
     def _follows(self, run: Run) -> bool:
         """Return whether an earlier run is prefilling a prefix of `run` that is worth waiting for."""
         ids = run.seq.view().ids[:-1]
-        for other in self._runs if self._target.keeps_prefixes else ():
+        for other in self._runs if self._passes.keeps_prefixes else ():
             if other is run:
                 return False
             if _is_suspended(other) or other.owner != run.owner or not _waiting(other):
@@ -146,90 +151,68 @@ class Batch:
     def step(self) -> list[Run]:
         """Advance every sequence with a prefilled prompt by at least one token, and some prompts by a piece.
 
-        Returned are the runs that advanced or ended. Ended ones have left the batch.
+        Returned are the runs that advanced or ended. Ended ones have left the batch. If memory runs out after its first
+        token, a text ends with the reason "memory" and a warning.
         """
-        start = perf_counter_ns()
-        self._resume()
-        running = [run for run in self._runs if not run.ended and not _is_suspended(run)]
-        filling = [run for run in running if _waiting(run)]
-        room = self._target.most_rows - (_PIECE if filling else 0)
-        verifications = self._verifications([run for run in running if not _waiting(run)], room)
-        pieces = self._pieces(filling, verifications)
-        parts = [part for part in verifications + pieces if self._has_room(part)]
+        began = perf_counter_ns()
+        parts = self._plan()
+        planned = perf_counter_ns()
+        results = self._passes.forward([part.rows() for part in parts]) if parts else []
         passed = perf_counter_ns()
-        layouts, caches = [part.layout for part in parts], [part.run.seq.cache for part in parts]
-        scored, hidden = [p.budget is not None for p in parts], [p.run.drafter.needs.hidden for p in parts]
-        results = self._target.forward(layouts, caches, scored, hidden) if parts else []
-        forward = perf_counter_ns() - passed
-        advanced, shared, drafting = [], [], 0  # verdicts and nanoseconds of drafting under the batch's control
-        for part, (own, nanoseconds, states) in zip(parts, results, strict=True):
-            run = part.run
-            if isinstance(own, OutOfMemoryError):
-                _end(run, own)
-                continue
-            if part.budget is None or own is None:
-                run.seq.fill(part.layout.rows, states)
-                self._changed = True
-                continue
-            if not run.records:
-                run.prefill_seconds = (start - self._runs[run]) / 1e9
-            try:
-                verdict, took = settle(run, part.budget, part.draft, own)
-                run.records.append(record_of(verdict, run.drafter, (*part.nanoseconds, nanoseconds, *took)))
-                advanced.append(run)
-                own_drafting = part.nanoseconds[0] + took[-1]
-                if run.shared:
-                    shared.append(verdict)
-                    drafting += own_drafting
-                elif self._target.keeps_prefixes:  # a shared pass does not show the cost of its own rows
-                    run.control.observe(verdict, 0.0, 0.0)
-                else:
-                    other = sum(part.nanoseconds) + sum(took)
-                    run.control.observe(verdict, nanoseconds / 1e9, other / 1e9, own_drafting / 1e9)
-            except Exception as error:  # noqa: BLE001  # whatever a logits processor raises ends its text alone
-                _fail(run, error)
-        if shared:
-            rows, other = sum(part.layout.rows for part in parts), perf_counter_ns() - start - forward
-            self._control.observe(shared, rows, forward / 1e9, other / 1e9, drafting / 1e9)
-        ended = [run for run in self._runs if run.ended]
-        for run in ended:
+        for part, result in zip(parts, results, strict=True):
+            self._settle(part, result, began)
+        self._account(parts, passed - planned, planned - began + perf_counter_ns() - passed)
+        advanced = [part.run for part in parts if part.verdict is not None]
+        for run in [run for run in self._runs if run.ended]:
             self.leave(run)
-        return advanced + [run for run in ended if run not in advanced]
+            if run not in advanced:
+                advanced.append(run)
+        return advanced
+
+    def _plan(self) -> list[_Part]:
+        """Return the parts of the next pass; their sequences have room for them."""
+        self._resume()
+        ready, filling = list[Run](), list[Run]()
+        for run in self._runs:
+            if not run.ended and not _is_suspended(run):
+                (filling if _waiting(run) else ready).append(run)
+        parts = self._verifications(ready, self._passes.most_rows - (_PIECE if filling else 0))
+        parts += self._pieces(filling, parts) if filling else []
+        return [part for part in parts if self._has_room(part)]
 
     def _verifications(self, ready: list[Run], room: int) -> list[_Part]:
         """Return the verifications of the next pass, `room` rows if possible: each run's root and its drafted nodes.
 
         A run whose drafter or control raises, or whose draft is not a tree of tokens, has failed, and has none.
         """
-        runs, drafts, budgets, times = list[Run](), list[Draft](), list[Budget](), list[int]()
-        lanes = len(ready)
+        parts, shared = list[_Part](), list[_Part]()
         for run in ready:
-            start, depth = perf_counter_ns(), run.seq.useful_depth
-            most = min(run.context.max_nodes, max(room // lanes - 1, 0))
+            start, most = perf_counter_ns(), min(run.context.max_nodes, max(room // len(ready) - 1, 0))
             try:
-                budget = self._control.budget(depth, lanes) if run.shared else run.control.budget(depth)
+                budget = run.control.budget(run.seq.useful_depth, len(ready) if run.shared else 1)
                 budget = budget if budget.nodes <= most else replace(budget, nodes=most)
-                draft = proposed(run, budget)
-                draft = draft if run.shared else run.control.trim(draft, budget)
+                part = _Part(run, budget, proposed(run, budget))
+                if run.shared:
+                    shared.append(part)
+                else:
+                    (part.draft,) = run.control.trim([part.draft], [budget])
             except Exception as error:  # noqa: BLE001  # whatever a drafter or control raises ends its text alone
                 _fail(run, error)
                 continue
-            runs.append(run)
-            drafts.append(draft)
-            budgets.append(budget)
-            times.append(perf_counter_ns() - start)
-        shared = [number for number, run in enumerate(runs) if run.shared]
-        own_rows = sum(len(draft) + 1 for draft, run in zip(drafts, runs, strict=True) if not run.shared)
-        cut = self._control.trim(
-            [drafts[number] for number in shared], [budgets[number] for number in shared], own_rows
-        )
-        for number, draft in zip(shared, cut, strict=True):
-            drafts[number] = draft
-        parts = []
-        for run, draft, budget, drafting in zip(runs, drafts, budgets, times, strict=True):
-            start = perf_counter_ns()
-            layout = lay_out(run.seq.root, draft.tokens, draft.parents, run.seq.length - 1)
-            parts.append(_Part(run, layout, draft, budget, (drafting, perf_counter_ns() - start)))
+            part.drafting = perf_counter_ns() - start
+            parts.append(part)
+        if shared:
+            own_rows = sum(len(part.draft) + 1 for part in parts if not part.run.shared)
+            drafts, budgets = (
+                [part.draft for part in shared],
+                [part.budget for part in shared if part.budget is not None],
+            )
+            for part, draft in zip(shared, shared[0].run.control.trim(drafts, budgets, own_rows), strict=True):
+                part.draft = draft
+        for part in parts:
+            start, seq = perf_counter_ns(), part.run.seq
+            part.layout = lay_out(seq.root, part.draft.tokens, part.draft.parents, seq.length - 1)
+            part.nanoseconds = part.drafting, perf_counter_ns() - start
         return parts
 
     def _pieces(self, runs: list[Run], verifications: list[_Part]) -> list[_Part]:
@@ -238,17 +221,18 @@ class Batch:
         Each has an equal share of the rows, so that a short prompt does not wait for the end of a long one.
         """
         others = sum(part.layout.rows for part in verifications)
-        left = self._target.most_rows - others
+        left = self._passes.most_rows - others
         if verifications:
             left = min(left, _PIECE)
-        if runs and self._step_seconds is not None:
+        if self._control is not None and self._step_seconds is not None:
             left = min(left, max(self._control.rows_within(self._step_seconds) - others, _LEAST_PIECE))
         pieces = []
         for number, run in enumerate(sorted(runs, key=_waiting)):
             count = min(_waiting(run), -(-left // (len(runs) - number)))
             if count > 0:
-                at = int(run.seq.cache.length)
-                pieces.append(_Part(run, lay_out_text(run.seq.view().ids[at : at + count].copy(), at)))
+                piece, at = _Part(run), int(run.seq.cache.length)
+                piece.layout = lay_out_text(run.seq.view().ids[at : at + count].copy(), at)
+                pieces.append(piece)
                 left -= count
         return pieces
 
@@ -260,7 +244,7 @@ class Batch:
         """
         run = part.run
         try:
-            self._target.reserve(run.seq.cache, part.layout)
+            self._passes.reserve(run.seq.cache, part.layout)
         except OutOfMemoryError as error:
             if len(part.draft):
                 part.draft, part.layout = EMPTY_DRAFT, lay_out_text(part.layout.token_ids[:1], part.layout.at)
@@ -274,11 +258,45 @@ class Batch:
             return False
         return True
 
+    def _settle(self, part: _Part, result: PassResult, began: int) -> None:
+        """Commit the rows of a pass that are kept, in a step that `began` then: a piece, or a verified draft."""
+        run, scores = part.run, result.scores
+        if isinstance(scores, OutOfMemoryError):
+            _end(run, scores)
+            return
+        if part.budget is None or scores is None:
+            run.seq.fill(part.layout.rows, result.states)
+            self._changed = True
+            return
+        if not run.records:
+            run.prefill_seconds = (began - self._runs[run]) / 1e9
+        try:
+            part.verdict, took = settle(run, part.budget, part.draft, scores)
+            parts = *part.nanoseconds, result.nanoseconds, *took
+            run.records.append(record_of(part.verdict, run.drafter, parts))
+            part.drafting += took[-1]
+            if not run.shared:
+                # a pass that is shared with other texts does not show the cost of this one's rows
+                forward = 0 if self._passes.keeps_prefixes else result.nanoseconds
+                other = sum(parts) - result.nanoseconds
+                run.control.observe([part.verdict], part.layout.rows, forward / 1e9, other / 1e9, part.drafting / 1e9)
+        except Exception as error:  # noqa: BLE001  # whatever a logits processor raises ends its text alone
+            _fail(run, error)
+
+    def _account(self, parts: list[_Part], forward: int, other: int) -> None:
+        """Show the control that texts share what a step wrote, and its nanoseconds: of the pass, and all others."""
+        shared = [part for part in parts if part.run.shared and part.verdict is not None]
+        if shared:
+            verdicts = [part.verdict for part in shared if part.verdict is not None]
+            rows, drafting = sum(part.layout.rows for part in parts), sum(part.drafting for part in shared)
+            shared[0].run.control.observe(verdicts, rows, forward / 1e9, other / 1e9, drafting / 1e9)
+
 
 def _end(run: Run, error: OutOfMemoryError) -> None:
-    """End a text that finds no memory: with what is written, or as failed if that is nothing."""
+    """End a text that finds no memory: with what is written and a warning, or as failed if that is nothing."""
     if len(run.seq.emitted):
         run.seq.finish = "memory"
+        warnings.warn(f"{error} The text ends here.", ForedraftWarning, stacklevel=2)
     else:
         run.failure = error
 
@@ -299,12 +317,13 @@ def _waiting(run: Run) -> int:
     return run.seq.length - 1 - int(run.seq.cache.length)
 
 
-def steps_in(batch: Batch, run: Run) -> Generator[StepRecord]:
-    """Write a text in an empty batch, which keeps its keys and values for a later one that begins alike.
+def steps(run: Run, batch: Batch | None = None) -> Generator[StepRecord]:
+    """Write a text, and yield the records of its steps; its drafting is closed in any case.
 
-    Yields the records of steps and warns as `Run.steps` does; raises UsageError for a batch with other texts, what
-    `Batch.join` does, and the error of a failed text.
+    It is alone, or in an empty batch, which keeps its keys and values for a later text that begins alike. Raises
+    UsageError for a batch with other texts, what `Batch.join` does, and the error of a failed text.
     """
+    batch = Batch(SequentialPasses(run.target)) if batch is None else batch
     if len(batch):
         raise UsageError(f"The batch has {len(batch)} unfinished texts; a stream needs one without any.")
     batch.join(run)
@@ -319,8 +338,6 @@ def steps_in(batch: Batch, run: Run) -> Generator[StepRecord]:
             batch.leave(run)
     if run.failure is not None:
         raise run.failure
-    if run.seq.finish == "memory":
-        warnings.warn("The key-value cache is full. The text ends here.", ForedraftWarning, stacklevel=2)
 
 
 def write_all(batch: Batch, texts: Iterable[Run], most: int) -> list[Run]:

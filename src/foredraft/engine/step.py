@@ -1,43 +1,18 @@
-"""One decoding step: draft, lay out, forward, verify, commit, observe. Does not depend on models or text."""
+"""What one text does before and after a pass: draft, verify, commit, observe. Does not depend on models or text."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter_ns
-from typing import TYPE_CHECKING
 
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, Drafter, Scores, StepRecord, Verdict
-from foredraft.graph.layout import lay_out
+from foredraft.engine.run import Run
 from foredraft.sampling.logits import top_probabilities
 from foredraft.verify import verify
-
-if TYPE_CHECKING:
-    from foredraft.engine.run import Run
 
 PARTS = ("draft", "layout", "forward", "verify", "commit", "observe")  # of a step, in order
 
 
-def step(run: "Run") -> StepRecord:
-    """Advance an open, unfinished text by at least one token.
-
-    ValueError for a draft that is not a tree of tokens; NumericsError for unusable scores of the target.
-    """
-    began, seq, control = perf_counter_ns(), run.seq, run.control
-    budget = control.budget(seq.useful_depth)
-    draft = control.trim(proposed(run, budget), budget)
-    drafted = perf_counter_ns()
-    layout = lay_out(seq.root, draft.tokens, draft.parents, seq.length - 1)
-    laid_out = perf_counter_ns()
-    scores = run.target.forward(layout, seq.cache, hidden=run.drafter.needs.hidden)
-    forward = perf_counter_ns() - laid_out
-    verdict, (verified, committed, observed) = settle(run, budget, draft, scores)
-    now = perf_counter_ns()
-    control.observe(verdict, forward / 1e9, (now - began - forward) / 1e9, (drafted - began + observed) / 1e9)
-    observed += perf_counter_ns() - now
-    parts = drafted - began, laid_out - drafted, forward, verified, committed, observed
-    return record_of(verdict, run.drafter, parts)
-
-
-def proposed(run: "Run", budget: Budget) -> Draft:
+def proposed(run: Run, budget: Budget) -> Draft:
     """Return the drafting's checked draft; without a budget it is called only if it needs every step."""
     if budget.nodes <= 0 and not run.drafter.needs.every_step:
         return EMPTY_DRAFT
@@ -49,7 +24,7 @@ def proposed(run: "Run", budget: Budget) -> Draft:
     return draft
 
 
-def settle(run: "Run", budget: Budget, draft: Draft, scores: Scores) -> tuple[Verdict, tuple[int, int, int]]:
+def settle(run: Run, budget: Budget, draft: Draft, scores: Scores) -> tuple[Verdict, tuple[int, int, int]]:
     """Verify a draft, commit what is accepted, and show the verdict to the drafting; return also the nanoseconds.
 
     Without a budget nothing that the drafting needs is computed for it.

@@ -21,6 +21,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from foredraft.contracts import TokenIds
+from foredraft.engine.batch import steps
 from foredraft.engine.statistics import Statistics
 from foredraft.errors import UsageError
 from foredraft.generator import Generator
@@ -119,7 +120,7 @@ def generate(
         for row, seed in zip(rows, seeds, strict=True)
     ]  # fmt: skip  # all prompts are checked before any row is written
     for run in runs:
-        for record in run.steps():
+        for record in steps(run):
             if streamer is not None:
                 for token in record.emitted:
                     streamer.put(torch.tensor([token]))

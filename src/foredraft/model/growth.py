@@ -13,12 +13,13 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Target, Verdict
+from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Verdict
 from foredraft.graph.dag import DraftGraph, add_level, empty_graph, leaves, unmerge
 from foredraft.graph.layout import Layout, lay_out_text
 from foredraft.graph.tree import FloatArray, IntArray, ancestor_mask, child_with, depths
 from foredraft.model.candidates import Candidates, Imitation, candidates
 from foredraft.model.layers import LAST
+from foredraft.model.target import TorchTarget
 from foredraft.options import check_range
 
 Calibrate = Callable[[Candidates, int, torch.Tensor | None], Candidates]
@@ -98,7 +99,7 @@ class Rollout:
     model's last hidden states are kept.
     """
 
-    def __init__(self, model: Target, most_rows: int, *, hidden: bool = False) -> None:
+    def __init__(self, model: TorchTarget, most_rows: int, *, hidden: bool = False) -> None:
         self._model, self.most_rows, self._asks = model, max(most_rows, 1), hidden
         self.limits = model.vocabulary, model.window
         self.hidden: torch.Tensor | None = None  # float[R, D], of the last pass

@@ -69,12 +69,24 @@ class TorchTarget:
         if any(self.support.recurrent) or not self.support.tested:
             self._probe()
 
-    def new_cache(self) -> TreeCache:
+    @property
+    def most_rows(self) -> int:
+        """The most rows of a pass over a prompt, and of a pass of several sequences."""
+        if self.compiled is not None:
+            return MOST_ROWS
+        return _STATE_ROWS if any(self.support.recurrent) else PREFILL_ROWS
+
+    def new_cache(self, tokens: int = 0) -> TreeCache:
+        """Return an empty cache for one sequence, with room for so many tokens where it is known what they take."""
         # where passes are recorded, every layer keeps all positions, so that slots stay where they are
         windows = self.support.windows if self.recordings is None else (None,) * len(self.support.windows)
         if self.compiled is not None:  # compiled code writes to existing buffers
-            return TreeCache.of_shapes(windows, self.compiled.record.shapes, self.dtype)
-        return TreeCache(windows, [StateLayer if each else TreeLayer for each in self.support.recurrent])
+            cache = TreeCache.of_shapes(windows, self.compiled.record.shapes, self.dtype)
+        else:
+            cache = TreeCache(windows, [StateLayer if each else TreeLayer for each in self.support.recurrent])
+        if tokens:
+            cache.reserve_text(tokens)
+        return cache
 
     def with_model(self, model: Any, *, rounded: bool = False) -> "TorchTarget":
         """Return a target for `model`, a copy or part of this one's; compiled if this one is and its package exists.
@@ -100,9 +112,7 @@ class TorchTarget:
         Returns the states of the layers `hidden`, float[m, K * D], of the last m tokens: all, except for the last
         hidden states, which only scored rows have.
         """
-        most = _STATE_ROWS if any(self.support.recurrent) else PREFILL_ROWS
-        if self.compiled is not None:
-            most = MOST_ROWS
+        most = self.most_rows
         cache.reserve_text(len(token_ids))
         states = []
         for start in range(0, len(token_ids), most):

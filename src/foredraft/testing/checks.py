@@ -12,7 +12,7 @@ import numpy as np
 from foredraft.contracts import NO_BUDGET, Budget, Draft, Drafter, Drafting, SequenceView, TokenIds, Verification
 from foredraft.control import FixedControl
 from foredraft.drafters.none import NoDrafter
-from foredraft.engine.step import step
+from foredraft.engine.batch import steps
 from foredraft.graph.layout import lay_out_text
 from foredraft.graph.tree import depths
 from foredraft.sampling import Probabilities, SamplingOptions
@@ -103,12 +103,10 @@ def budget_more_is_obeyed(make: MakeDrafter) -> None:
 def a_draft_may_be_dropped(make: MakeDrafter) -> None:
     """`propose` is called again for the same view if its draft was not verified; decoding continues afterwards."""
     run = begun(make(), _PROMPT)
-    run.prefill()
-    while run.seq.finish is None:
-        with _must("propose must be callable again for the same view"):
-            run.drafting.propose(run.seq.view(), Budget(8, 8)).check(VOCABULARY)
-        step(run)
-    run.close()
+    for _ in steps(run):
+        if run.seq.finish is None:
+            with _must("propose must be callable again for the same view"):
+                run.drafting.propose(run.seq.view(), Budget(8, 8)).check(VOCABULARY)
     same = np.array_equal(run.seq.emitted, ToyTarget().greedy(_PROMPT, NEW_TOKENS))
     _require(same, "The text must be that of plain decoding also after drafts were dropped.")
 
@@ -140,7 +138,7 @@ def sequences_do_not_influence_each_other(make: MakeDrafter) -> None:
     _require(after == alone, "Sequences do not influence each other; one drafts differently after another one.")
     interleaved = Recorder(drafter)
     both = begun(interleaved, _PROMPT), begun(Recorder(drafter), _OTHER_PROMPT)
-    for _ in zip(*(run.steps() for run in both), strict=False):
+    for _ in zip(*map(steps, both), strict=False):
         pass
     found = _figures(interleaved.steps)
     _require(found == alone[: len(found)], "Sequences do not influence each other, but two open ones do.")
@@ -221,9 +219,9 @@ def _must(what: str, kind: type[Exception] = Exception) -> Iterator[None]:
 
 
 def _opened(drafter: Drafter, prompt: TokenIds = _PROMPT) -> Drafting:
-    """Return a drafter's drafting for a prefilled text."""
+    """Return a drafter's drafting for a text."""
     run = begun(drafter, prompt)
-    run.prefill()
+    run.open(run.target.new_cache())
     return run.drafting
 
 
@@ -238,7 +236,7 @@ class _Limited(FixedControl):
         super().__init__(limit.nodes)
         self._limit, self._one_in, self._steps = limit, one_in, 0
 
-    def budget(self, depth: int) -> Budget:
+    def budget(self, depth: int, _lanes: int = 1) -> Budget:
         self._steps += 1
         return super().budget(min(depth, self._limit.depth)) if self._steps % self._one_in == 0 else NO_BUDGET
 

@@ -18,6 +18,7 @@ from foredraft.contracts import (
     Verification,
 )  # fmt: skip
 from foredraft.control import FixedControl
+from foredraft.engine.batch import steps
 from foredraft.engine.run import Run
 from foredraft.engine.state import SequenceState
 from foredraft.sampling import SamplingOptions
@@ -87,6 +88,6 @@ def begun(
 
 def written(run: Run) -> SequenceState:
     """Return the sequence of a run, decoded to its end."""
-    for _ in run.steps():
+    for _ in steps(run):
         pass
     return run.seq

@@ -46,18 +46,18 @@ class ToyTarget:
     the maximum number of tokens of a sequence, or None.
     """
 
+    most_rows = 512
     _FAVOUR = 4.0
     _ORDER = 3
 
     def __init__(self, vocabulary: int = VOCABULARY, window: int | None = None, seed: int = 0) -> None:
         self.vocabulary, self.window, self._seed = vocabulary, window, seed
 
-    def new_cache(self) -> ToyCache:
+    def new_cache(self, _tokens: int = 0) -> ToyCache:
         return ToyCache()
 
-    def prefill(self, token_ids: TokenIds, cache: ToyCache, _hidden: tuple[int, ...] = ()) -> None:
-        cache.write(token_ids)
-        cache.commit(range(len(token_ids)))
+    def run(self, layout: Layout, cache: ToyCache, _hidden: tuple[int, ...] = ()) -> None:
+        cache.write(layout.token_ids)
 
     def forward(self, layout: Layout, cache: ToyCache, *, hidden: tuple[int, ...] = ()) -> Scores:
         """Score every row: logits float32[R, V], states float32[R, 8 K] on request; ValueError for a wrong position."""

@@ -1,20 +1,20 @@
 """Forward passes over the rows of several sequences at once, each row attending to its own sequence's slots.
 
 A batch is one pass over slots of one arena: of a compiled forward whose kernels give a row the same bits whatever other
-rows are in the pass, or of the uncompiled model. Where neither is possible, each sequence gets its own pass: slower,
-with the same text. Does not depend on what the rows mean, nor on how a batch is put together.
+rows are in the pass, or of the uncompiled model. Does not depend on what the rows mean, nor on how a batch is put
+together.
 """
 
 from collections.abc import Sequence
 from contextlib import suppress
 from math import prod
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
-from foredraft.contracts import Scores, TokenIds
+from foredraft.contracts import PassResult, Rows, Scores, TokenIds
 from foredraft.errors import OutOfMemoryError
 from foredraft.graph.layout import Layout
 from foredraft.model.arena import MOST_SLOTS, STATE_TOKENS, Arena, Lease
@@ -23,58 +23,11 @@ from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, runs_on
 from foredraft.model.compiled.recurrence import RecordStates
 from foredraft.model.joint_forward import JointForward
 from foredraft.model.layers import LAST
-from foredraft.model.target import PREFILL_ROWS, TorchTarget, device_errors, scores_of_pass, states_of_pass
+from foredraft.model.target import TorchTarget, device_errors, scores_of_pass, states_of_pass
 
 _PENDING = 16  # accepted rows of a step that a state is counted with; memory for more is taken when they occur; chosen
 _LEAST_PLACES = 3  # of states: before a text, the one that a text's pass reads, and the one that it makes
 _MOST_PLACES, _PLACES = 128, 32  # those of a batch, and of one that may fill the model's window; chosen
-
-
-class Result(NamedTuple):
-    """The result of one sequence's rows in a pass."""
-
-    scores: Scores | OutOfMemoryError | None  # None if they are not scored, an error if the pass found no memory
-    nanoseconds: int  # of the pass, which others may share
-    states: torch.Tensor | None = None  # of rows that are not scored, as `TorchTarget.run` returns them
-
-
-class SequentialBatch:
-    """Runs a pass for each sequence of a batch."""
-
-    keeps_prefixes = False
-
-    def __init__(self, target: TorchTarget) -> None:
-        self.target = target
-        self.most_rows = PREFILL_ROWS if target.compiled is None else MOST_ROWS
-        self.memory_use = 0.0
-
-    def open(self, _token_ids: TokenIds, _capacity: int, _owner: str) -> Any:
-        return self.target.new_cache()
-
-    def close(self, _cache: Any) -> None:
-        """Do nothing: the cache is freed with its sequence."""
-
-    def reserve(self, _cache: Any, _layout: Layout) -> None:
-        """Do nothing: the pass reserves its own room."""
-
-    def forward(
-        self, layouts: Sequence[Layout], caches: Sequence[Any], scored: Sequence[bool],
-        hidden: Sequence[tuple[int, ...]],
-    ) -> list[Result]:  # fmt: skip
-        """Run each sequence's rows, and return their scores where they are `scored`, and the states of `hidden`."""
-        found: list[Result] = []
-        for layout, cache, wanted, layers in zip(layouts, caches, scored, hidden, strict=True):
-            start, states = perf_counter_ns(), None
-            scores: Scores | OutOfMemoryError | None = None
-            try:
-                if wanted:
-                    scores = self.target.forward(layout, cache, hidden=layers)
-                else:
-                    states = self.target.run(layout, cache, layers)
-            except OutOfMemoryError as error:
-                scores = error
-            found.append(Result(scores, perf_counter_ns() - start, states))
-        return found
 
 
 class _Compiled:
@@ -101,8 +54,8 @@ class _Compiled:
         return self._library.run(flat(arguments))
 
 
-class JointBatch:
-    """Runs a batch in one pass: compiled from when that is possible on, before by `forward`.
+class JointPasses:
+    """Runs one pass for all sequences, see `Passes`: compiled from when that is possible on, before by `forward`.
 
     Keys, values and states take at most `most_bytes`; None is room for two texts that fill the model's window.
     """
@@ -153,30 +106,21 @@ class JointBatch:
         cache.reserve(layout.token_ids)
 
     @torch.inference_mode()
-    def forward(
-        self, layouts: Sequence[Layout], caches: Sequence[Lease], scored: Sequence[bool],
-        hidden: Sequence[tuple[int, ...]],
-    ) -> list[Result]:  # fmt: skip
-        """Do what `SequentialBatch.forward` does."""
+    def forward(self, rows: Sequence[Rows]) -> list[PassResult]:
         start = perf_counter_ns()
         try:
-            with device_errors(sum(layout.rows for layout in layouts), max(cache.length for cache in caches)):
-                found = self._pass(layouts, caches, scored, hidden)
-                return [Result(scores, perf_counter_ns() - start, states) for scores, states in found]
+            with device_errors(sum(each.layout.rows for each in rows), max(each.cache.length for each in rows)):
+                found = self._pass(rows)
+                return [PassResult(scores, perf_counter_ns() - start, states) for scores, states in found]
         except OutOfMemoryError as error:
-            if len(layouts) == 1:
-                return [Result(error, perf_counter_ns() - start)]
-        results: list[Result] = []
-        for layout, cache, wanted, layers in zip(layouts, caches, scored, hidden, strict=True):
-            results += self.forward([layout], [cache], [wanted], [layers])  # smaller passes may find memory
-        return results
+            if len(rows) == 1:
+                return [PassResult(error, perf_counter_ns() - start)]
+        return [result for each in rows for result in self.forward([each])]  # smaller passes may find memory
 
-    def _pass(
-        self, layouts: Sequence[Layout], caches: Sequence[Lease], scored: Sequence[bool],
-        hidden: Sequence[tuple[int, ...]],
-    ) -> list[tuple[Scores | None, torch.Tensor | None]]:  # fmt: skip
+    def _pass(self, parts: Sequence[Rows]) -> list[tuple[Scores | None, torch.Tensor | None]]:
+        layouts, caches = [part.layout for part in parts], [part.cache for part in parts]
         rows = [layout.rows for layout in layouts]
-        which = np.flatnonzero(np.repeat(scored, rows))
+        which = np.flatnonzero(np.repeat([part.scored for part in parts], rows))
         which = which if len(which) else np.zeros(1, np.int64)  # a pass scores one row at least
         places = {}
         for window in self._run.windows:  # layers with a window read nothing before that of the first row
@@ -192,12 +136,12 @@ class JointBatch:
             results = self._run(*arguments, buffers[:half], buffers[half:], states.matrices if states else [])
         found: list[tuple[Scores | None, torch.Tensor | None]] = []
         start = row = 0  # of the scored rows, and of all, which have the states of layers before the last
-        for count, wanted, layers in zip(rows, scored, hidden, strict=True):
+        for count, (_, _, scored, hidden) in zip(rows, parts, strict=True):
             tapped = [each[row : row + count] for each in results[4:]]
             own = [*(each[start : start + count] for each in results[:4]), *tapped]
-            scores = scores_of_pass(own, layers) if wanted else None
-            found.append((scores, None if wanted or LAST in layers else states_of_pass(own, layers)))
-            start, row = start + count * wanted, row + count
+            scores = scores_of_pass(own, hidden) if scored else None
+            found.append((scores, None if scored or LAST in hidden else states_of_pass(own, hidden)))
+            start, row = start + count * scored, row + count
         return found
 
 
@@ -209,12 +153,10 @@ def _compiled_pass(target: TorchTarget, hidden: tuple[int, ...]) -> _Compiled | 
     return _Compiled(target, compiled)
 
 
-def batch_target(
-    target: TorchTarget, most_bytes: int | None, hidden: tuple[int, ...] = ()
-) -> JointBatch | SequentialBatch:
-    """Return what runs a target's batches: a `JointBatch` where it gives the same texts, else a `SequentialBatch`.
+def joint_passes(target: TorchTarget, most_bytes: int | None, hidden: tuple[int, ...] = ()) -> JointPasses | None:
+    """Return what runs joint passes of a target's sequences, where it gives the same texts, else None.
 
-    `hidden` are the layers whose states drafters need.
+    `most_bytes` is as in `JointPasses`, and `hidden` are the layers whose states drafters need.
     """
     forward: JointForward | _Compiled | None = _compiled_pass(target, hidden)
     alone = target.recordings is not None or not runs_on_cpu(target.model) or set(hidden) - {LAST}
@@ -222,4 +164,4 @@ def batch_target(
     if target.compiled is None and target.support.tested and not alone:
         with suppress(Exception), torch.inference_mode():  # there is no list of what other attention raises
             forward = JointForward(target.model, target.dtype)
-    return SequentialBatch(target) if forward is None else JointBatch(target, forward, most_bytes, hidden)
+    return None if forward is None else JointPasses(target, forward, most_bytes, hidden)
