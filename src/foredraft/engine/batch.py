@@ -127,8 +127,11 @@ class Batch:
 
     def _resume(self) -> None:
         """Give suspended runs a cache again, first come first served, until there is no room."""
-        changed, self._changed = self._changed or all(map(_is_suspended, self._runs)), False
-        for run in [run for run in self._runs if changed and _is_suspended(run)]:
+        suspended = [run for run in self._runs if _is_suspended(run)]
+        if not suspended or not (self._changed or len(suspended) == len(self._runs)):
+            return
+        self._changed = False
+        for run in suspended:
             if self._follows(run):
                 continue
             try:
