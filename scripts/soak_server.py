@@ -30,6 +30,7 @@ from foredraft.index.datastore import MANIFEST, check_datastore
 
 BUSY = (429, 503)
 MOST_GROWTH = 1.1  # memory at the end / after the first samples, when all that is learned has its room; chosen
+CACHE = ("--kv-cache-gib", "0.4")  # so small that all of its memory is in use after minutes; chosen
 FIRST_SAMPLES = 20  # of 15 seconds each: it grew for five minutes on 2 cores
 WAYS: list[Any] = [None, None, False, {"method": "prompt_lookup"}, {"method": "adaptix", "num_speculative_tokens": 7}]
 
@@ -239,7 +240,7 @@ class Soak:
 
 def started(model: str, stores: Path) -> tuple[subprocess.Popen[str], str]:
     """Start a server process; return it and its address."""
-    command = [sys.executable, "-m", "foredraft", "serve", model, "--port", "0", "--stores", str(stores)]
+    command = [sys.executable, "-m", "foredraft", "serve", model, "--port", "0", "--stores", str(stores), *CACHE]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603  # what is started is this package
     assert process.stdout is not None, "it is a pipe"
     return process, process.stdout.readline().partition("/v1 ")[0]

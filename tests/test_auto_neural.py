@@ -35,12 +35,12 @@ class RestingControl:
     def __init__(self, nodes):
         self._turns = itertools.cycle([Budget(nodes, 8)] * 3 + [NO_BUDGET] * 2)
 
-    def budget(self, depth):
+    def budget(self, depth, _lanes=1):
         budget = next(self._turns)
         return budget if budget.nodes == 0 else Budget(budget.nodes, min(budget.depth, depth))
 
-    def trim(self, draft, budget):
-        return draft
+    def trim(self, drafts, _budgets):
+        return drafts
 
     def observe(self, *_seconds):
         """Learn nothing."""

@@ -18,7 +18,7 @@ from foredraft.model.compiled.package import find_compiled
 from foredraft.model.joint_passes import JointPasses, joint_passes
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
-from support.batches import finish
+from support.batches import counted, finish
 from support.families import VOCABULARY, target_of
 from support.tokenizers import pretrained_words
 
@@ -192,7 +192,7 @@ def test_a_drafter_that_keeps_no_promise_ends_its_text_alone(compiled, proposed)
 class Raising:
     """A control that raises once it is asked."""
 
-    def budget(self, _depth):
+    def budget(self, *_given):
         raise ValueError("out of budget")
 
 
@@ -354,15 +354,8 @@ def test_texts_that_grow_beyond_the_memory_go_on_when_others_have_ended(compiled
 def test_a_pass_takes_no_more_rows_than_it_can(compiled, monkeypatch):
     """Drafts of a fixed number of nodes, for more texts than fit; a later prompt is prefilled beside them."""
     writer = generator(compiled, "prompt_lookup", {"prompt_lookup_num_tokens": 64}, nodes=64)
-    batch, rows = writer.batch(), []
-    forward = batch._target.forward
-    monkeypatch.setattr(
-        batch._target,
-        "forward",
-        lambda layouts, *rest, **more: (
-            rows.append(sum(each.rows for each in layouts)) or forward(layouts, *rest, **more)
-        ),
-    )
+    batch = writer.batch()
+    rows = counted(batch, monkeypatch)
     given = [(np.tile(np.arange(7 + number), 20), SamplingOptions(), 700) for number in range(8)]
     lanes = [batch.join(writer.begin(prompt, how, max_new_tokens=count)) for prompt, how, count in given[:7]]
     while not all(lane.records for lane in lanes):
@@ -409,13 +402,8 @@ def test_an_error_of_one_text_ends_that_text_alone(compiled):
 
 def test_texts_of_one_prompt_compute_it_once(compiled, monkeypatch):
     writer, prompt = generator(compiled, "none"), np.arange(400) % 89
-    batch, rows = writer.batch(), []
-    forward = batch._target.forward
-    monkeypatch.setattr(
-        batch._target,
-        "forward",
-        lambda layouts, *rest, **more: rows.extend(each.rows for each in layouts) or forward(layouts, *rest, **more),
-    )
+    batch = writer.batch()
+    rows = counted(batch, monkeypatch)
     ways = [SamplingOptions(True, temperature=0.7, seed=seed) for seed in range(4)]
     lanes = [batch.join(writer.begin(prompt, how, max_new_tokens=10)) for how in ways]
     finish(batch)
@@ -537,13 +525,8 @@ def test_an_arena_keeps_what_it_leases_apart():
 
 def test_a_conversation_in_one_batch_computes_each_turn_once(compiled, monkeypatch):
     writer = generator(compiled, nodes=5)
-    batch, rows = writer.conversation(), []
-    forward = batch._target.forward
-    monkeypatch.setattr(
-        batch._target,
-        "forward",
-        lambda layouts, *rest, **more: rows.append(layouts[0].rows) or forward(layouts, *rest, **more),
-    )
+    batch = writer.conversation()
+    rows = counted(batch, monkeypatch)
     prompt = np.tile(np.arange(40), 4).astype(np.int64)
     for turn in range(3):
         run, rows[:] = writer.begin(prompt, SamplingOptions(), max_new_tokens=30), []

@@ -80,7 +80,7 @@ def traces(model, tmp_path_factory):
     root = tmp_path_factory.mktemp("traces")
     sources = read_sources(data_file(root), pretrained_words(), ReadReport())
     write_texts(root / "out", sources, Writer(model), OPTIONS, fingerprint(model), silent)
-    return label_texts(root / "out", model, OPTIONS, fingerprint(model), silent)
+    return label_texts(root / "out", TorchTarget(model), OPTIONS, fingerprint(model), silent)
 
 
 @pytest.mark.slow
@@ -337,7 +337,7 @@ def test_bad_traces_are_refused(model, tmp_path):
     options = TraceOptions(written_tokens=10, open_tokens=10, answer_tokens=4, window=256)
     write_texts(out, read_sources(source, pretrained_words(), ReadReport()), Writer(model), options, "x", silent)
     with pytest.raises(UsageError, match="do not fill one window of 256 tokens"):
-        label_texts(out, model, options, "x", silent)
+        label_texts(out, TorchTarget(model), options, "x", silent)
     with pytest.raises(UsageError, match="holds no complete traces"):
         open_traces(out)
     (out / "manifest.json").write_text("{")
@@ -345,7 +345,7 @@ def test_bad_traces_are_refused(model, tmp_path):
         open_traces(out)
     (out / "texts.jsonl").write_text("not JSON\n")
     with pytest.raises(StoreError, match=r"is damaged.*Remove it"):
-        label_texts(out, model, options, "x", silent)
+        label_texts(out, TorchTarget(model), options, "x", silent)
 
 
 @pytest.mark.parametrize(
@@ -630,16 +630,16 @@ def test_traces_that_are_labelled_again_are_not_complete_meanwhile(model, tmp_pa
     sources, identity = read_sources(data_file(tmp_path), pretrained_words(), ReadReport()), "x"
     out = tmp_path / "out"
     write_texts(out, sources, Writer(model), OPTIONS, identity, silent)
-    label_texts(out, model, OPTIONS, identity, silent)
+    label_texts(out, TorchTarget(model), OPTIONS, identity, silent)
 
     def interrupted(what, done, total):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        label_texts(out, model, OPTIONS, identity, interrupted)
+        label_texts(out, TorchTarget(model), OPTIONS, identity, interrupted)
     with pytest.raises(UsageError, match="no complete traces"):
         open_traces(out)
-    assert label_texts(out, model, OPTIONS, identity, silent).top_probabilities[:].sum() > 0
+    assert label_texts(out, TorchTarget(model), OPTIONS, identity, silent).top_probabilities[:].sum() > 0
 
 
 def test_prompts_that_do_not_fit_into_the_window_with_their_answer_are_left_out(saved_model, tmp_path):

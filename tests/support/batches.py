@@ -40,14 +40,12 @@ def drafters(prompt, text):
 
 
 def counted(batch, monkeypatch):
-    """Count a batch's passes: the number of rows of each."""
-    passes, run = [], batch._target._pass
+    """The number of rows of each of a batch's passes from now on."""
+    found, forward = [], batch._passes.forward
     monkeypatch.setattr(
-        batch._target,
-        "_pass",
-        lambda layouts, *rest, **more: passes.append(sum(each.rows for each in layouts)) or run(layouts, *rest, **more),
+        batch._passes, "forward", lambda rows: found.append(sum(each.layout.rows for each in rows)) or forward(rows)
     )
-    return passes
+    return found
 
 
 def leased(batch, ids):

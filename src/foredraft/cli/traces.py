@@ -133,7 +133,7 @@ def make_traces(generator: "Generator", data: list[Path], out: Path, options: "T
 
     with working_in_phases("writing") as tell:
         write_texts(out, sources, write, options, identity, tell)
-        label_texts(out, generator.target.model, options, identity, tell)
+        label_texts(out, generator.target, options, identity, tell)
     if report.left_out:
         say(f"{sum(report.left_out.values())} lines or rows were left out.", "yellow")
 

@@ -22,8 +22,11 @@ import numpy.typing as npt
 import torch
 
 from foredraft.atomic_file import store_file, unwritable
+from foredraft.contracts import TokenIds
 from foredraft.errors import NumericsError, StoreError, UsageError
+from foredraft.graph.layout import lay_out_text
 from foredraft.index.datastore import Progress
+from foredraft.model.target import TorchTarget
 from foredraft.options import check_known, check_range
 from foredraft.training.sources import Source, is_held_out
 
@@ -34,7 +37,6 @@ LEARNED = ("all", "written", "open")  # texts that can be learned from
 MANIFEST, TEXTS = "manifest.json", "texts.jsonl"
 FORMAT = 1
 TOGETHER = 128  # texts that are written together: the most that a killed run has to write again
-_LABELLED_TOKENS = 4096  # of one labelling pass; chosen
 _GOLDEN = (5**0.5 - 1) / 2  # multiples of it modulo 1 are evenly spread, however many readers take turns
 
 
@@ -94,7 +96,8 @@ class Traces:
 
     def inputs(self, windows: Numbers, device: torch.device) -> dict[str, Any]:
         """Return a model's inputs for these windows, int64[B, T], without a cache."""
-        return _inputs_of(self.windows[windows, :-1], device)
+        known = torch.from_numpy(self.windows[windows, :-1].astype(np.int64)).to(device)
+        return {"input_ids": known, "attention_mask": torch.ones_like(known), "use_cache": False}
 
     def labels(
         self, windows: Numbers, device: torch.device, places: slice = slice(None)
@@ -176,7 +179,7 @@ def _requests(sources: Iterable[Source], options: TraceOptions) -> Iterator[tupl
         yield source, Asked(source.prompt, is_sampled, options.seed + number), is_new
 
 
-def label_texts(folder: Path, model: Any, options: TraceOptions, identity: str, tell: Progress) -> Traces:
+def label_texts(folder: Path, target: TorchTarget, options: TraceOptions, identity: str, tell: Progress) -> Traces:
     """Pack the texts into windows, and store the target's most probable tokens at each position.
 
     UsageError if the texts do not fill a window, NumericsError if the target's logits are not finite, StoreError if the
@@ -189,7 +192,7 @@ def label_texts(folder: Path, model: Any, options: TraceOptions, identity: str, 
             f"The texts in {folder} do not fill one window of {options.window} tokens; give more text, or a smaller "
             "window."
         )
-    known = min(options.top_k, model.get_output_embeddings().weight.shape[0])
+    known = min(options.top_k, target.vocabulary)
     shape = (len(windows), options.window, known)
     try:
         (folder / MANIFEST).unlink(missing_ok=True)  # what was complete is not while it is written
@@ -197,12 +200,9 @@ def label_texts(folder: Path, model: Any, options: TraceOptions, identity: str, 
             np.save(folder / f"{name}.npy", array)
         ids = mapped_array(folder / "top_ids.npy", np.int32, shape)
         probabilities = mapped_array(folder / "top_probabilities.npy", np.float16, shape)
-        batch = max(1, _LABELLED_TOKENS // options.window)
-        for start in range(0, len(windows), batch):
-            tell("labelling", start, len(windows))
-            found = _top_tokens(model, windows[start : start + batch, :-1], known)
-            ids[start : start + batch], probabilities[start : start + batch] = found
-        tell("labelling", len(windows), len(windows))
+        for number, window in enumerate(windows):
+            ids[number], probabilities[number] = _top_tokens(target, window[:-1].astype(np.int64), known)
+            tell("labelling", number + 1, len(windows))
         ids.flush()
         probabilities.flush()
     except OSError as error:
@@ -286,18 +286,18 @@ def _packed(
     return np.concatenate(found), np.array(kinds, np.uint8), np.array(held, np.bool_)
 
 
-def _inputs_of(ids: npt.NDArray[np.int32], device: torch.device) -> dict[str, Any]:
-    known = torch.from_numpy(ids.astype(np.int64)).to(device)
-    return {"input_ids": known, "attention_mask": torch.ones_like(known), "use_cache": False}
-
-
 @torch.inference_mode()
 def _top_tokens(
-    model: Any, windows: npt.NDArray[np.int32], k: int
+    target: TorchTarget, token_ids: TokenIds, k: int
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float16]]:
-    """Return the model's most probable tokens after each position, int32[B, T, K], and their probabilities."""
-    logits = model(**_inputs_of(windows, model.get_input_embeddings().weight.device)).logits.float()
-    top = torch.softmax(logits, dim=-1).topk(k, dim=-1)
-    if not torch.isfinite(top.values).all():
+    """Return the target's most probable tokens after each of these, int32[T, K], and their probabilities."""
+    cache, found = target.new_cache(len(token_ids)), []
+    for start in range(0, len(token_ids), target.most_rows):
+        piece = token_ids[start : start + target.most_rows]
+        logits = target.forward(lay_out_text(piece, start), cache).logits.float()
+        cache.commit(range(len(piece)))
+        found.append(torch.softmax(logits, dim=-1).topk(k, dim=-1))
+    ids, probabilities = (torch.cat([top[part] for top in found]).cpu() for part in (1, 0))
+    if not torch.isfinite(probabilities).all():
         raise NumericsError("The target's scores are NaN or infinite; check its weights and dtype.")
-    return top.indices.to(torch.int32).cpu().numpy(), top.values.to(torch.float16).cpu().numpy()
+    return ids.to(torch.int32).numpy(), probabilities.to(torch.float16).numpy()
