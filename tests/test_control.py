@@ -204,6 +204,15 @@ def test_a_machine_that_was_busy_for_a_while_does_not_keep_one_control_from_draf
     assert (sizes[-500:] > 0).mean() > 0.9, "and does again"
 
 
+@pytest.mark.parametrize(("rows", "slow"), [(1, 40.0), (64, 40.0), (1, 1 / 40), (64, 1 / 40)])
+def test_no_pass_takes_less_than_no_time_however_slow_some_of_them_are(rows, slow):
+    """Beside other processes, only passes of one row are run for a while, or only pieces of prompts."""
+    costs, curve = StepCosts(), MODERATE.table(MOST_NODES)
+    for _ in range(500):
+        costs.observe(curve, rows, slow * float(curve[rows]), 0.0, None)
+    assert (costs.passes(curve)[1:] > 0).all()
+
+
 def test_drafting_rests_when_it_loses_and_is_tried_again_at_growing_intervals():
     dear_drafts = lambda drafted: 5.0 if drafted else 0.0  # noqa: E731  # one line says it
     sizes = np.array(decide(measured(MODERATE), lambda number: 1, honest(MODERATE), dear_drafts, steps=600))

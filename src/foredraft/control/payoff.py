@@ -171,19 +171,21 @@ _FORGOTTEN = 0.005
 _LEVEL_SHARE = 0.3  # weight of the last level in the smoothed seconds
 _LEVEL_STALL = 2.0  # a level counts for at most this many times its smoothed seconds
 _FADING = 0.998  # of the smoothed seconds are left after a draft whose second level was refused
-_WIDTHS = np.log2(np.maximum(np.arange(65), 1)) / 4  # of a pass by its rows: 0 for 1, 1 for 16, 1.5 for 64 and more
+# of a pass by its rows: 0 for 1, 1 for 16 and more: extrapolated, a slow row beside other processes would make wide
+# passes take no time, and slow wide passes a row less than none
+_WIDTHS = np.minimum(np.log2(np.maximum(np.arange(17), 1)) / 4, 1)
 
 
 @dataclass(slots=True)
 class StepCosts:
     """Smoothed seconds by kind of step, and counts of drafted nodes; kept across texts.
 
-    Passes of 1 row and of 16 rows have separate paces, as other processes slow them down differently. Those of other
-    passes are interpolated or extrapolated by the logarithm of their rows.
+    Passes of 1 row and of 16 rows have separate paces, as other processes slow them down differently. Passes of fewer
+    rows are interpolated by the logarithm of their rows; wider ones have the pace of 16.
     """
 
     pace: float = 1.0  # seconds of a pass of 1 row / seconds by the cost curve
-    wide_pace: float = 1.0  # the same for 16 rows
+    wide_pace: float = 1.0  # the same for 16 rows and more
     drafted: float = 0.0  # overhead of a drafted step in seconds, without its pass; 0 before the first one
     plain: float = 0.0  # the same for a plain step, without the time to ask for a draft
     asking: float = 0.0  # seconds of asking for a draft and learning from it; 0 before the first one
