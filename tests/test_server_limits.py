@@ -190,6 +190,17 @@ def test_a_client_that_closes_only_its_side_is_answered_and_one_that_is_gone_is_
 
 
 @pytest.mark.slow
+def test_a_connection_stays_open_for_longer_than_httpx_keeps_it(address):
+    """httpx closes an idle connection after 5 seconds; a request that it sends as the server closes it would be lost."""
+    host, port = address.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as kept:
+        for _ in range(2):
+            kept.sendall(f"GET /health HTTP/1.1\r\nhost: {host}\r\n\r\n".encode())
+            assert kept.recv(1 << 16).startswith(b"HTTP/1.1 200")
+            time.sleep(6)
+
+
+@pytest.mark.slow
 def test_wrong_routes_and_methods_say_what_there_is(address):
     missing = httpx.post(f"{address}/v1/embeddings", json={})
     assert missing.status_code == 404

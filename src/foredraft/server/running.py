@@ -21,6 +21,9 @@ _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _COMMENT = b"3\r\n:\n\n\r\n"  # a chunk that holds an event without fields
 _PROBE_SECONDS = 0.2  # between two of them (chosen)
+# of a connection before it is closed: longer than clients keep one (httpx 5, nginx and load balancers 60), as a request
+# that is sent while it closes is lost
+_IDLE_SECONDS = 75
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -99,8 +102,9 @@ class Listening(uvicorn.Server):
         self._service, self._signalled = service, False
         app = make_app(service, keys, LOOPBACK if host in LOOPBACK else (), origins)
         settings = uvicorn.Config(
-            app, http=_Protocol, log_level="warning", access_log=False, timeout_graceful_shutdown=5
-        )
+            app, http=_Protocol, log_level="warning", access_log=False, timeout_graceful_shutdown=5,
+            timeout_keep_alive=_IDLE_SECONDS,
+        )  # fmt: skip
         super().__init__(settings)
         shown = f"[{host}]" if ":" in host else host
         self.address = f"http://{shown}:{self._socket.getsockname()[1]}"
