@@ -152,8 +152,8 @@ class Meddling:
 def test_a_drafter_that_changes_the_cache_is_found(capsys, monkeypatch):
     new_cache = TorchTarget.new_cache
 
-    def kept(target):
-        Meddling.caches.append(new_cache(target))
+    def kept(target, tokens=0):
+        Meddling.caches.append(new_cache(target, tokens))
         return Meddling.caches[-1]
 
     monkeypatch.setattr(TorchTarget, "new_cache", kept)

@@ -227,15 +227,14 @@ def test_a_sequence_that_finds_no_memory_outside_of_the_store_stays_whole(fails_
             raise torch.OutOfMemoryError("out of memory")
         return allocated(*arguments)
 
-    newer = begun(target, 25)
-    newer_steps = steps(newer)
-    newer.prefill()
+    ids = prompt_of(25)
+    newer = prefilled(target, ids[:-1])
     monkeypatch.setattr(kv_cache, "allocated", full)
     with pytest.warns(ForedraftWarning, match="find no memory to be recorded"):
-        target.forward(lay_out_text(newer.seq.view().ids[-1:].copy(), 24), newer.seq.cache)
+        target.forward(lay_out_text(ids[-1:], 24), newer)
     monkeypatch.undo()
-    newer.seq.cache.commit([])
-    newer_steps.close()
+    newer.commit([])
+    del newer
     for _ in records:
         pass
     assert len(calls) >= fails_at

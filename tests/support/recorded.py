@@ -25,8 +25,8 @@ def caches_of(target):
     """Return a list to which a weak reference to each cache that `target` makes from now on is added."""
     made, new_cache = [], target.new_cache
 
-    def noted():
-        cache = new_cache()
+    def noted(tokens=0):
+        cache = new_cache(tokens)
         made.append(weakref.ref(cache))
         return cache
 
@@ -47,8 +47,10 @@ def finished(run):
 
 
 def finished_in_store(run, caches):
-    """Finish the run that began last; return its text, and the store in which its cache was after its last step."""
-    stores = [caches[-1]().store for _ in steps(run)]
+    """Finish the run that began last; return its text, and the store in which its cache was before its last step."""
+    stores = []
+    for _ in steps(run):
+        stores += [cache.store for cache in [caches[-1]()] if cache is not None]
     return tuple(run.seq.emitted.tolist()), stores[-1]
 
 
