@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from dataclasses import replace
 
 import filelock
 import pytest
@@ -10,8 +11,8 @@ import torch
 
 from foredraft.cache_folder import CACHE_VARIABLE
 from foredraft.cli import main
-from foredraft.contracts import CostCurve
-from foredraft.model.compiled.package import EAGER, CompiledRecord, write_record
+from foredraft.model.compiled.package import write_record
+from support.compilation import record_of
 
 DAY = 86_400
 
@@ -46,7 +47,7 @@ def made(path, days=0.0):
 
 def compiled(folder, version):
     folder.mkdir(parents=True)
-    write_record(folder, CompiledRecord((), {EAGER: CostCurve((1,), (1.0,))}, True, (), version, ""))
+    write_record(folder, replace(record_of(), torch=version))
 
 
 def test_costs_go_after_90_days_without_use(cache, listed):
