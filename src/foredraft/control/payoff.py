@@ -171,8 +171,8 @@ _FORGOTTEN = 0.005
 _LEVEL_SHARE = 0.3  # weight of the last level in the smoothed seconds
 _LEVEL_STALL = 2.0  # a level counts for at most this many times its smoothed seconds
 _FADING = 0.998  # of the smoothed seconds are left after a draft whose second level was refused
-# of a pass by its rows: 0 for 1, 1 for 16 and more: extrapolated, a slow row beside other processes would make wide
-# passes take no time, and slow wide passes a row less than none
+# the weight of `wide_pace` in the pace of a pass, by its rows: 0 for 1 row, 1 for 16 and more. Extrapolated to more
+# rows, slow wide passes made the pace of a single row negative
 _WIDTHS = np.minimum(np.log2(np.maximum(np.arange(17), 1)) / 4, 1)
 
 

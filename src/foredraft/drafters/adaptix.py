@@ -21,7 +21,7 @@ from foredraft.index.trigram import TableArrays, open_named_table
 from foredraft.index.trigram_search import BLENDED, SearchSettings, TrigramModel, best_first, mcts
 from foredraft.options import check_range
 
-# chosen
+# chosen, except `_PAPERS`, which are ADED's (appendix F, and its code)
 _KEEP = 0.95  # factor on older weights of a context when it is learned again, by learn="tokens"
 _TOP = 6  # tokens that are learned of a distribution of the target
 _TAUGHT = 2.0  # observations that such a distribution counts as

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, Passes, PassResult, Rows, StepRecord, Verdict
+from foredraft.contracts import EMPTY_DRAFT, NO_BUDGET, Budget, Draft, Passes, PassResult, Rows, StepRecord, Verdict
 from foredraft.control import MeasuredControl
 from foredraft.engine.run import Run
 from foredraft.engine.sequential import SequentialPasses
@@ -29,10 +29,11 @@ _AHEAD = 512  # cache slots of a text after its prompt at first; it moves to a l
 
 @dataclass(slots=True)
 class _Part:
-    """The rows of one sequence in a pass: a verification, or a piece of its prompt, which has no budget."""
+    """The rows of one sequence in a pass: a verification, or a piece of its prompt, which is not scored."""
 
     run: Run
-    budget: Budget | None = None
+    scored: bool = True
+    budget: Budget = NO_BUDGET
     draft: Draft = EMPTY_DRAFT
     layout: Layout = field(init=False)
     nanoseconds: tuple[int, int] = (0, 0)  # of drafting and of laying out
@@ -40,7 +41,7 @@ class _Part:
     drafting: int = 0  # nanoseconds of drafting and of learning from the verdict
 
     def rows(self) -> Rows:
-        return Rows(self.layout, self.run.seq.cache, self.budget is not None, self.run.drafter.needs.hidden)
+        return Rows(self.layout, self.run.seq.cache, self.scored, self.run.drafter.needs.hidden)
 
 
 class Batch:
@@ -94,9 +95,10 @@ class Batch:
         except BaseException:
             self._close(cache)
             raise
-        run.shared = run.shared and self._control is not None and self._passes.keeps_prefixes
-        if run.shared and self._control is not None:
-            run.control = self._control
+        control = self._control if run.shared and self._passes.keeps_prefixes else None
+        run.shared = control is not None
+        if control is not None:
+            run.control = control
         self._runs[run] = perf_counter_ns()
         return run
 
@@ -194,7 +196,7 @@ class Batch:
             try:
                 budget = run.control.budget(run.seq.useful_depth, len(ready) if run.shared else 1)
                 budget = budget if budget.nodes <= most else replace(budget, nodes=most)
-                part = _Part(run, budget, proposed(run, budget))
+                part = _Part(run, budget=budget, draft=proposed(run, budget))
                 if run.shared:
                     shared.append(part)
                 else:
@@ -206,10 +208,7 @@ class Batch:
             parts.append(part)
         if shared:
             own_rows = sum(len(part.draft) + 1 for part in parts if not part.run.shared)
-            drafts, budgets = (
-                [part.draft for part in shared],
-                [part.budget for part in shared if part.budget is not None],
-            )
+            drafts, budgets = [part.draft for part in shared], [part.budget for part in shared]
             for part, draft in zip(shared, shared[0].run.control.trim(drafts, budgets, own_rows), strict=True):
                 part.draft = draft
         for part in parts:
@@ -233,7 +232,7 @@ class Batch:
         for number, run in enumerate(sorted(runs, key=_waiting)):
             count = min(_waiting(run), -(-left // (len(runs) - number)))
             if count > 0:
-                piece, at = _Part(run), int(run.seq.cache.length)
+                piece, at = _Part(run, scored=False), int(run.seq.cache.length)
                 piece.layout = lay_out_text(run.seq.view().ids[at : at + count].copy(), at)
                 pieces.append(piece)
                 left -= count
@@ -267,7 +266,7 @@ class Batch:
         if isinstance(scores, OutOfMemoryError):
             _end(run, scores)
             return
-        if part.budget is None or scores is None:
+        if scores is None:  # a piece of the prompt
             run.seq.fill(part.layout.rows, result.states)
             self._changed = True
             return

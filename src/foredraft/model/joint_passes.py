@@ -136,12 +136,12 @@ class JointPasses:
             results = self._run(*arguments, buffers[:half], buffers[half:], states.matrices if states else [])
         found: list[tuple[Scores | None, torch.Tensor | None]] = []
         start = row = 0  # of the scored rows, and of all, which have the states of layers before the last
-        for count, (_, _, scored, hidden) in zip(rows, parts, strict=True):
+        for count, part in zip(rows, parts, strict=True):
             tapped = [each[row : row + count] for each in results[4:]]
             own = [*(each[start : start + count] for each in results[:4]), *tapped]
-            scores = scores_of_pass(own, hidden) if scored else None
-            found.append((scores, None if scored or LAST in hidden else states_of_pass(own, hidden)))
-            start, row = start + count * scored, row + count
+            scores = scores_of_pass(own, part.hidden) if part.scored else None
+            found.append((scores, None if part.scored or LAST in part.hidden else states_of_pass(own, part.hidden)))
+            start, row = start + count * part.scored, row + count
         return found
 
 

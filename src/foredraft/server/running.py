@@ -21,8 +21,8 @@ _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _COMMENT = b"3\r\n:\n\n\r\n"  # a chunk that holds an event without fields
 _PROBE_SECONDS = 0.2  # between two of them (chosen)
-# of a connection before it is closed: longer than clients keep one (httpx 5, nginx and load balancers 60), as a request
-# that is sent while it closes is lost
+# An idle connection is closed after so long. Clients must close theirs first (httpx after 5 seconds, nginx and load
+# balancers after 60): a request that arrives as the server closes the connection is lost
 _IDLE_SECONDS = 75
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
