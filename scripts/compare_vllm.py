@@ -120,7 +120,7 @@ def measure(
             clock = time.perf_counter()
             with ThreadPoolExecutor(streams) as pool:
                 answers = pool.map(
-                    lambda prompt, url=urls[name]: complete(url, prompt.prompt, tokens, temperature, prompt.number),
+                    lambda prompt, url=urls[name]: complete(url, prompt.prompt(), tokens, temperature, prompt.number),
                     group,
                 )
                 tallies[name].answers += list(answers)

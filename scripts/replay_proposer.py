@@ -69,7 +69,7 @@ def main() -> None:
             answers = [answer["token_ids"] for answer in part["answers"]]
             prompts = load_task(part["task"], given.data, len(answers))
             texts[part["task"]] = [
-                (encoded(prompt.prompt, tokenizer, vocabulary).tolist(), answer)
+                (encoded(prompt.prompt(), tokenizer, vocabulary).tolist(), answer)
                 for prompt, answer in zip(prompts, answers, strict=True)
             ]
     print("| options | task | tokens / target step | drafted / step | accepted / drafted |")
