@@ -272,8 +272,8 @@ def dequantised_told(model: nn.Module) -> str:
     uneven = sum(bool(each.shape[-2] % STRIP or each.shape[-1] % DEPTH) for each in left)
     return (
         f"Matrices that stay dequantised: {len(left)}, {sum(each.nbytes for each in left) / 1e6:.1f} MB. {uneven} are "
-        f"no multiple of {DEPTH} wide and of {STRIP} high; others are of experts, not in the file, or in a format without "
-        "a kernel."
+        f"no multiple of {DEPTH} wide and of {STRIP} high; others are of experts, not in the file, or in a format that "
+        "has no kernel."
     )
 
 

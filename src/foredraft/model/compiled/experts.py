@@ -58,8 +58,8 @@ def _run_experts(module: Any, rows: torch.Tensor, chosen: torch.Tensor, shares: 
     outputs = _multiplied(module, "down_proj", inner, experts)
     if module.has_post_expert_norm:
         outputs = module.post_expert_norm(outputs)
-    weighted: torch.Tensor = outputs * shares.reshape(-1, 1)
-    return weighted.unflatten(0, (-1, count)).sum(1).to(rows.dtype)
+    together: torch.Tensor = (outputs * shares.reshape(-1, 1)).view(rows.shape[0], count, -1).sum(1)
+    return together.to(rows.dtype)
 
 
 def expert_matrices(model: nn.Module) -> list[torch.Tensor]:
