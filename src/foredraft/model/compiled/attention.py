@@ -71,7 +71,9 @@ def replaced_attention(model: Any, attention: Callable[..., tuple[torch.Tensor, 
 
 
 @contextmanager
-def compiled_attention(forward: FunctionalForward, attend: Callable[..., torch.Tensor] = attend) -> Iterator[list[int]]:
+def compiled_attention(
+    forward: "FunctionalForward", attend: Callable[..., torch.Tensor] = attend
+) -> Iterator[list[int]]:
     """Make the model of `forward` use `attend`, for which the compiler has a kernel, until the block ends.
 
     For passes that are given ranges, or what else `attend` takes in their place and the masks'. What is yielded lists
