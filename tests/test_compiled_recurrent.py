@@ -33,7 +33,7 @@ SIZES = {
         "linear_key_head_dim": 16, "linear_value_head_dim": 32, "layer_types": ["linear_attention", "full_attention"],
         "moe_intermediate_size": 32,
     },
-    "granitemoehybrid": {"num_attention_heads": 2},
+    "granitemoehybrid": {"hidden_size": 64, "mamba_d_head": 32},
 }  # fmt: skip
 """Families that are compiled, one of each kind of layer, with values of a multiple of 16 numbers; two have experts."""
 
