@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from foredraft.model.compiled.kernels import _template, attend, own_kernels
+from foredraft.model.compiled.attention import attend
+from foredraft.model.compiled.kernels import _template, own_kernels
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own calls
 
@@ -29,10 +30,12 @@ def test_every_function_that_a_variant_of_the_kernel_calls_is_in_it(tiles):
     values = dict.fromkeys(("queries", "summed", "at_once"), 4) | {"size": 64, "vector_bits": 512, "scaling": "1.0"}
     names = dict.fromkeys(("query_t", "input_t"), "at::BFloat16") | {"restrict_keyword": "", "num_threads": 2}
     inputs = dict.fromkeys(("query", "key", "value", "mask", "ranges", "output"))
-    flags = {"tiles": tiles, "paired": not tiles, "interleaved": True}
+    flags = {"tiles": tiles, "paired": not tiles, "interleaved": True, "has_sinks": False, "exp": "exp"}
     asked = dict.fromkeys(("def_kernel", "maybe_codegen_profile", "size", "stride", "index"), lambda *_, **__: "0")
     kernel, template = SimpleNamespace(kernel_name="k", **asked), SimpleNamespace(header=io.StringIO)
-    source = _template("attention").render(template=template, kernel=kernel, **inputs, **values, **names, **flags)
+    source = _template("attention").render(
+        template=template, kernel=kernel, inputs=inputs, **inputs, **values, **names, **flags
+    )
     defined = set(re.findall(r"^(?:inline|using|struct).*?\b(attend_\w+)(?= =| {|\()", source, re.MULTILINE))
     assert set(re.findall(r"\battend_\w+", source)) == defined
 
@@ -41,7 +44,9 @@ def test_every_function_that_a_variant_of_the_kernel_calls_is_in_it(tiles):
 def compiled(size):
     """Return `attend` as it is compiled for heads of one size at its first call."""
     scaling = size**-0.5
-    return torch.compile(lambda query, key, value, mask, ranges: attend(query, key, value, mask, ranges, scaling))
+    return torch.compile(
+        lambda query, key, value, mask, ranges, sinks: attend(query, key, value, mask, ranges, scaling, sinks)
+    )
 
 
 def first_slots(rows, count):
@@ -49,13 +54,13 @@ def first_slots(rows, count):
     return torch.tensor([[0], [count]]).repeat(1, rows)
 
 
-def attended(query, key, value, mask, ranges=None):
+def attended(query, key, value, mask, ranges=None, sinks=None):
     """Attend by the kernel, which is compiled once for any number of rows and slots; to the first slots by default."""
     ranges = first_slots(*mask.shape) if ranges is None else ranges
     for tensor, dimensions in ((query, [1]), (key, [1]), (value, [1]), (mask, [0, 1]), (ranges, [1])):
         torch._dynamo.mark_dynamic(tensor, dimensions)
     with own_kernels():
-        return compiled(query.shape[-1])(query, key, value, mask, ranges)
+        return compiled(query.shape[-1])(query, key, value, mask, ranges, sinks)
 
 
 def arguments(dtype, heads, key_heads, rows, slots, size):
@@ -81,9 +86,21 @@ def arguments(dtype, heads, key_heads, rows, slots, size):
 def test_the_kernel_sums_as_its_reference_does(dtype, tolerance, heads, key_heads, size):
     for rows, slots in ((2, 3), (3, 16), (5, 33), (11, 250)):
         given = arguments(dtype, heads, key_heads, rows, slots, size)
-        ours, theirs = attended(*given), attend(*given, first_slots(rows, slots), size**-0.5)
-        assert ours.shape == (rows, heads * size)
-        assert torch.allclose(ours.double(), theirs.double(), atol=tolerance, rtol=tolerance)
+        for sinks in (None, torch.linspace(-2, 3, heads).to(dtype)):
+            ours = attended(*given, sinks=sinks)
+            theirs = attend(*given, first_slots(rows, slots), size**-0.5, sinks)
+            assert ours.shape == (rows, heads * size)
+            assert torch.allclose(ours.double(), theirs.double(), atol=tolerance, rtol=tolerance)
+
+
+def test_the_reference_attends_to_a_sink_as_to_a_slot_of_zeros():
+    query, key, value, mask = arguments(torch.float32, 4, 2, 5, 20, 32)
+    query[:], mask[:] = query * 3, 0
+    sinks = torch.full((4,), 1.5)
+    theirs = torch.softmax(torch.cat([query @ key.repeat_interleave(2, 0).mT, torch.full((4, 5, 1), 1.5)], -1), -1)
+    expected = theirs[..., :20] @ value.repeat_interleave(2, 0)
+    ours = attend(query, key, value, mask, first_slots(5, 20), 1.0, sinks)
+    assert torch.allclose(ours, expected.transpose(0, 1).flatten(1), atol=1e-5)
 
 
 @pytest.mark.slow

@@ -21,9 +21,10 @@ from foredraft.errors import ForedraftError, ForedraftWarning, StoreError, Usage
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.model import machine
 from foredraft.model.compiled import kernels
+from foredraft.model.compiled.attention import compiled_attention
 from foredraft.model.compiled.background import Compilation
 from foredraft.model.compiled.build import compile_forward
-from foredraft.model.compiled.export import FunctionalForward, Subject, compiled_attention, row_arguments
+from foredraft.model.compiled.export import FunctionalForward, Subject, row_arguments
 from foredraft.model.compiled.kernels import multiplies_by_pairs
 from foredraft.model.compiled.package import (
     MOST_ROWS,

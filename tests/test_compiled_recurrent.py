@@ -29,12 +29,13 @@ PROMPT = prompt_of(30)
 SAMPLED = SamplingOptions(do_sample=True, temperature=0.7, seed=3)
 SIZES = {
     "lfm2": {},
-    "qwen3_5_text": {
+    "qwen3_5_moe_text": {
         "linear_key_head_dim": 16, "linear_value_head_dim": 32, "layer_types": ["linear_attention", "full_attention"],
+        "moe_intermediate_size": 32,
     },
-    "granitemoehybrid": {"num_local_experts": 0},
+    "granitemoehybrid": {"hidden_size": 64, "mamba_d_head": 32},
 }  # fmt: skip
-"""The families that are compiled, with values of a multiple of 16 numbers and without experts."""
+"""Families that are compiled, one of each kind of layer, with values of a multiple of 16 numbers; two have experts."""
 
 
 def model_of(family, dtype):

@@ -35,7 +35,9 @@ DECODERS = frozenset(
 
 RECURRENT = "keeps a recurrent state by code of its own, which cannot step back after a rejected draft"
 ALIBI = "uses ALiBi, which it derives from a row's index in the pass and not from its position"
-COMPILED_RECURRENT = frozenset(("granitemoehybrid", "lfm2", "qwen3_5_text"))
+COMPILED_RECURRENT = frozenset(
+    ("granitemoehybrid", "lfm2", "lfm2_moe", "qwen3_next", "qwen3_5_moe_text", "qwen3_5_text")
+)
 """Families with recurrent layers whose compiled forwards were tried; others run uncompiled."""
 
 _INDEXED = "chooses the tokens that it attends to with keys that foredraft's cache does not hold"

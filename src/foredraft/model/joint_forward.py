@@ -15,7 +15,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from foredraft.errors import UnsupportedModelError
 from foredraft.graph.layout import lay_out_text
-from foredraft.model.compiled.export import FunctionalForward, replaced_attention, row_arguments
+from foredraft.model.compiled.attention import replaced_attention
+from foredraft.model.compiled.export import FunctionalForward, row_arguments
 from foredraft.model.compiled.recurrence import write_states
 from foredraft.model.families import UNMASKED_LAYERS
 from foredraft.model.kv_cache import Span

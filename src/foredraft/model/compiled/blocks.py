@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from foredraft.model.compiled.experts import expert_matrices
 from foredraft.model.gguf.files import parts_of
 
 DEPTH = 32
@@ -255,18 +256,24 @@ class BlockLinear(nn.Module):
 def product_bytes(model: nn.Module) -> int:
     """Return the bytes of the weights that a model multiplies by, quantised or not."""
     quantised = [layer.get_buffer("blocks") for layer in model.modules() if isinstance(layer, BlockLinear)]
-    return sum(each.nbytes for each in (*quantised, *(m.weight for m in model.modules() if isinstance(m, nn.Linear))))
+    return sum(each.nbytes for each in (*quantised, *_dequantised(model)))
+
+
+def _dequantised(model: nn.Module) -> list[torch.Tensor]:
+    """Return the weights that a model multiplies by and that are not quantised."""
+    return [layer.weight for layer in model.modules() if isinstance(layer, nn.Linear)] + expert_matrices(model)
 
 
 def dequantised_told(model: nn.Module) -> str:
     """Describe the matrices that `quantised_weights` left to a model as they were dequantised; "" for none."""
-    left = [layer.weight for layer in model.modules() if isinstance(layer, nn.Linear)]
+    left = _dequantised(model)
     if not left:
         return ""
-    uneven = sum(bool(each.shape[0] % STRIP or each.shape[1] % DEPTH) for each in left)
+    uneven = sum(bool(each.shape[-2] % STRIP or each.shape[-1] % DEPTH) for each in left)
     return (
         f"Matrices that stay dequantised: {len(left)}, {sum(each.nbytes for each in left) / 1e6:.1f} MB. {uneven} are "
-        f"no multiple of {DEPTH} wide and of {STRIP} high; others are not in the file, or in a format without a kernel."
+        f"no multiple of {DEPTH} wide and of {STRIP} high; others are of experts, not in the file, or in a format that "
+        "has no kernel."
     )
 
 

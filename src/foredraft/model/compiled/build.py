@@ -22,11 +22,12 @@ import torch
 from foredraft.atomic_file import TEMPORARY_SUFFIX, place_file
 from foredraft.errors import ForedraftError, ForedraftWarning, UsageError, told
 from foredraft.graph.layout import lay_out_text
+from foredraft.model.compiled.attention import compiled_attention
 from foredraft.model.compiled.blocks import QuantisedRows, dequantised_told, product_bytes, quantised_weights
+from foredraft.model.compiled.experts import compiled_experts
 from foredraft.model.compiled.export import (
     CONTEXT,
     Subject,
-    compiled_attention,
     merge_products,
     run_pass,
     turn_rows,
@@ -219,6 +220,7 @@ def _compile(subject: Subject, recipe: str, path: Path) -> str:
                 if contexts.enter_context(quantised_weights(subject.model, rows)):
                     dequantised = dequantised_told(subject.model)
             contexts.enter_context(own_kernels(cached=product_bytes(subject.model) <= last_cache()))
+        contexts.enter_context(compiled_experts(subject.model, own=own))
         contexts.enter_context(_precise_logits(subject.model))
         if ranges:
             contexts.enter_context(compiled_attention(subject.forward))

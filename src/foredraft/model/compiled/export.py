@@ -4,8 +4,7 @@ The cache's buffers are arguments and are written in place; masks, positions and
 transformers' forward and attention interface, and torch's exporter. Does not depend on how it is compiled.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from inspect import signature
@@ -18,11 +17,10 @@ from torch import nn
 from torch._dispatch.python import enable_python_dispatcher
 from torch.fx import Graph, Node
 from transformers.cache_utils import Cache
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from foredraft.graph.layout import Layout, lay_out_text
 from foredraft.graph.tree import I64
-from foredraft.model.compiled.kernels import LANES, attend
+from foredraft.model.compiled.attention import LANES, compiled_attention
 from foredraft.model.compiled.library import CompiledLibrary
 from foredraft.model.compiled.package import MOST_ROWS
 from foredraft.model.compiled.recurrence import Lineage, TracedLayer, layer_shapes, lineage
@@ -151,9 +149,8 @@ class Subject:
     @cached_property
     def takes_ranges(self) -> bool:
         """Whether `attend` can take the place of the model's attention, for rows of several sequences at once."""
-        kernel = self.model.config._attn_implementation  # noqa: SLF001  # transformers has no public name for it
         attending = [shape for shape in self.shapes if not shape.taps]
-        if kernel != "sdpa" or any(shape.size % LANES for shape in attending):
+        if any(shape.size % LANES for shape in attending):
             return False
         arguments = (*self.arguments(np.zeros(2, np.int64), ranges=True), *self.buffers())
         try:  # whether its layers ask transformers which attention to use shows only when they run
@@ -284,50 +281,6 @@ def row_arguments(
         bounds if ranges else None,
         list(steps) if isinstance(steps, Lineage) else steps,
     )
-
-
-@contextmanager
-def replaced_attention(model: Any, attention: Callable[..., tuple[torch.Tensor, None]]) -> Iterator[None]:
-    """Make the layers of a model that ask transformers which attention to use get this one, until the block ends."""
-    config, name = model.config, f"foredraft_{id(model)}"  # another thread may run another model meanwhile
-    kernel = config._attn_implementation  # noqa: SLF001  # transformers has no public name for it
-    ALL_ATTENTION_FUNCTIONS[name] = attention
-    config._attn_implementation = name  # noqa: SLF001  # the same
-    try:
-        yield
-    finally:
-        config._attn_implementation = kernel  # noqa: SLF001  # the same
-        del ALL_ATTENTION_FUNCTIONS[name]
-
-
-@contextmanager
-def compiled_attention(forward: FunctionalForward, attend: Callable[..., torch.Tensor] = attend) -> Iterator[list[int]]:
-    """Make the model of `forward` use `attend`, for which the compiler has a kernel, until the block ends.
-
-    For passes that are given ranges, or what else `attend` takes in their place and the masks'. What is yielded lists
-    the layers that attended so.
-    """
-    attended_by: list[int] = []
-
-    def attention(
-        module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor,
-        dropout: float = 0.0,  # noqa: ARG001  # transformers' signature
-        scaling: float | None = None,
-        **_options: Any,
-    ) -> tuple[torch.Tensor, None]:
-        """Attend as transformers' `sdpa` does, float[1, heads, R, head_dim] to float[1, key heads, C, head_dim]."""
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        layer = int(module.layer_idx)  # type: ignore[arg-type]  # every attention of transformers has it
-        attended_by.append(layer)
-        attended = attend(query[0], key[0], value[0], attention_mask[0, 0], forward.ranges[layer], scale)
-        return attended.unflatten(1, (query.shape[1], -1))[None], None
-
-    with replaced_attention(forward.model, attention):
-        yield attended_by
 
 
 def turn_rows(program: torch.export.ExportedProgram) -> None:

@@ -3,9 +3,10 @@
 In each of them a row has the same bits whatever other rows are in the pass. `own_kernels` gives them to the compiler:
 attention of a few rows, each over its own range of slots (attention.cpp.jinja); products in float32 and bfloat16, by
 single numbers or pairs (products.cpp.jinja) or tiles (tile_products.cpp.jinja), with their division among threads and
-caches (blocking.cpp.jinja); and products with the integers of a GGUF file (blocks.cpp.jinja, and integers.cpp.jinja,
-which does not depend on torch). docs/explanation/compiled.md explains why they are faster. Uses the compiler's template
-interfaces, some of them private. Does not depend on models, or on how a forward is traced.
+caches (blocking.cpp.jinja); those of rows with their own experts (experts.cpp.jinja); and products with the integers of
+a GGUF file (blocks.cpp.jinja, and integers.cpp.jinja, which does not depend on torch). docs/explanation/compiled.md
+explains why they are faster. Uses the compiler's template interfaces, some of them private. Does not depend on models,
+or on how a forward is traced.
 """
 
 import platform
@@ -18,16 +19,18 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch.library import custom_op
 
+import foredraft.model.compiled.experts
+import foredraft.model.compiled.recurrence  # noqa: F401  # both register operations, which kernels are for
+from foredraft.model.compiled.attention import LANES
 from foredraft.model.compiled.blocks import STRIP, layout_of
 from foredraft.model.compiled.package import processor_lines
 
-LANES = 16  # float32 numbers in the widest vector register, of 512 bits; the size of a head must be a multiple of this
 _QUERIES = 4  # query rows whose values are summed together, so that each value is read once for all of them
 _ALL_CACHES = 3  # locality of a prefetch, as GCC's __builtin_prefetch takes it; 0 is past the caches
 _BYTES_AHEAD = 9 * 1024  # that weights are prefetched; 2 KiB are too few where the cache is shared, 18 no better
 _UPDATED = 4  # vectors of a matrix's columns that are updated and summed at once: they fill the registers of AVX2
+_SUMMED = 8  # an expert's sums that are made at once: additions that begin before the first of them has ended
 _PAIR = 2  # the depth of what one instruction multiplies by pairs
 _TILES = (32, 32, 32)  # rows, columns and depth of a product by tiles; one instruction of AMX multiplies that depth
 _TILED_HEAD = 160  # the most numbers of a head: of AMX's eight tiles, one holds sums, two keys, five a query's numbers
@@ -39,37 +42,6 @@ _STANDS_OUT = 3.0
 docs/results/log.md has what other values cost and lose."""
 _SHARES = 6  # of a product's strips, that each thread comes for so often where none is kept from its processor; chosen
 _AMD = "AuthenticAMD"  # how /proc/cpuinfo names the vendor
-
-
-@custom_op("foredraft::attend", mutates_args=())
-def attend(
-    query: torch.Tensor,  # float[heads, R, D], D a multiple of `LANES`
-    key: torch.Tensor,  # float[key heads, C, D]; each serves heads / key heads query heads in a row
-    value: torch.Tensor,  # the same
-    mask: torch.Tensor,  # float[R, W], added to the scores of a row's slots
-    ranges: torch.Tensor,  # int64[2, R], each row's first slot, and how many it has, 1 to W; equal ones stand together
-    scaling: float,  # of the scores
-) -> torch.Tensor:
-    """Attend from R rows to their slots; used where nothing is compiled, and to test the kernel.
-
-    Returns float[R, heads * D] in the dtype of `query`; sums are in float32 at least.
-    """
-    precise = torch.promote_types(query.dtype, torch.float32)
-    groups = query.shape[0] // key.shape[0]
-    attended = query.new_empty(query.shape[1], query.shape[0], query.shape[2])
-    for start, count in set(map(tuple, ranges.T.tolist())):
-        rows = (ranges[0] == start) & (ranges[1] == count)
-        slots = slice(start, start + count)
-        keys, values = (each[:, slots].to(precise).repeat_interleave(groups, 0) for each in (key, value))
-        scores = query[:, rows].to(precise) * scaling @ keys.mT + mask[rows, :count].to(precise)
-        attended[rows] = (torch.softmax(scores, -1) @ values).to(query.dtype).transpose(0, 1)
-    return attended.flatten(1)
-
-
-@attend.register_fake
-def _(query: torch.Tensor, *_others: object) -> torch.Tensor:
-    heads, rows, size = query.shape
-    return query.new_empty(rows, heads * size)
 
 
 # Rows as they are, float[..., R, K], written one after another whatever they are computed from.
@@ -98,6 +70,7 @@ def own_kernels(*, cached: bool = False) -> Iterator[None]:
     locality = _ALL_CACHES if cached else 0
     lowerings.register_lowering(operations.written.default, type_promotion_kind=None)(_lowered_rows)
     lowerings.register_lowering(operations.delta_rows.default, type_promotion_kind=None)(_lowered_recurrence)
+    lowerings.register_lowering(operations.multiply_experts.default, type_promotion_kind=None)(_lowered_experts)
     blocks = partial(_lowered_blocks, locality=locality)
     lowerings.register_lowering(operations.multiply_blocks.default, type_promotion_kind=None)(blocks)
     theirs = {angle: table[angle] for angle in (torch.ops.aten.cos.default, torch.ops.aten.sin.default)}
@@ -196,7 +169,9 @@ def _kernel_call(name: str, template: str, inputs: Mapping[str, Any], layout: An
     return called
 
 
-def _lowered_attention(query: Any, key: Any, value: Any, mask: Any, ranges: Any, scaling: float) -> Any:
+def _lowered_attention(
+    query: Any, key: Any, value: Any, mask: Any, ranges: Any, scaling: float, sinks: Any = None
+) -> Any:
     """Return the kernel's call as torch's compiler represents it; the arguments are those of `attend`."""
     from torch._inductor.codegen.cpp_micro_gemm import get_restrict_keyword
     from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
@@ -205,7 +180,8 @@ def _lowered_attention(query: Any, key: Any, value: Any, mask: Any, ranges: Any,
 
     given = {"query": query, "key": key, "value": value, "mask": mask}
     inputs = {name: ExternKernel.require_stride1(ExternKernel.realize_input(tensor)) for name, tensor in given.items()}
-    inputs["ranges"] = ExternKernel.require_contiguous(ExternKernel.realize_input(ranges))
+    given = {"ranges": ranges} if sinks is None else {"ranges": ranges, "sinks": sinks}
+    inputs |= {name: ExternKernel.require_contiguous(ExternKernel.realize_input(each)) for name, each in given.items()}
     heads, rows, size = query.get_size()
     dtype, width = query.get_dtype(), heads * size
     bits = pick_vec_isa().bit_width() or 256  # torch's vectors have this size also where there are no instructions
@@ -227,6 +203,8 @@ def _lowered_attention(query: Any, key: Any, value: Any, mask: Any, ranges: Any,
         tiles=tiles,
         at_once=at_once,
         scaling=repr(float(scaling)),
+        has_sinks=sinks is not None,
+        exp="exp" if dtype == torch.float32 else "exp_u20",
         vector_bits=bits,
         paired=paired,
         query_t=DTYPE_TO_CPP[dtype if paired or tiles else torch.float32],
@@ -273,6 +251,30 @@ def _lowered_recurrence(query: Any, key: Any, value: Any, decay: Any, strength: 
         value_size=int(size),
         tile=tile,
         vectors=min(vectors, _UPDATED),
+        restrict_keyword=get_restrict_keyword(),
+    )
+
+
+def _lowered_experts(rows: Any, weights: Any, experts: Any) -> Any:
+    """Return the kernel's call as torch's compiler represents it; the arguments are those of `multiply_experts`."""
+    from torch._inductor.codegen.cpp_micro_gemm import get_restrict_keyword
+    from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
+    from torch._inductor.ir import ExternKernel, FixedLayout
+
+    (count, depth), (matrices, width, _) = rows.get_size(), weights.get_size()
+    if depth % (2 * LANES) or width % _SUMMED:
+        raise NotImplementedError(f"experts' matrices of {width} by {depth} numbers have no kernel")
+    given = {"rows": rows, "weights": weights, "experts": experts}
+    return _kernel_call(
+        "multiply_experts",
+        "experts",
+        {name: ExternKernel.require_contiguous(ExternKernel.realize_input(each)) for name, each in given.items()},
+        FixedLayout(rows.get_device(), rows.get_dtype(), [count, width], [width, 1]),
+        input_t=DTYPE_TO_CPP[rows.get_dtype()],
+        depth=int(depth),
+        columns=int(width),
+        matrices=int(matrices),
+        summed=_SUMMED,
         restrict_keyword=get_restrict_keyword(),
     )
 

@@ -1,0 +1,84 @@
+"""Mixtures of experts in a compiled forward: rows are multiplied by the matrices of the experts that each has chosen.
+
+A pass reads an expert's matrices once for all of its rows, and a row's sums do not depend on the other rows. What an
+expert computes besides products, and who chooses it, is the model's own code. Uses transformers' interface for experts.
+Does not know how the kernel is compiled (experts.cpp.jinja).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.library import custom_op
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+_NAME = "foredraft"  # of ours among transformers' ways to run experts
+
+
+@custom_op("foredraft::multiply_experts", mutates_args=())
+def multiply_experts(
+    rows: torch.Tensor,  # float[N, K]
+    weights: torch.Tensor,  # float[E, M, K]
+    experts: torch.Tensor,  # int64[N], each row's expert
+) -> torch.Tensor:
+    """Multiply each row by its expert's matrix: float[N, M]; used where nothing is compiled, and to test the kernel."""
+    product = rows.new_empty(len(rows), weights.shape[1])
+    for expert in experts.unique().tolist():
+        product[experts == expert] = nn.functional.linear(rows[experts == expert], weights[expert])
+    return product
+
+
+@multiply_experts.register_fake
+def _(rows: torch.Tensor, weights: torch.Tensor, _experts: torch.Tensor) -> torch.Tensor:
+    return rows.new_empty(rows.shape[0], weights.shape[1])
+
+
+def _multiplied(module: Any, name: str, rows: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+    """Return each row's product with its expert's matrix `name` and its bias, float[N, M]."""
+    weights = getattr(module, name)
+    if module.is_transposed:
+        weights = weights.mT.contiguous()
+    product: torch.Tensor = multiply_experts(rows, weights, experts)
+    return product + getattr(module, f"{name}_bias")[experts] if module.has_bias else product
+
+
+def _run_experts(module: Any, rows: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+    """Run a module of experts for rows float[R, D], with the experts int64[R, A] of each and their shares float[R, A].
+
+    Computes what transformers' own functions do (`transformers.integrations.moe`).
+    """
+    count, experts = chosen.shape[-1], chosen.reshape(-1)
+    inputs = rows.repeat_interleave(count, dim=0)
+    if module.has_gate:
+        inner = module._apply_gate(_multiplied(module, "gate_up_proj", inputs, experts))  # noqa: SLF001  # their interface
+    else:
+        inner = module.act_fn(_multiplied(module, "up_proj", inputs, experts))
+    outputs = _multiplied(module, "down_proj", inner, experts)
+    if module.has_post_expert_norm:
+        outputs = module.post_expert_norm(outputs)
+    together: torch.Tensor = (outputs * shares.reshape(-1, 1)).view(rows.shape[0], count, -1).sum(1)
+    return together.to(rows.dtype)
+
+
+def expert_matrices(model: nn.Module) -> list[torch.Tensor]:
+    """Return the matrices of a model's experts, float[E, M, K] or float[E, K, M]."""
+    mixtures = [module for module in model.modules() if hasattr(module, "has_gate")]  # transformers sets it
+    return [each for module in mixtures for each in module.parameters(recurse=False) if each.ndim == 3]
+
+
+@contextmanager
+def compiled_experts(model: Any, *, own: bool) -> Iterator[None]:
+    """Make a model's experts run as they can be compiled, until the block ends: by our kernel, or by torch's alone.
+
+    Torch's read an expert once for each row that chose it.
+    """
+    config = model.config.get_text_config()
+    before = config._experts_implementation  # noqa: SLF001  # transformers has no public name for it
+    ALL_EXPERTS_FUNCTIONS[_NAME] = _run_experts
+    config._experts_implementation = _NAME if own else "batched_mm"  # noqa: SLF001  # the same
+    try:
+        yield
+    finally:
+        config._experts_implementation = before  # noqa: SLF001  # the same

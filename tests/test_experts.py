@@ -1,0 +1,86 @@
+"""The kernel of experts in compiled forwards: each row's product with its expert's matrix, the same in any company."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch._inductor import aoti_compile_and_package
+
+from foredraft.drafters.none import NoDrafter
+from foredraft.model.compiled.build import compile_forward
+from foredraft.model.compiled.experts import multiply_experts
+from foredraft.model.compiled.kernels import own_kernels
+from foredraft.model.compiled.library import CompiledLibrary
+from support.causal_types import tiny_configuration
+from support.compilation import compiled_by
+from support.families import GREEDY, prompt_of, tiny_model, written
+from support.scripted import AdversaryDrafter, OracleDrafter, RandomTreeDrafter, continuation_in
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own calls
+
+EXPERTS, WIDTH, DEPTH = 5, 24, 64
+SIZES = {
+    "head_dim": 16, "max_position_embeddings": 1024, "hidden_size": 64, "intermediate_size": 64,
+    "moe_intermediate_size": 64,
+}  # fmt: skip
+
+
+class Multiplied(nn.Module):
+    """Rows by their experts' matrices, stored by rows or by columns."""
+
+    def __init__(self, dtype, *, transposed):
+        super().__init__()
+        shape = (EXPERTS, DEPTH, WIDTH) if transposed else (EXPERTS, WIDTH, DEPTH)
+        self.weights, self.transposed = nn.Parameter(torch.randn(shape).to(dtype)), transposed
+
+    def matrices(self):
+        return self.weights.mT.contiguous() if self.transposed else self.weights
+
+    def forward(self, rows, experts):
+        return multiply_experts(rows, self.matrices(), experts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_a_row_is_multiplied_by_its_expert_alone_and_in_any_company(dtype, transposed, tmp_path):
+    torch.manual_seed(0)
+    model = Multiplied(dtype, transposed=transposed).eval()
+    rows, experts = torch.randn(200, DEPTH).to(dtype), torch.randint(0, EXPERTS - 1, (200,))  # one is never chosen
+    path, any_rows = tmp_path / "experts.pt2", torch.export.Dim("rows", min=2, max=256)
+    options = {"freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP"}
+    with torch.no_grad(), own_kernels():
+        dimensions = ({0: any_rows}, {0: any_rows})
+        program = torch.export.export(model, (rows[:4], experts[:4]), strict=False, dynamic_shapes=dimensions)
+        aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
+    package = CompiledLibrary(path, ranges=False)
+    (whole,) = package.run([rows, experts])
+    with torch.no_grad():
+        expected = torch.stack([rows[row].double() @ model.matrices()[of].double().T for row, of in enumerate(experts)])
+        reference = multiply_experts(rows, model.matrices(), experts)
+    for found in (whole, reference):
+        assert torch.allclose(found.double(), expected, atol=5e-2 if dtype == torch.bfloat16 else 1e-4, rtol=1e-2)
+    for count in (2, 3, 5, 8, 17, 64):
+        chosen = torch.randperm(200)[:count]
+        (found,) = package.run([rows[chosen], experts[chosen]])
+        assert torch.equal(found, whole[chosen])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+def test_texts_of_a_compiled_mixture_are_transformers_own(family, tmp_path):
+    """One with experts as most have them, and one with matrices by columns, biases, a gate of its own and sinks."""
+    config = tiny_configuration(family)
+    for name in SIZES.keys() & vars(config).keys():
+        setattr(config, name, SIZES[name])
+    model, prompt = tiny_model(config), prompt_of(30)
+    ids = torch.from_numpy(prompt)[None]
+    options = {"max_new_tokens": 40, "eos_token_id": [], "pad_token_id": 0, "do_sample": False}
+    expected = model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, len(prompt) :].tolist()
+    folder, record = compile_forward(model, tmp_path)
+    target, known = compiled_by(model, folder, record), continuation_in(np.append(prompt, expected))
+    assert record.same_bits
+    assert record.ranges  # several texts share passes
+    drafters = NoDrafter(), RandomTreeDrafter(5), OracleDrafter(known), OracleDrafter(known, 1), AdversaryDrafter(known)
+    for drafter in drafters:
+        assert written(target, prompt, GREEDY, drafter, nodes=8, new_tokens=40)[0] == expected
