@@ -66,6 +66,14 @@ def test_figures_whose_rounds_disagree_are_not_kept(target, passes, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_figures_of_passes_that_had_fewer_threads_are_not_kept(target, passes, tmp_path, monkeypatch):
+    """Beside another process they have one thread, and take as long every time."""
+    passes(lambda rows: 0.01 + 0.001 * rows)
+    monkeypatch.setattr(type(target.waiting), "busy", True)
+    assert measured_cost(target, tmp_path).rows == ROWS
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b'{"rows": [1, 2], "seconds": [1]}', b'{"rows": [1], "seconds": [-1]}'])
 def test_a_damaged_file_is_measured_anew_and_replaced(target, passes, tmp_path, content):
     passes(lambda rows: 0.01)

@@ -62,8 +62,8 @@ def measure_cost(
 
     A machine can be slow for seconds at a time, so the row counts take turns, round after round, and their proportions
     within a round count. The fastest of a few passes counts, because delays from other processes are not a cost of the
-    rows. A curve that falls anywhere, or rounds of other proportions, indicate a busy machine: the measurement is
-    repeated. On a slow model only a few row counts are timed.
+    rows. A curve that falls anywhere, rounds of other proportions, or threads that had to wait for other processes
+    indicate a busy machine: the measurement is repeated. On a slow model only a few row counts are timed.
     """
     return _measured(target, rows, seconds, context)[0]
 
@@ -78,15 +78,18 @@ def _measured(target: TorchTarget, rows: tuple[int, ...], seconds: float, contex
     _timed_pass(target, cache, 1, context)  # the first pass may set things up or record the pass
     if _timed_pass(target, cache, rows[-1], context) > _SLOW * seconds:
         rows = tuple(count for count in rows if count in _FEW_ROWS) or rows[:1]
-    rounds: list[list[float]] = []
+    rounds, busy = list[list[float]](), False
     for _ in range(_MOST_TRIES):
         start = perf_counter()
         for _ in range(_MOST_ROUNDS):
             rounds.append([_fastest(target, cache, n, context) for n in rows[::-1]])
+            busy |= (
+                target.waiting.busy
+            )  # passes have one thread then, whose times are steady and not those of an idle machine
             if perf_counter() - start > seconds:
                 break
         curve = CostCurve(rows, _typical(rounds)[::-1])
-        if is_settled := _is_settled(curve, rounds):
+        if is_settled := _is_settled(curve, rounds) and not busy:
             break
     return curve, is_settled
 
