@@ -83,9 +83,7 @@ def _measured(target: TorchTarget, rows: tuple[int, ...], seconds: float, contex
         start = perf_counter()
         for _ in range(_MOST_ROUNDS):
             rounds.append([_fastest(target, cache, n, context) for n in rows[::-1]])
-            busy |= (
-                target.waiting.busy
-            )  # passes have one thread then, whose times are steady and not those of an idle machine
+            busy |= target.waiting.busy  # passes have one thread then, so that their times are steady all the same
             if perf_counter() - start > seconds:
                 break
         curve = CostCurve(rows, _typical(rounds)[::-1])
