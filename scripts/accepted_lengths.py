@@ -1,8 +1,9 @@
 """Compare how many tokens of an EAGLE-3 drafter's chains are accepted in vLLM and in foredraft.
 
-Runs in the environment of `make test-vllm`: `.venv-vllm/bin/python scripts/accepted_lengths.py --data PROMPTS`. Both
-write the same chats greedily, in float32, from the same files, with chains of the same length. The exit status is 1 if
-the mean accepted lengths, 1 + accepted / drafts, differ by more than 2 %. vLLM also counts what follows a text's end.
+Runs in the environment of `make test-vllm`:
+`.venv-vllm/bin/python scripts/accepted_lengths.py --data PROMPTS --drafter HEAD`. Both write the same texts greedily,
+in float32, from the same files, with chains of the same length. The exit status is 1 if the mean accepted lengths,
+1 + accepted / drafts, differ by more than 2 %. vLLM also counts tokens that are accepted after the end of a text.
 """
 
 import argparse
@@ -20,15 +21,13 @@ from vllm_server import complete, counter, serving
 
 PORT = 8790
 MOST_APART = 0.02  # of mean accepted lengths, relative
-Counts = tuple[float, float]  # drafts and accepted tokens
+Written = tuple[list[tuple[int, ...]], tuple[float, float]]  # the ids of each answer; drafts and accepted tokens
 # every chain is drafted in full, as vLLM does
 CHAINS = {"out_degree": 1, "least_probability": 0.0, "least_share": 0.0}
 
 
-def by_vllm(
-    target: Path, drafter: Path, prompts: list[TaskPrompt], most: int, tokens: int
-) -> tuple[list[tuple[int, ...]], Counts]:
-    """Return the ids of vLLM's answers, and its counts."""
+def by_vllm(target: Path, drafter: Path, prompts: list[TaskPrompt], most: int, tokens: int) -> Written:
+    """Let vLLM answer the prompts, with chains of `most` tokens."""
     speculation = {"method": "eagle3", "model": str(drafter), "num_speculative_tokens": most}
     with serving(str(target), PORT, target / "vllm.log", speculation) as url:
         answers = [complete(url, each.prompt(), tokens).token_ids for each in prompts]
@@ -36,10 +35,8 @@ def by_vllm(
     return answers, (drafts, accepted)
 
 
-def by_foredraft(
-    target: Path, drafter: Path, prompts: list[TaskPrompt], most: int, tokens: int
-) -> tuple[list[tuple[int, ...]], Counts]:
-    """Return the ids of foredraft's answers, and its counts."""
+def by_foredraft(target: Path, drafter: Path, prompts: list[TaskPrompt], most: int, tokens: int) -> Written:
+    """Let foredraft answer the prompts, with chains of `most` tokens."""
     speculation = {"method": "eagle3", "model": str(drafter), "num_speculative_tokens": most, "levels": most, **CHAINS}
     generator = foredraft.load(str(target), dtype="float32", compile=False, speculative_config=speculation)
     made = [generator.generate(each.prompt(), max_new_tokens=tokens) for each in prompts]

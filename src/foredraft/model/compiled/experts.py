@@ -47,16 +47,17 @@ def _multiplied(module: Any, name: str, rows: torch.Tensor, experts: torch.Tenso
 def _run_experts(module: Any, rows: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
     """Run a module of experts for rows float[R, D], with the experts int64[R, A] of each and their shares float[R, A].
 
-    Computes what transformers' own functions do (`transformers.integrations.moe`).
+    Computes what transformers' own functions do (`transformers.integrations.moe`). In early releases, such as 5.0,
+    all experts have a gate and none has a norm, and they do not say so.
     """
     count, experts = chosen.shape[-1], chosen.reshape(-1)
     inputs = rows.repeat_interleave(count, dim=0)
-    if module.has_gate:
+    if getattr(module, "has_gate", True):
         inner = module._apply_gate(_multiplied(module, "gate_up_proj", inputs, experts))  # noqa: SLF001  # their interface
     else:
         inner = module.act_fn(_multiplied(module, "up_proj", inputs, experts))
     outputs = _multiplied(module, "down_proj", inner, experts)
-    if module.has_post_expert_norm:
+    if getattr(module, "has_post_expert_norm", False):
         outputs = module.post_expert_norm(outputs)
     together: torch.Tensor = (outputs * shares.reshape(-1, 1)).view(rows.shape[0], count, -1).sum(1)
     return together.to(rows.dtype)
@@ -64,7 +65,7 @@ def _run_experts(module: Any, rows: torch.Tensor, chosen: torch.Tensor, shares: 
 
 def expert_matrices(model: nn.Module) -> list[torch.Tensor]:
     """Return the matrices of a model's experts, float[E, M, K] or float[E, K, M]."""
-    mixtures = [module for module in model.modules() if hasattr(module, "has_gate")]  # transformers sets it
+    mixtures = [module for module in model.modules() if hasattr(module, "is_transposed")]  # transformers sets it
     return [each for module in mixtures for each in module.parameters(recurse=False) if each.ndim == 3]
 
 
