@@ -21,7 +21,7 @@ from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from foredraft.server.running import Listening
 from foredraft.server.service import Service
-from support.batches import counted, drafters, emitted, leased, streamed, theirs
+from support.batches import counted, drafters, emitted, finish, leased, streamed, theirs
 from support.causal_types import tiny_configuration
 from support.drafts import path_to
 from support.families import VOCABULARY, WINDOW, random_tree, tiny_model
@@ -195,6 +195,22 @@ def test_rows_of_several_trees_score_as_full_forwards_do(made, family):
             path = max(paths, key=len)
             leases[number].commit([0, *(node + 1 for node in path[:-1])])
             texts[number] = np.concatenate([texts[number], tokens[path].astype(np.int64)])
+
+
+def test_keys_are_computed_from_latents_of_slots_in_use_alone(made):
+    """Kimi's attention computes keys from what it keeps; the memory for keys and values may hold far more texts."""
+    target, seen = made("kimi_linear"), []
+    batch = Generator(target, None, method="none").batch(cache_bytes=1 << 28)
+    (latents,) = (each for name, each in target.model.named_modules() if name.endswith("kv_b_proj"))
+    hook = latents.register_forward_pre_hook(lambda _module, given: seen.append(given[0].shape[-2]))
+    for length in (9, 30):
+        prompt = np.arange(length, dtype=np.int64)
+        batch.join(Generator(target, None, method="none").begin(prompt, SamplingOptions(), max_new_tokens=4))
+    try:
+        finish(batch)
+    finally:
+        hook.remove()
+    assert 0 < max(seen) < 4096 < batch._passes._arena.most_slots
 
 
 @pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

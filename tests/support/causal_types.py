@@ -17,15 +17,17 @@ _SIZES = _by_name({
     "n_group topk_group o_groups conf_num_hidden_layers": 1,
     "num_hidden_layers num_layers n_layer n_layers decoder_layers encoder_layers num_decoder_layers num_encoder_layers "
     "depth max_window_layers num_key_value_heads num_kv_heads num_global_key_value_heads num_experts_per_tok moe_topk "
-    "moe_k altup_num_inputs num_codebooks block_size": 2,
+    "moe_k altup_num_inputs num_codebooks block_size linear_num_key_heads": 2,
     "num_attention_heads n_head n_heads num_heads attention_heads decoder_attention_heads encoder_attention_heads "
     "num_encoder_attention_heads num_decoder_attention_heads num_experts n_routed_experts num_local_experts "
-    "moe_num_experts zero_expert_num rotary_dim spatial_merge_size index_n_heads": 4,
+    "moe_num_experts zero_expert_num rotary_dim spatial_merge_size index_n_heads linear_num_heads "
+    "linear_num_value_heads": 4,
     "head_dim global_head_dim dim_head d_head kv_channels qk_rope_head_dim qk_nope_head_dim v_head_dim index_head_dim "
-    "laurel_rank hidden_size_per_layer_input query_pre_attn_scalar patch_size": 8,
+    "laurel_rank hidden_size_per_layer_input query_pre_attn_scalar patch_size linear_head_dim "
+    "linear_key_head_dim": 8,
     "sliding_window window_size local_attention index_topk": WINDOW,
     "q_lora_rank kv_lora_rank qk_head_dim moe_intermediate_size shared_expert_intermediate_size "
-    "shared_intermediate_size num_buckets": 16,
+    "shared_intermediate_size num_buckets linear_value_head_dim": 16,
     "hidden_size n_embd d_model emb_dim embedding_size word_embed_proj_dim input_embedding_size output_embedding_size "
     "pronunciation_embed_dim shape_embed_dim image_size out_hidden_size projector_input_dim projector_output_dim "
     "vision_output_dim input_size": 32,
