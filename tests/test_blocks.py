@@ -90,6 +90,7 @@ def test_rows_of_every_part_of_a_split_file_are_found(tmp_path):
     for number in (1, 2):
         stored = quants.quantize(random.normal(size=(STRIP, 64)).astype(np.float32), GGMLQuantizationType.Q8_0)
         writer = GGUFWriter(tmp_path / f"a-{number:05}-of-00002.gguf", "weights")
+        writer.add_uint16("split.count", 2)
         writer.add_tensor(f"part.{number}", stored, raw_dtype=GGMLQuantizationType.Q8_0)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()

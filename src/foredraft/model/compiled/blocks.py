@@ -20,6 +20,7 @@ from torch import nn
 
 from foredraft.model.compiled.experts import expert_matrices
 from foredraft.model.gguf.files import parts_of
+from foredraft.model.gguf.reader import opened
 
 DEPTH = 32
 """Numbers of a row that become integers with one scale; a weight's block has so many numbers, or half of them."""
@@ -164,20 +165,22 @@ class QuantisedRows:
 
     def __init__(self, file: Path | None, dtype: torch.dtype) -> None:
         self._dtype = dtype
-        self._tensors: list[Any] = []
+        self._tensors: list[tuple[npt.NDArray[np.uint8], Any]] = []  # rows of bytes, and their type
         self._places: dict[int, tuple[int, int]] = {}  # by a row's hash: its tensor, and its number there
         if file is None:
             return
-        from gguf import GGUFReader, quants  # an optional package
+        from gguf import quants  # an optional package
 
-        for tensor in (each for part in parts_of(file) for each in GGUFReader(part).tensors):
-            if tensor.tensor_type.name not in FORMATS or tensor.data.ndim != 2:
+        _, tensors = opened(parts_of(file))
+        for name in tensors:
+            stored, kind = tensors.stored(name)
+            if kind.name not in FORMATS or len(tensors.shapes[name]) != 2:
                 continue
-            for start in range(0, len(tensor.data), _ROWS_AT_ONCE):
-                rows = quants.dequantize(tensor.data[start : start + _ROWS_AT_ONCE], tensor.tensor_type)
+            for start in range(0, len(stored), _ROWS_AT_ONCE):
+                rows = quants.dequantize(stored[start : start + _ROWS_AT_ONCE], kind)
                 hashes = _row_hashes(torch.from_numpy(rows).to(dtype))
                 self._places |= {row: (len(self._tensors), number) for number, row in enumerate(hashes, start)}
-            self._tensors.append(tensor)
+            self._tensors.append((stored, kind))
 
     def packed(self, weight: torch.Tensor) -> torch.Tensor | None:
         """Return the blocks of a matrix as `packed_blocks` does; None unless the file has exactly its rows."""
@@ -189,8 +192,8 @@ class QuantisedRows:
             tensors = {place[0] for place in places if place is not None}
             if None in places or len(tensors) != 1:
                 return None
-            tensor = self._tensors[tensors.pop()]
-            matrix = read_blocks(tensor.tensor_type.name, tensor.data[[place[1] for place in places if place]])
+            stored, kind = self._tensors[tensors.pop()]
+            matrix = read_blocks(kind.name, stored[[place[1] for place in places if place]])
             if not torch.equal(matrix.dequantised().to(weight.dtype), some):
                 return None
             packed.append(packed_blocks(matrix))

@@ -208,6 +208,8 @@ def _compile(subject: Subject, recipe: str, path: Path) -> str:
         "freezing": True, "max_autotune": True, "max_autotune_gemm_backends": backends,
         "cpp.min_chunk_size": _LEAST_SHARED,
         "aot_inductor.precompile_headers": False,  # for two files they take longer than they save
+        # of what calls the kernels: optimised, it takes twice as long to compile, and passes are no quicker
+        "aot_inductor.compile_wrapper_opt_level": "O0",
     }  # fmt: skip
     ranges, dequantised = own and subject.takes_ranges, ""
     token_ids = np.zeros(_TRACED_ROWS, np.int64)

@@ -59,7 +59,8 @@ class Tensors:
     def stored(self, name: str) -> tuple[npt.NDArray[np.uint8], Any]:
         """Return a tensor's bytes, uint8[rows, bytes of a row], mapped from the file, and its GGMLQuantizationType."""
         stored = self._stored[name]
-        return np.memmap(stored.file, np.uint8, "r", stored.offset, (stored.rows, stored.width)), stored.kind
+        mapped = np.memmap(stored.file, np.uint8, "r", stored.offset, (stored.rows, stored.width))
+        return mapped.view(np.ndarray), stored.kind  # of which numpy makes views more quickly
 
     def values(self, name: str) -> npt.NDArray[np.float32]:
         """Return the numbers of a small tensor, without counting it as used."""
