@@ -141,7 +141,7 @@ class JointPasses:
             self._compile()
         steps = None if states is None else states.begin(layouts, [(each.place, each.following) for each in caches])
         arguments = row_arguments(layouts, places, which, self.target.dtype, steps=steps)
-        buffers = self._buffers(max(map(sum, chain.from_iterable(places.values()))) + sum(rows))
+        buffers = self._buffers(max(map(sum, chain.from_iterable(places.values())), default=0) + sum(rows))
         with self.target.waiting.one_pass(compiled=self.target.compiled is not None):
             results = self._run(*arguments, buffers[:half], buffers[half:], states.matrices if states else [])
         found: list[tuple[Scores | None, torch.Tensor | None]] = []
