@@ -54,10 +54,13 @@ class JointForward:
         return JointStates(self._recurrent, self._model.device)
 
     def __call__(self, *arguments: Any) -> tuple[torch.Tensor, ...]:
-        *rows, states, keys, values, matrices = arguments
+        *rows, ranges, states, keys, values, matrices = arguments
         self._forward.states = states or {}
+        # a layer that keeps what keys are computed from (MLA) computes them of all slots that it is given
+        used = max(int(each.sum(dim=0).max()) for each in ranges)
+        keys, values = ([buffer[:, :, :used] for buffer in buffers] for buffers in (keys, values))
         with replaced_attention(self._model, self._attend):
-            results: tuple[torch.Tensor, ...] = self._forward(*rows, None, keys, values, matrices)
+            results: tuple[torch.Tensor, ...] = self._forward(*rows, ranges, None, keys, values, matrices)
         return results
 
     def _attend(

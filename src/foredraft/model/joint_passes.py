@@ -7,7 +7,6 @@ together.
 
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import chain
 from math import prod
 from time import perf_counter_ns
 from typing import Any
@@ -80,6 +79,9 @@ class JointPasses:
             places = min(_LEAST_PLACES + slots // STATE_TOKENS, _MOST_PLACES)
         self._arena = Arena(forward.shapes, self.target.dtype, slots, forward.states if state else None, places)
         self.close = self._arena.close
+        self._buffers = dict(enumerate(self._arena.buffers))
+        if self._arena.states is not None:
+            self._buffers |= self._arena.states.buffers
 
     def open(self, token_ids: TokenIds, capacity: int, owner: str) -> Lease:
         """Lease slots to a sequence, as `Arena.open` does."""
@@ -94,18 +96,6 @@ class JointPasses:
             self._begin(compiled)
         elif compiled is not None:
             self._run = compiled
-
-    def _buffers(self, used: int) -> list[torch.Tensor]:
-        """Return all layers' keys, then values, of which a pass uses the first `used` slots.
-
-        A layer that keeps what keys are computed from (MLA) computes them of all slots that it is given.
-        """
-        found = dict(enumerate(self._arena.buffers))
-        if isinstance(self._run, JointForward):  # such layers are not compiled
-            found = {number: buffer[:, :, :used] for number, buffer in found.items()}
-        if self._arena.states is not None:
-            found |= self._arena.states.buffers
-        return [found[number] for number in range(len(found))]
 
     @property
     def memory_use(self) -> float:
@@ -136,12 +126,12 @@ class JointPasses:
         for window in self._run.windows:  # layers with a window read nothing before that of the first row
             counts = [each.length if window is None else min(each.length, window - 1) for each in caches]
             places[window] = [(c.start + c.length - count, count) for c, count in zip(caches, counts, strict=True)]
-        states, half = self._arena.states, len(self._arena.buffers) // 2
+        states, half = self._arena.states, len(self._buffers) // 2
         if states is None:
             self._compile()
         steps = None if states is None else states.begin(layouts, [(each.place, each.following) for each in caches])
         arguments = row_arguments(layouts, places, which, self.target.dtype, steps=steps)
-        buffers = self._buffers(max(map(sum, chain.from_iterable(places.values())), default=0) + sum(rows))
+        buffers = [self._buffers[number] for number in range(2 * half)]
         with self.target.waiting.one_pass(compiled=self.target.compiled is not None):
             results = self._run(*arguments, buffers[:half], buffers[half:], states.matrices if states else [])
         found: list[tuple[Scores | None, torch.Tensor | None]] = []

@@ -60,7 +60,7 @@ class Tensors:
         """Return a tensor's bytes, uint8[rows, bytes of a row], mapped from the file, and its GGMLQuantizationType."""
         stored = self._stored[name]
         mapped = np.memmap(stored.file, np.uint8, "r", stored.offset, (stored.rows, stored.width))
-        return mapped.view(np.ndarray), stored.kind  # of which numpy makes views more quickly
+        return mapped.view(np.ndarray), stored.kind  # numpy takes longer to make views of a memmap
 
     def values(self, name: str) -> npt.NDArray[np.float32]:
         """Return the numbers of a small tensor, without counting it as used."""
