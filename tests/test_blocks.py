@@ -7,18 +7,14 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, quants
 from torch import nn
 from torch._inductor import aoti_compile_and_package
 
-from foredraft.model.compiled.blocks import (
-    STRIP,
+from foredraft.model.compiled.block_layers import (
     BlockLinear,
-    QuantisedRows,
-    layout_of,
-    packed_blocks,
     product_bytes,
     quantised_weights,
-    read_blocks,
     round_weights,
-    rounded_blocks,
+    rows_of,
 )
+from foredraft.model.compiled.blocks import STRIP, QuantisedRows, layout_of, packed_blocks, read_blocks, rounded_blocks
 from foredraft.model.compiled.export import merge_products
 from foredraft.model.compiled.kernels import multiplies_integers, own_kernels
 from foredraft.model.compiled.library import CompiledLibrary
@@ -72,6 +68,8 @@ def test_blocks_hold_what_the_file_is_dequantised_to(kind):
     # scales that the file composes of two numbers are rounded to 11 bits, as the others are in the file
     exact = torch.equal(unpacked, expected)
     assert exact if kind in KINDS else torch.allclose(unpacked, expected, atol=2**-11 * expected.abs().max(), rtol=0)
+    numbers = torch.randint(0, COLUMNS, (2, 7))
+    assert torch.equal(rows_of(packed_blocks(matrix), numbers), unpacked[numbers])
 
 
 def test_formats_that_the_kernel_does_not_read_are_left_alone(tmp_path):
@@ -99,6 +97,9 @@ def test_rows_of_every_part_of_a_split_file_are_found(tmp_path):
         weights.append(torch.from_numpy(quants.dequantize(stored, GGMLQuantizationType.Q8_0)).bfloat16())
     rows = QuantisedRows(tmp_path / "a-00001-of-00002.gguf", torch.bfloat16)
     assert all(rows.packed(weight) is not None for weight in weights)
+    together = torch.cat(weights)[[1, STRIP, 0, *range(2, STRIP), *range(STRIP + 1, 2 * STRIP)]]  # as gates and ups are
+    assert torch.equal(unpacked_blocks(rows.packed(together)).bfloat16(), together)
+    assert rows.packed(torch.stack(weights)).shape[0] == len(weights)
 
 
 def test_what_we_round_is_what_gguf_rounds():
@@ -118,13 +119,44 @@ def test_rounding_a_model_that_drafts_leaves_what_it_shares_as_it_was():
     assert torch.equal(drafting[0].weight, rounded.dequantised().to(torch.bfloat16))
     assert torch.equal(drafting[0].bias, target[0].bias)
     assert drafting[1].weight is target[1].weight
-    assert drafting[2].weight is target[2].weight  # 40 columns are no whole strips
     drafting.get_output_embeddings = lambda: drafting[2]
     with quantised_weights(drafting, QuantisedRows(None, torch.bfloat16)) as count:
-        assert count == 1
+        assert count == 2
         assert torch.equal(drafting[0].blocks, packed_blocks(rounded))
-        # 64 x 64 numbers of 8 bits with a scale of two bytes for every 32, and two matrices in bfloat16
-        assert product_bytes(drafting) == 64 * 64 * 34 // 32 + 2 * (64 * 64 + 40 * 64)
+        # 64 x 64 numbers of 8 bits with a scale of two bytes for every 32, 40 columns filled up to 48, and a matrix in
+        # bfloat16
+        assert product_bytes(drafting) == (64 + 48) * 64 * 34 // 32 + 2 * 64 * 64
+
+
+class Scaled(nn.Embedding):
+    """An embedding as Gemma's, which multiplies what it looks up."""
+
+    def forward(self, token_ids):
+        return super().forward(token_ids) * torch.tensor(3.0, dtype=self.weight.dtype)
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, Scaled])
+def test_an_embedding_looks_up_the_blocks_of_the_head_that_it_is_tied_to(kind, tmp_path):
+    stored = quants.quantize(
+        np.random.default_rng(0).normal(size=(40, 64)).astype(np.float32), GGMLQuantizationType.Q8_0
+    )
+    writer = GGUFWriter(tmp_path / "a.gguf", "weights")
+    writer.add_tensor("token_embd.weight", stored, raw_dtype=GGMLQuantizationType.Q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    model = nn.ModuleDict({"head": nn.Linear(64, 40, bias=False), "embedding": kind(40, 64)}).bfloat16()
+    weight = torch.from_numpy(quants.dequantize(stored, GGMLQuantizationType.Q8_0)).bfloat16()
+    model["head"].weight = model["embedding"].weight = nn.Parameter(weight)
+    model.get_output_embeddings = lambda: model["head"]
+    before, ids = model["embedding"], torch.arange(40).view(2, 20)
+    expected = before(ids)
+    with quantised_weights(model, QuantisedRows(tmp_path / "a.gguf", torch.bfloat16)):
+        assert torch.equal(model["embedding"](ids), expected)
+        assert model["embedding"].blocks is model["head"].blocks
+        assert not list(model.parameters())
+    assert model["embedding"] is before
 
 
 PRECISE = 1  # which product returns float32
@@ -140,7 +172,7 @@ class Products(nn.Module):
         self.expected = [quantised(kind, COLUMNS, depth)[1] for depth in (*depths, depths[0])]
         self.layers = nn.ModuleList(
             BlockLinear(
-                packed_blocks(quantised(kind, COLUMNS, depth)[0]), None,
+                packed_blocks(quantised(kind, COLUMNS, depth)[0]), None, COLUMNS,
                 precise=number == PRECISE,
             )
             for number, depth in enumerate((*depths, depths[0]))

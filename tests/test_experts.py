@@ -3,14 +3,18 @@
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType, quants
 from torch import nn
 from torch._inductor import aoti_compile_and_package
 
 from foredraft.drafters.none import NoDrafter
+from foredraft.graph.layout import lay_out_text
+from foredraft.model.compiled.blocks import packed_blocks, read_blocks
 from foredraft.model.compiled.build import compile_forward
 from foredraft.model.compiled.experts import multiply_experts
 from foredraft.model.compiled.kernels import own_kernels
 from foredraft.model.compiled.library import CompiledLibrary
+from foredraft.model.loading import load_model
 from support.causal_types import tiny_configuration
 from support.compilation import compiled_by
 from support.families import GREEDY, prompt_of, tiny_model, written
@@ -64,6 +68,68 @@ def test_a_row_is_multiplied_by_its_expert_alone_and_in_any_company(dtype, trans
         chosen = torch.randperm(200)[:count]
         (found,) = package.run([rows[chosen], experts[chosen]])
         assert torch.equal(found, whole[chosen])
+
+
+class MultipliedByBlocks(nn.Module):
+    """Rows by their experts' quantised matrices."""
+
+    def __init__(self, kind):
+        super().__init__()
+        data = quants.quantize(np.random.default_rng(0).normal(size=(EXPERTS * 32, DEPTH)).astype(np.float32), kind)
+        self.weights = torch.from_numpy(quants.dequantize(data, kind)).view(EXPERTS, 32, DEPTH)
+        matrices = [packed_blocks(read_blocks(kind.name, each)) for each in np.split(data, EXPERTS)]
+        self.register_buffer("blocks", torch.stack(matrices))
+
+    def forward(self, rows, experts):
+        return torch.ops.foredraft.multiply_expert_blocks(rows, self.blocks, experts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0], ids=["Q4_1", "Q8_0"])
+def test_a_row_is_multiplied_by_its_experts_integers_in_any_company(kind, monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")  # torch's caches do not see our kernels' sources
+    torch.manual_seed(0)
+    model = MultipliedByBlocks(kind).eval()
+    rows, experts = torch.randn(200, DEPTH).bfloat16(), torch.randint(0, EXPERTS - 1, (200,))  # one is never chosen
+    rows[1, 7] = 60.0  # a block that stands out
+    path, any_rows = tmp_path / "experts.pt2", torch.export.Dim("rows", min=2, max=256)
+    options = {"freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP"}
+    with torch.no_grad(), own_kernels():
+        dimensions = ({0: any_rows}, {0: any_rows})
+        program = torch.export.export(model, (rows[:4], experts[:4]), strict=False, dynamic_shapes=dimensions)
+        aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
+    package = CompiledLibrary(path, ranges=False)
+    (whole,) = package.run([rows, experts])
+    expected = torch.stack([rows[row].double() @ model.weights[of].double().T for row, of in enumerate(experts)])
+    assert ((whole - expected).norm(dim=-1) / expected.norm(dim=-1)).max() < 2e-2  # as of products without experts
+    for count in (1, 2, 5, 8, 17, 64):
+        chosen = torch.randperm(200)[:count]
+        (found,) = package.run([rows[chosen], experts[chosen]])
+        assert torch.equal(found, whole[chosen])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+def test_a_compiled_rounded_mixture_multiplies_by_its_experts_integers(family, monkeypatch, tmp_path):
+    monkeypatch.setenv("FOREDRAFT_CACHE", str(tmp_path / "cache"))
+    config = tiny_configuration(family)
+    for name in SIZES.keys() & vars(config).keys():
+        setattr(config, name, SIZES[name])
+    tiny_model(config).bfloat16().save_pretrained(tmp_path / "model")
+    model, prompt = load_model(str(tmp_path / "model"), "q4_0", device="cpu"), prompt_of(30)
+    folder, record = compile_forward(model, tmp_path / "cache")
+    assert record.same_bits
+    assert any("experts' weights of 4 bits" in kernel for kernel in record.kernels)
+    weights = torch.load(folder / "forward.weights", weights_only=True)
+    assert {each.dtype for name, each in weights.items() if "down_proj" in name and "bias" not in name} == {torch.uint8}
+    target = compiled_by(model, folder, record)
+    found = target.forward(lay_out_text(prompt, 0), target.new_cache()).logits
+    with torch.no_grad():
+        scores = model(torch.from_numpy(prompt)[None]).logits[0].float()
+    errors = (torch.as_tensor(found) - scores).norm(dim=-1) / scores.norm(dim=-1)
+    assert errors.median() < 6e-2  # 3 to 5 % of rows in 8 bits; some rows choose other experts
+    expected = written(target, prompt, GREEDY, NoDrafter(), nodes=8, new_tokens=40)[0]
+    assert written(target, prompt, GREEDY, RandomTreeDrafter(5), nodes=8, new_tokens=40)[0] == expected
 
 
 @pytest.mark.slow

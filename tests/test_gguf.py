@@ -18,7 +18,8 @@ from foredraft import StoreError, UnsupportedModelError, UsageError
 from foredraft.cache_folder import CACHE_VARIABLE
 from foredraft.cli import main
 from foredraft.model import loading
-from foredraft.model.compiled.blocks import BlockLinear, QuantisedRows, quantised_weights
+from foredraft.model.compiled.block_layers import BlockLinear, quantised_weights
+from foredraft.model.compiled.blocks import QuantisedRows
 from foredraft.model.gguf import files, reader
 from foredraft.model.gguf.files import gguf_folder, quantised_file, smollm2_file
 from foredraft.model.target import TorchTarget

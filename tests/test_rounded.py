@@ -12,7 +12,8 @@ from foredraft import UsageError
 from foredraft.cache_folder import CACHE_VARIABLE
 from foredraft.engine.batch import steps
 from foredraft.model import rounded
-from foredraft.model.compiled.blocks import QuantisedRows, quantised_weights
+from foredraft.model.compiled.block_layers import quantised_weights
+from foredraft.model.compiled.blocks import QuantisedRows
 from foredraft.model.gguf.files import SOURCE, quantised_file
 from foredraft.model.loading import load_model
 from foredraft.model.target import TorchTarget

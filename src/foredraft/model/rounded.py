@@ -17,13 +17,14 @@ from torch import nn
 from foredraft.cache_folder import cache_folder
 from foredraft.errors import UsageError
 from foredraft.model.compiled.blocks import DEPTH
+from foredraft.model.compiled.experts import expert_matrices
 from foredraft.model.gguf.files import INSTALL_READERS, SOURCE, filled_folder
 
 KINDS = ("q8_0", "q4_0")
 """Dtypes as `--dtype` takes them: GGUF's formats, in lower case."""
 
 _OF_SCORES = "q8_0"  # for the output matrix, to which llama.cpp too gives more bits than to the others
-_FORMAT = 1  # part of a folder's name; raised when the content changes
+_FORMAT = 2  # part of a folder's name; raised when the content changes
 
 
 def rounded_folder(location: str, kind: str, revision: str | None, read: Callable[[], Any]) -> Path:
@@ -67,12 +68,17 @@ def _round(model: Any, kind: str, folder: Path) -> None:
     folder.mkdir()
     writer = GGUFWriter(folder / SOURCE, "weights")
     scores = model.get_output_embeddings()
-    for name, layer in model.named_modules():
-        if type(layer) is nn.Linear and layer.weight.shape[1] % DEPTH == 0:
-            form = GGMLQuantizationType[(_OF_SCORES if layer is scores else kind).upper()]
-            integers = quants.quantize(layer.weight.float().numpy(), form)
-            layer.weight.copy_(torch.from_numpy(quants.dequantize(integers, form)))
-            writer.add_tensor(f"{name}.weight", integers, raw_dtype=form)
+    linear = [layer for layer in model.modules() if type(layer) is nn.Linear]
+    rounded = [(layer.weight, _OF_SCORES if layer is scores else kind) for layer in linear]
+    rounded += [
+        (matrices.mT if module.is_transposed else matrices, kind) for module, _, matrices in expert_matrices(model)
+    ]
+    for number, (weight, chosen) in enumerate(rounded):
+        if weight.shape[-1] % DEPTH == 0:
+            form = GGMLQuantizationType[chosen.upper()]
+            integers = quants.quantize(weight.float().numpy(), form)
+            weight.copy_(torch.from_numpy(quants.dequantize(integers, form)))
+            writer.add_tensor(str(number), integers, raw_dtype=form)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

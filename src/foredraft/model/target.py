@@ -16,7 +16,7 @@ import torch
 from foredraft.contracts import Scores, TokenIds
 from foredraft.errors import ForedraftError, OutOfMemoryError, UnsupportedModelError, UsageError, told
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
-from foredraft.model.compiled.blocks import round_weights
+from foredraft.model.compiled.block_layers import round_weights
 from foredraft.model.compiled.export import run_pass
 from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, kept_forward
 from foredraft.model.families import UNMASKED_LAYERS

@@ -1,14 +1,9 @@
 """Quantised weights as compiled forwards read them: integers by blocks of 32, with their scales.
 
-A model that was loaded from a GGUF file has dequantised weights. A compiled pass reads the file's integers instead, a
-quarter to half of the bytes; they are found by comparing rows of the model's matrices with rows of the file. Models
-that only draft may be rounded to 8 bits here. Uses GGUF's blocks and torch's linear maps. Does not depend on the
-kernel's code, or on how it is compiled.
+A model that was loaded from a GGUF file has dequantised weights. The file's integers are found by comparing rows of the
+model's matrices with rows of the file. Uses GGUF's blocks. Does not depend on a model's layers or the kernel's code.
 """
 
-import copy
-from collections.abc import Iterator, Set
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,9 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
 
-from foredraft.model.compiled.experts import expert_matrices
 from foredraft.model.gguf.files import parts_of
 from foredraft.model.gguf.reader import opened
 
@@ -28,7 +21,7 @@ STRIP = 16
 """Columns of a product that the kernel makes together."""
 
 _LEAST = {4: -8, 8: -128}  # the integer that is stored as 0, by its bits; with minima it is 0
-_GROUP = 4  # numbers of a column that one instruction multiplies, side by side in a vector register
+GROUP = 4  # numbers of a column that one instruction multiplies, side by side in a vector register
 _DTYPES = {4: torch.uint8, 8: torch.int8}  # of blocks, by the bits of an integer: sizes of two layouts are equal
 
 
@@ -77,7 +70,6 @@ FORMATS = {
     "IQ4_XS": BlockFormat(BlockLayout(8, 32, minima=False), ((8, 136, 0x88),)),
     "MXFP4": BlockFormat(BlockLayout(8, 32, minima=False), ((1, 17, 0x11),)),
 }
-_ROUNDED = "rounded_blocks"  # attribute of a linear map that `round_weights` made: its `BlockMatrix`
 _ROWS_AT_ONCE = 4096  # of a matrix in memory as float32, 32 MB at 2,048 columns; chosen, a multiple of `STRIP`
 
 
@@ -134,29 +126,6 @@ def rounded_blocks(weight: torch.Tensor) -> BlockMatrix:
     return BlockMatrix(FORMATS["Q8_0"].layout, integers.flatten(1).numpy(), kept, np.zeros_like(kept))
 
 
-def _is_product(layer: nn.Module) -> bool:
-    """Return whether a layer multiplies by its weight and does nothing else, as subclasses may."""
-    return isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward
-
-
-@torch.no_grad()
-def round_weights(model: Any, kept: Set[int] = frozenset()) -> None:
-    """Round a model's matrices in bfloat16 to 8 bits.
-
-    Linear maps are replaced, as they may be shared with another model. Those whose weights' addresses are among `kept`
-    stay as they are.
-    """
-    for name, layer in list(model.named_modules()):
-        if not _is_product(layer) or layer.weight.dtype != torch.bfloat16:
-            continue
-        fits = not (layer.weight.shape[0] % STRIP or layer.weight.shape[1] % DEPTH)
-        if fits and layer.weight.data_ptr() not in kept:
-            own, matrix = copy.copy(layer), rounded_blocks(layer.weight)
-            weight = nn.Parameter(matrix.dequantised().to(layer.weight.dtype), requires_grad=False)
-            vars(own).update({"_parameters": {**vars(layer)["_parameters"], "weight": weight}, _ROUNDED: matrix})
-            model.set_submodule(name, own)
-
-
 class QuantisedRows:
     """The quantised rows of a GGUF file, found by their dequantised numbers; few of them are in memory at a time.
 
@@ -166,58 +135,86 @@ class QuantisedRows:
     def __init__(self, file: Path | None, dtype: torch.dtype) -> None:
         self._dtype = dtype
         self._tensors: list[tuple[npt.NDArray[np.uint8], Any]] = []  # rows of bytes, and their type
-        self._places: dict[int, tuple[int, int]] = {}  # by a row's hash: its tensor, and its number there
-        if file is None:
-            return
-        from gguf import quants  # an optional package
+        hashes = [np.empty(0, np.int64)]
+        if file is not None:
+            from gguf import quants  # an optional package
 
-        _, tensors = opened(parts_of(file))
-        for name in tensors:
-            stored, kind = tensors.stored(name)
-            if kind.name not in FORMATS or len(tensors.shapes[name]) != 2:
-                continue
-            for start in range(0, len(stored), _ROWS_AT_ONCE):
-                rows = quants.dequantize(stored[start : start + _ROWS_AT_ONCE], kind)
-                hashes = _row_hashes(torch.from_numpy(rows).to(dtype))
-                self._places |= {row: (len(self._tensors), number) for number, row in enumerate(hashes, start)}
-            self._tensors.append((stored, kind))
+            _, tensors = opened(parts_of(file))
+            for name in tensors:
+                stored, kind = tensors.stored(name)
+                if kind.name not in FORMATS or len(tensors.shapes[name]) == 1:
+                    continue
+                for start in range(0, len(stored), _ROWS_AT_ONCE):
+                    rows = quants.dequantize(stored[start : start + _ROWS_AT_ONCE], kind)
+                    hashes.append(_row_hashes(torch.from_numpy(rows).to(dtype)))
+                self._tensors.append((stored, kind))
+        self._starts = np.cumsum([0, *(len(stored) for stored, _ in self._tensors)])  # of tensors, among all rows
+        together = np.concatenate(hashes)
+        self._order = np.argsort(together, kind="stable")
+        self._hashes = together[self._order]
 
     def packed(self, weight: torch.Tensor) -> torch.Tensor | None:
-        """Return the blocks of a matrix as `packed_blocks` does; None unless the file has exactly its rows."""
-        if not self._places or weight.dtype != self._dtype or weight.shape[0] % STRIP or weight.shape[1] % DEPTH:
+        """Return the blocks of a matrix as `packed_blocks` does; None unless the file has exactly its rows.
+
+        Those of several matrices, float[E, N, K] with N a multiple of 16, have a first dimension for these.
+        """
+        if weight.ndim == 3:
+            found = [None if weight.shape[1] % STRIP else self.packed(each) for each in weight]
+            packed = [each for each in found if each is not None]
+            return torch.stack(packed) if len(packed) == len(found) and _alike(packed) else None
+        if not len(self._hashes) or weight.dtype != self._dtype or weight.shape[1] % DEPTH:
             return None
         packed = []
         for some in weight.detach().split(_ROWS_AT_ONCE):
-            places = [self._places.get(row) for row in _row_hashes(some)]
-            tensors = {place[0] for place in places if place is not None}
-            if None in places or len(tensors) != 1:
-                return None
-            stored, kind = self._tensors[tensors.pop()]
-            matrix = read_blocks(kind.name, stored[[place[1] for place in places if place]])
-            if not torch.equal(matrix.dequantised().to(weight.dtype), some):
+            matrix = self._found(some)
+            if matrix is None or not torch.equal(matrix.dequantised().to(weight.dtype), some):
                 return None
             packed.append(packed_blocks(matrix))
-        return torch.cat(packed) if len({(blocks.dtype, blocks.shape[1:]) for blocks in packed}) == 1 else None
+        return torch.cat(packed) if _alike(packed) else None
+
+    def _found(self, weight: torch.Tensor) -> BlockMatrix | None:
+        """Return the rows that have the hashes of these; None if one is missing, or if their layouts differ."""
+        hashes = _row_hashes(weight)
+        places = np.searchsorted(self._hashes, hashes).clip(max=len(self._hashes) - 1)
+        if not np.array_equal(self._hashes[places], hashes):
+            return None
+        rows = self._order[places]
+        tensors = np.searchsorted(self._starts, rows, side="right") - 1
+        parts = []
+        for number in np.unique(tensors):
+            stored, kind = self._tensors[number]
+            parts.append(read_blocks(kind.name, stored[rows[tensors == number] - self._starts[number]]))
+        if len({(part.layout, part.integers.shape[1]) for part in parts}) > 1:
+            return None
+        order = np.argsort(np.argsort(tensors, kind="stable"))  # where a row is when those of a tensor stand together
+        fields = ([getattr(part, name) for part in parts] for name in ("integers", "scales", "minima"))
+        return BlockMatrix(parts[0].layout, *(np.concatenate(field)[order] for field in fields))
 
 
-def _row_hashes(matrix: torch.Tensor) -> list[int]:
+def _alike(packed: list[torch.Tensor]) -> bool:
+    """Return whether blocks have the same layout and width."""
+    return len({(each.dtype, each.shape[1:]) for each in packed}) == 1
+
+
+def _row_hashes(matrix: torch.Tensor) -> npt.NDArray[np.int64]:
     without_signed_zeros = matrix.detach().contiguous() + 0.0  # 0 times a negative scale is -0
-    return [hash(row.tobytes()) for row in without_signed_zeros.view(torch.uint8).numpy()]
+    return np.array([hash(row.tobytes()) for row in without_signed_zeros.view(torch.uint8).numpy()], np.int64)
 
 
 def packed_blocks(matrix: BlockMatrix) -> torch.Tensor:
-    """Arrange a matrix of N rows, a multiple of 16, as the kernel reads it.
+    """Arrange a matrix of N rows as the kernel reads it; zeros fill the last strip up.
 
     Returns uint8 for 4 bits or int8 for 8, [N / 16, K / numbers, size]: for each strip of 16 columns its integers less
     the least one, four of each column side by side, those of 4 bits in the lower halves of bytes and the next in the
     upper ones; then for each block float16[16] scales, and where the layout has minima float16[16] of those.
     """
-    layout, strips = matrix.layout, len(matrix.integers) // STRIP
-    stored = (matrix.integers.astype(np.int16) - layout.least).astype(np.uint8)
-    groups = stored.reshape(strips, STRIP, -1, _GROUP).swapaxes(1, 2)
+    layout, fill = matrix.layout, ((0, -len(matrix.integers) % STRIP), (0, 0))
+    stored = np.pad((matrix.integers.astype(np.int16) - layout.least).astype(np.uint8), fill)
+    strips = len(stored) // STRIP
+    groups = stored.reshape(strips, STRIP, -1, GROUP).swapaxes(1, 2)
     if layout.bits == 4:
         groups = groups[:, ::2] | np.left_shift(groups[:, 1::2], 4, dtype=np.uint8)
-    kept = (matrix.scales, matrix.minima)[: 1 + layout.minima]
+    kept = [np.pad(each, fill) for each in (matrix.scales, matrix.minima)[: 1 + layout.minima]]
     halves = np.stack([each.astype(np.float16).reshape(strips, STRIP, -1) for each in kept]).transpose(1, 3, 0, 2)
     parts = [groups.reshape(strips, -1), np.ascontiguousarray(halves).view(np.uint8).reshape(strips, -1)]
     return torch.from_numpy(np.concatenate(parts, axis=1).reshape(strips, -1, layout.size)).view(_DTYPES[layout.bits])
@@ -227,77 +224,3 @@ def layout_of(size: int, dtype: torch.dtype) -> BlockLayout:
     """Return the layout by the last dimension and the dtype of what `packed_blocks` makes."""
     layouts = (each.layout for each in FORMATS.values())
     return next(each for each in layouts if each.size == size and _DTYPES[each.bits] == dtype)
-
-
-# Only compiled code multiplies: rows bfloat16[..., K], rounded to integers by blocks, by N columns that `packed_blocks`
-# laid out. Sums are in float32, and returned so if `precise`, else as bfloat16, [..., N].
-torch.library.define("foredraft::multiply_blocks", "(Tensor rows, Tensor blocks, bool precise) -> Tensor")
-torch.library.register_fake(
-    "foredraft::multiply_blocks",
-    lambda rows, blocks, precise: rows.new_empty(
-        *rows.shape[:-1], blocks.shape[0] * STRIP, dtype=torch.float32 if precise else rows.dtype
-    ),
-)
-
-
-class BlockLinear(nn.Module):
-    """A linear map by quantised weights as `packed_blocks` made them, with a bias, float[N] or None.
-
-    Its result is bfloat16, or float32 like the sums if `precise`. Its forward can be traced and compiled, not run.
-    """
-
-    def __init__(self, blocks: torch.Tensor, bias: torch.Tensor | None, *, precise: bool) -> None:
-        super().__init__()
-        self.register_buffer("blocks", blocks)
-        self.bias, self._precise = bias, precise
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        product: torch.Tensor = torch.ops.foredraft.multiply_blocks(rows, self.blocks, self._precise)
-        return product if self.bias is None else product + self.bias
-
-
-def product_bytes(model: nn.Module) -> int:
-    """Return the bytes of the weights that a model multiplies by, quantised or not."""
-    quantised = [layer.get_buffer("blocks") for layer in model.modules() if isinstance(layer, BlockLinear)]
-    return sum(each.nbytes for each in (*quantised, *_dequantised(model)))
-
-
-def _dequantised(model: nn.Module) -> list[torch.Tensor]:
-    """Return the weights that a model multiplies by and that are not quantised."""
-    return [layer.weight for layer in model.modules() if isinstance(layer, nn.Linear)] + expert_matrices(model)
-
-
-def dequantised_told(model: nn.Module) -> str:
-    """Describe the matrices that `quantised_weights` left to a model as they were dequantised; "" for none."""
-    left = _dequantised(model)
-    if not left:
-        return ""
-    uneven = sum(bool(each.shape[-2] % STRIP or each.shape[-1] % DEPTH) for each in left)
-    return (
-        f"Matrices that stay dequantised: {len(left)}, {sum(each.nbytes for each in left) / 1e6:.1f} MB. {uneven} are "
-        f"no multiple of {DEPTH} wide and of {STRIP} high; others are of experts, not in the file, or in a format that "
-        "has no kernel."
-    )
-
-
-@contextmanager
-def quantised_weights(model: Any, rows: QuantisedRows) -> Iterator[int]:
-    """Make a model multiply by quantised weights, a file's or those of `round_weights`, until the block ends.
-
-    Its LM head returns float32. Yields the number of linear maps that do.
-    """
-    theirs: dict[str, nn.Linear] = {}
-    head = model.get_output_embeddings()
-    for name, layer in list(model.named_modules()):
-        if not _is_product(layer):
-            continue
-        matrix = getattr(layer, _ROUNDED, None)
-        blocks = rows.packed(layer.weight) if matrix is None else packed_blocks(matrix)
-        if blocks is not None:
-            theirs[name] = layer
-            model.set_submodule(name, BlockLinear(blocks, layer.bias, precise=layer is head))
-    try:
-        yield len(theirs)
-    finally:
-        for name, layer in theirs.items():
-            model.set_submodule(name, layer)

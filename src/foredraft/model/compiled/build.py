@@ -23,7 +23,8 @@ from foredraft.atomic_file import TEMPORARY_SUFFIX, place_file
 from foredraft.errors import ForedraftError, ForedraftWarning, UsageError, told
 from foredraft.graph.layout import lay_out_text
 from foredraft.model.compiled.attention import compiled_attention
-from foredraft.model.compiled.blocks import QuantisedRows, dequantised_told, product_bytes, quantised_weights
+from foredraft.model.compiled.block_layers import dequantised_told, product_bytes, quantised_weights
+from foredraft.model.compiled.blocks import QuantisedRows
 from foredraft.model.compiled.experts import compiled_experts
 from foredraft.model.compiled.export import (
     CONTEXT,

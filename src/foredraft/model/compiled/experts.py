@@ -14,6 +14,9 @@ from torch import nn
 from torch.library import custom_op
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+BLOCKS = "_blocks"
+"""What the name of a mixture's quantised matrices, as `multiply_expert_blocks` takes them, ends with."""
+
 _NAME = "foredraft"  # of ours among transformers' ways to run experts
 
 
@@ -37,10 +40,11 @@ def _(rows: torch.Tensor, weights: torch.Tensor, _experts: torch.Tensor) -> torc
 
 def _multiplied(module: Any, name: str, rows: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
     """Return each row's product with its expert's matrix `name` and its bias, float[N, M]."""
-    weights = getattr(module, name)
-    if module.is_transposed:
-        weights = weights.mT.contiguous()
-    product: torch.Tensor = multiply_experts(rows, weights, experts)
+    product: torch.Tensor
+    if (blocks := getattr(module, name + BLOCKS, None)) is not None:
+        product = torch.ops.foredraft.multiply_expert_blocks(rows, blocks, experts)
+    else:
+        product = multiply_experts(rows, by_rows(module, getattr(module, name)), experts)
     return product + getattr(module, f"{name}_bias")[experts] if module.has_bias else product
 
 
@@ -63,10 +67,16 @@ def _run_experts(module: Any, rows: torch.Tensor, chosen: torch.Tensor, shares: 
     return together.to(rows.dtype)
 
 
-def expert_matrices(model: nn.Module) -> list[torch.Tensor]:
-    """Return the matrices of a model's experts, float[E, M, K] or float[E, K, M]."""
+def expert_matrices(model: nn.Module) -> list[tuple[Any, str, nn.Parameter]]:
+    """Return the matrices of a model's experts, float[E, M, K] or float[E, K, M], each with its module and name."""
     mixtures = [module for module in model.modules() if hasattr(module, "is_transposed")]  # transformers sets it
-    return [each for module in mixtures for each in module.parameters(recurse=False) if each.ndim == 3]
+    found = [(module, *each) for module in mixtures for each in module.named_parameters(recurse=False)]
+    return [each for each in found if each[2].ndim == 3]
+
+
+def by_rows(module: Any, matrices: torch.Tensor) -> torch.Tensor:
+    """Return a mixture's matrices as float[E, M, K], a row for each number that they make."""
+    return matrices.mT.contiguous() if module.is_transposed else matrices
 
 
 @contextmanager

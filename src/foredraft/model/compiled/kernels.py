@@ -4,9 +4,9 @@ In each of them a row has the same bits whatever other rows are in the pass. `ow
 attention of a few rows, each over its own range of slots (attention.cpp.jinja); products in float32 and bfloat16, by
 single numbers or pairs (products.cpp.jinja) or tiles (tile_products.cpp.jinja), with their division among threads and
 caches (blocking.cpp.jinja); those of rows with their own experts (experts.cpp.jinja); and products with the integers of
-a GGUF file (blocks.cpp.jinja, and integers.cpp.jinja, which does not depend on torch). docs/explanation/compiled.md
-explains why they are faster. Uses the compiler's template interfaces, some of them private. Does not depend on models,
-or on how a forward is traced.
+a GGUF file (blocks.cpp.jinja, for experts expert_blocks.cpp.jinja, and integers.cpp.jinja, which does not depend on
+torch). docs/explanation/compiled.md explains why they are faster. Uses the compiler's template interfaces, some of them
+private. Does not depend on models, or on how a forward is traced.
 """
 
 import platform
@@ -20,8 +20,9 @@ from unittest.mock import patch
 
 import torch
 
+import foredraft.model.compiled.block_layers
 import foredraft.model.compiled.experts
-import foredraft.model.compiled.recurrence  # noqa: F401  # both register operations, which kernels are for
+import foredraft.model.compiled.recurrence  # noqa: F401  # all register operations, which kernels are for
 from foredraft.model.compiled.attention import LANES
 from foredraft.model.compiled.blocks import STRIP, layout_of
 from foredraft.model.compiled.package import processor_lines
@@ -73,6 +74,8 @@ def own_kernels(*, cached: bool = False) -> Iterator[None]:
     lowerings.register_lowering(operations.multiply_experts.default, type_promotion_kind=None)(_lowered_experts)
     blocks = partial(_lowered_blocks, locality=locality)
     lowerings.register_lowering(operations.multiply_blocks.default, type_promotion_kind=None)(blocks)
+    expert_blocks = partial(_lowered_expert_blocks, locality=locality)
+    lowerings.register_lowering(operations.multiply_expert_blocks.default, type_promotion_kind=None)(expert_blocks)
     theirs = {angle: table[angle] for angle in (torch.ops.aten.cos.default, torch.ops.aten.sin.default)}
     blocking = division.GEMM_TEMPLATE_INIT_BLOCKING_EXTENDED
     our_blocking = Path(__file__).with_name("blocking.cpp.jinja").read_text(encoding="utf-8")
@@ -281,31 +284,44 @@ def _lowered_experts(rows: Any, weights: Any, experts: Any) -> Any:
 
 def _lowered_blocks(rows: Any, blocks: Any, precise: bool, *, locality: int) -> Any:
     """Return the kernel's call as torch's compiler represents it; the arguments are those of `multiply_blocks`."""
-    from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
-    from torch._inductor.ir import ExternKernel, FixedLayout
     from torch._inductor.lowering import view
 
     *leading, depth = rows.get_size()
-    strips, count = blocks.get_size()[0], prod(leading)
-    width = strips * STRIP
-    flat = ExternKernel.require_contiguous(ExternKernel.realize_input(view(rows, [count, depth])))
-    inputs = {"rows": flat, "blocks": ExternKernel.require_contiguous(ExternKernel.realize_input(blocks))}
+    flat = view(rows, [prod(leading), depth])
     dtype = torch.float32 if precise else rows.get_dtype()
-    result = _kernel_call(
-        "multiply_blocks",
-        "blocks",
+    result = _integer_call("blocks", {"rows": flat, "blocks": blocks}, dtype, locality, serial=_QUANTISED_ALONE)
+    return view(result, [*leading, result.get_size()[1]])
+
+
+def _lowered_expert_blocks(rows: Any, blocks: Any, experts: Any, *, locality: int) -> Any:
+    """Return the kernel's call as torch's compiler represents it; arguments are those of `multiply_expert_blocks`."""
+    inputs = {"rows": rows, "blocks": blocks, "experts": experts}
+    count = int(blocks.get_size()[0])
+    return _integer_call("expert_blocks", inputs, rows.get_dtype(), locality, matrices=count)
+
+
+def _integer_call(template: str, given: Mapping[str, Any], dtype: torch.dtype, locality: int, **values: Any) -> Any:
+    """Return the call of a kernel that multiplies `rows` by `blocks`, as torch's compiler represents it."""
+    from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
+    from torch._inductor.ir import ExternKernel, FixedLayout
+
+    inputs = {name: ExternKernel.require_contiguous(ExternKernel.realize_input(each)) for name, each in given.items()}
+    (count, depth), (*_, strips, _, size) = given["rows"].get_size(), given["blocks"].get_size()
+    width = strips * STRIP
+    return _kernel_call(
+        f"multiply_{template}",
+        template,
         inputs,
-        FixedLayout(rows.get_device(), dtype, [count, width], [width, 1]),
+        FixedLayout(given["rows"].get_device(), dtype, [count, width], [width, 1]),
         output_t=DTYPE_TO_CPP[dtype],
         depth=int(depth),
         strips=int(strips),
         stands_out=_STANDS_OUT,
         locality=locality,
-        serial=_QUANTISED_ALONE,
         strips_at_once=max(1, int(strips) // (_SHARES * torch.get_num_threads())),
-        **layout_of(int(blocks.get_size()[2]), blocks.get_dtype())._asdict(),
+        **layout_of(int(size), given["blocks"].get_dtype())._asdict(),
+        **values,
     )
-    return view(result, [*leading, width])
 
 
 def _product_kernels(locality: int) -> dict[Any, list[Any]]:
