@@ -1,4 +1,4 @@
-"""Time models with recurrent layers or experts in their published shapes, with random weights in Q4_0, beside llama.cpp.
+"""Time models with recurrent layers or experts in published shapes, with random weights in Q4_0, beside llama.cpp.
 
 `python scripts/real_shapes.py [NAME ...]` writes a file of each shape, compiles it, and prints the passes of 1 to 256
 rows after 200 tokens, and the time of a token beside llama.cpp's on the same file, by turns. llama.cpp is installed at
