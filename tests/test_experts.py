@@ -44,6 +44,17 @@ class Multiplied(nn.Module):
         return multiply_experts(rows, self.matrices(), experts)
 
 
+def packaged(model, rows, experts, path):
+    """Compile a module of rows and their experts, for any number of rows, and load it."""
+    any_rows = torch.export.Dim("rows", min=2, max=256)
+    options = {"freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP"}
+    with torch.no_grad(), own_kernels():
+        dimensions = ({0: any_rows}, {0: any_rows})
+        program = torch.export.export(model, (rows[:4], experts[:4]), strict=False, dynamic_shapes=dimensions)
+        aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
+    return CompiledLibrary(path, ranges=False)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -51,13 +62,7 @@ def test_a_row_is_multiplied_by_its_expert_alone_and_in_any_company(dtype, trans
     torch.manual_seed(0)
     model = Multiplied(dtype, transposed=transposed).eval()
     rows, experts = torch.randn(200, DEPTH).to(dtype), torch.randint(0, EXPERTS - 1, (200,))  # one is never chosen
-    path, any_rows = tmp_path / "experts.pt2", torch.export.Dim("rows", min=2, max=256)
-    options = {"freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP"}
-    with torch.no_grad(), own_kernels():
-        dimensions = ({0: any_rows}, {0: any_rows})
-        program = torch.export.export(model, (rows[:4], experts[:4]), strict=False, dynamic_shapes=dimensions)
-        aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
-    package = CompiledLibrary(path, ranges=False)
+    package = packaged(model, rows, experts, tmp_path / "experts.pt2")
     (whole,) = package.run([rows, experts])
     with torch.no_grad():
         expected = torch.stack([rows[row].double() @ model.matrices()[of].double().T for row, of in enumerate(experts)])
@@ -92,13 +97,7 @@ def test_a_row_is_multiplied_by_its_experts_integers_in_any_company(kind, monkey
     model = MultipliedByBlocks(kind).eval()
     rows, experts = torch.randn(200, DEPTH).bfloat16(), torch.randint(0, EXPERTS - 1, (200,))  # one is never chosen
     rows[1, 7] = 60.0  # a block that stands out
-    path, any_rows = tmp_path / "experts.pt2", torch.export.Dim("rows", min=2, max=256)
-    options = {"freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP"}
-    with torch.no_grad(), own_kernels():
-        dimensions = ({0: any_rows}, {0: any_rows})
-        program = torch.export.export(model, (rows[:4], experts[:4]), strict=False, dynamic_shapes=dimensions)
-        aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
-    package = CompiledLibrary(path, ranges=False)
+    package = packaged(model, rows, experts, tmp_path / "experts.pt2")
     (whole,) = package.run([rows, experts])
     expected = torch.stack([rows[row].double() @ model.weights[of].double().T for row, of in enumerate(experts)])
     assert ((whole - expected).norm(dim=-1) / expected.norm(dim=-1)).max() < 2e-2  # as of products without experts
