@@ -60,6 +60,17 @@ def unpacked_blocks(blocks):
     return torch.from_numpy(np.ascontiguousarray(numbers.swapaxes(1, 2)).reshape(strips * STRIP, -1))
 
 
+def write_file(path, name, data, kind, parts=1):
+    """Write a GGUF file, or one of several parts, with one quantised tensor."""
+    writer = GGUFWriter(path, "weights")
+    writer.add_uint16("split.count", parts)
+    writer.add_tensor(name, data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 @pytest.mark.parametrize("kind", [*KINDS, *READ])
 def test_blocks_hold_what_the_file_is_dequantised_to(kind):
     matrix, expected = quantised(kind, COLUMNS, MANY_DEPTHS[0] if kind in READ else DEPTHS[0])
@@ -73,12 +84,7 @@ def test_blocks_hold_what_the_file_is_dequantised_to(kind):
 
 
 def test_formats_that_the_kernel_does_not_read_are_left_alone(tmp_path):
-    writer = GGUFWriter(tmp_path / "a.gguf", "weights")
-    writer.add_tensor("zeros", np.zeros((STRIP, 66), np.uint8), raw_dtype=GGMLQuantizationType.TQ2_0)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_file(tmp_path / "a.gguf", "zeros", np.zeros((STRIP, 66), np.uint8), GGMLQuantizationType.TQ2_0)
     rows = QuantisedRows(tmp_path / "a.gguf", torch.bfloat16)
     assert rows.packed(torch.zeros(STRIP, 256, dtype=torch.bfloat16)) is None
 
@@ -87,13 +93,8 @@ def test_rows_of_every_part_of_a_split_file_are_found(tmp_path):
     random, weights = np.random.default_rng(0), []
     for number in (1, 2):
         stored = quants.quantize(random.normal(size=(STRIP, 64)).astype(np.float32), GGMLQuantizationType.Q8_0)
-        writer = GGUFWriter(tmp_path / f"a-{number:05}-of-00002.gguf", "weights")
-        writer.add_uint16("split.count", 2)
-        writer.add_tensor(f"part.{number}", stored, raw_dtype=GGMLQuantizationType.Q8_0)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        part = tmp_path / f"a-{number:05}-of-00002.gguf"
+        write_file(part, f"part.{number}", stored, GGMLQuantizationType.Q8_0, parts=2)
         weights.append(torch.from_numpy(quants.dequantize(stored, GGMLQuantizationType.Q8_0)).bfloat16())
     rows = QuantisedRows(tmp_path / "a-00001-of-00002.gguf", torch.bfloat16)
     assert all(rows.packed(weight) is not None for weight in weights)
@@ -140,12 +141,7 @@ def test_an_embedding_looks_up_the_blocks_of_the_head_that_it_is_tied_to(kind, t
     stored = quants.quantize(
         np.random.default_rng(0).normal(size=(40, 64)).astype(np.float32), GGMLQuantizationType.Q8_0
     )
-    writer = GGUFWriter(tmp_path / "a.gguf", "weights")
-    writer.add_tensor("token_embd.weight", stored, raw_dtype=GGMLQuantizationType.Q8_0)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_file(tmp_path / "a.gguf", "token_embd.weight", stored, GGMLQuantizationType.Q8_0)
     model = nn.ModuleDict({"head": nn.Linear(64, 40, bias=False), "embedding": kind(40, 64)}).bfloat16()
     weight = torch.from_numpy(quants.dequantize(stored, GGMLQuantizationType.Q8_0)).bfloat16()
     model["head"].weight = model["embedding"].weight = nn.Parameter(weight)

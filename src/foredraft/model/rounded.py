@@ -17,7 +17,7 @@ from torch import nn
 from foredraft.cache_folder import cache_folder
 from foredraft.errors import UsageError
 from foredraft.model.compiled.blocks import DEPTH
-from foredraft.model.compiled.experts import expert_matrices
+from foredraft.model.compiled.experts import by_rows, expert_matrices
 from foredraft.model.gguf.files import INSTALL_READERS, SOURCE, filled_folder
 
 KINDS = ("q8_0", "q4_0")
@@ -70,9 +70,7 @@ def _round(model: Any, kind: str, folder: Path) -> None:
     scores = model.get_output_embeddings()
     linear = [layer for layer in model.modules() if type(layer) is nn.Linear]
     rounded = [(layer.weight, _OF_SCORES if layer is scores else kind) for layer in linear]
-    rounded += [
-        (matrices.mT if module.is_transposed else matrices, kind) for module, _, matrices in expert_matrices(model)
-    ]
+    rounded += [(by_rows(module, matrices), kind) for module, _, matrices in expert_matrices(model)]
     for number, (weight, chosen) in enumerate(rounded):
         if weight.shape[-1] % DEPTH == 0:
             form = GGMLQuantizationType[chosen.upper()]

@@ -136,7 +136,9 @@ def _numbers_of(bits: torch.Tensor) -> torch.Tensor:
 
 def product_bytes(model: nn.Module) -> int:
     """Return the bytes of the weights that a model multiplies by, quantised or not."""
-    quantised = [each for name, each in model.named_buffers() if name.endswith(("blocks", BLOCKS))]
+    multiplying = [layer for layer in model.modules() if not isinstance(layer, nn.Embedding)]
+    buffers = [each for layer in multiplying for each in layer.named_buffers(recurse=False)]
+    quantised = [each for name, each in buffers if name.endswith("blocks")]
     return sum(each.nbytes for each in (*quantised, *_dequantised(model)))
 
 

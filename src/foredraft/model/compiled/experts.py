@@ -44,7 +44,7 @@ def _multiplied(module: Any, name: str, rows: torch.Tensor, experts: torch.Tenso
     if (blocks := getattr(module, name + BLOCKS, None)) is not None:
         product = torch.ops.foredraft.multiply_expert_blocks(rows, blocks, experts)
     else:
-        product = multiply_experts(rows, by_rows(module, getattr(module, name)), experts)
+        product = multiply_experts(rows, by_rows(module, getattr(module, name)).contiguous(), experts)
     return product + getattr(module, f"{name}_bias")[experts] if module.has_bias else product
 
 
@@ -75,8 +75,8 @@ def expert_matrices(model: nn.Module) -> list[tuple[Any, str, nn.Parameter]]:
 
 
 def by_rows(module: Any, matrices: torch.Tensor) -> torch.Tensor:
-    """Return a mixture's matrices as float[E, M, K], a row for each number that they make."""
-    return matrices.mT.contiguous() if module.is_transposed else matrices
+    """Return a view of a mixture's matrices as float[E, M, K], a row for each number that they make."""
+    return matrices.mT if module.is_transposed else matrices
 
 
 @contextmanager

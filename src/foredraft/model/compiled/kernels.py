@@ -22,7 +22,7 @@ import torch
 
 import foredraft.model.compiled.block_layers
 import foredraft.model.compiled.experts
-import foredraft.model.compiled.recurrence  # noqa: F401  # all register operations, which kernels are for
+import foredraft.model.compiled.recurrence  # noqa: F401  # imported for the operations that they register
 from foredraft.model.compiled.attention import LANES
 from foredraft.model.compiled.blocks import STRIP, layout_of
 from foredraft.model.compiled.package import processor_lines
