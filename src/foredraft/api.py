@@ -13,9 +13,9 @@ from foredraft.drafters import parse_options
 from foredraft.errors import UsageError
 from foredraft.generator import Generator, Progress, Prompt
 from foredraft.model.compiled.background import Compilation
-from foredraft.model.compiled.package import kept_forward
 from foredraft.model.gguf.files import SMOLLM2
-from foredraft.model.loading import LoadingOptions, load_config, load_model, load_tokenizer, located
+from foredraft.model.loading import LoadingOptions, load_config, load_tokenizer, located
+from foredraft.model.named_target import load_target
 from foredraft.model.recordings import recorded_forward
 from foredraft.model.support import inspect
 from foredraft.model.target import TorchTarget
@@ -66,7 +66,8 @@ def load(
     if isinstance(model, str | Path):
         name = located(str(model))
         inspect(load_config(name, **loading))  # checks the architecture before the weights are loaded
-        tokenizer, transformer = load_tokenizer(name, **loading), load_model(name, dtype, device, **loading)
+        tokenizer = load_tokenizer(name, **loading)
+        target = load_target(name, dtype, device, compiled=bool(compile), **loading)
     else:
         name = ""
         if dtype != "auto" or device is not None or loading:
@@ -79,15 +80,12 @@ def load(
                 "compile=True is for models that foredraft loads by name; for yours, call compile() on the generator."
             )
         transformer, tokenizer = given_pair(model)
-    kind = transformer.device.type
+        target = TorchTarget(transformer)
+    kind = target.device.type
     if compile is True and kind not in ("cpu", "cuda"):
         raise UsageError(f"compile=True is for a CPU or a CUDA device; this model is on {kind!r}. Leave compile out.")
-    on_gpu = kind == "cuda"
-    compiled = kept_forward(transformer) if name and compile else None
-    return Generator(
-        TorchTarget(transformer, compiled, recorded_forward(transformer) if compile is True and on_gpu else None),
-        tokenizer,
-        **speculation.drafting,
-        progress=progress,
-        compilation=Compilation(name, transformer) if compile is True and not on_gpu else None,
-    )
+    if compile is True and kind == "cuda":
+        target.recordings = recorded_forward(target.model)
+    missing = compile is True and kind == "cpu" and target.compiled is None
+    compilation = Compilation(name, target.model) if missing else None
+    return Generator(target, tokenizer, **speculation.drafting, progress=progress, compilation=compilation)

@@ -145,7 +145,7 @@ class Generator:
         UsageError for a model that cannot be compiled here, StoreError for a cache folder that is damaged or cannot be
         written, and ForedraftError if there is no compiler or it fails.
         """
-        if self.target.model.device.type == "cuda":
+        if self.target.device.type == "cuda":
             self.target.recordings, self._curve = RecordedForward(self.target.model, same_bits=same_bits), None
             self._record_models()
             return []
@@ -204,7 +204,7 @@ class Generator:
         if (times := whole_number(count)) is None or times < 1:
             raise UsageError(f"count is {shown(count)}; it must be a whole number, at least 1.")
         self.arguments(options)  # checks them, even without prompts
-        processors = iter(own_copies(options.get("logits_processor", ()), len(prompts) * times, self.target.model))
+        processors = iter(own_copies(options.get("logits_processor", ()), len(prompts) * times, self.target.outline))
         runs: list[Run] = []
         for prompt in prompts:
             seed = self.arguments(options)["sampling"].seed
@@ -251,7 +251,7 @@ class Generator:
 
     def _suppressing(self) -> tuple[LogitsProcessor, ...]:
         """Return what rules out the tokens that the model's generation configuration suppresses, if it names any."""
-        ids = getattr(getattr(self.target.model, "generation_config", None), "suppress_tokens", None)
+        ids = getattr(getattr(self.target.outline, "generation_config", None), "suppress_tokens", None)
         if not ids:
             return ()
         from transformers import SuppressTokensLogitsProcessor  # slow to import
@@ -339,7 +339,7 @@ class Generator:
 
     def eos_token_ids(self) -> tuple[int, ...]:
         """Return the default end ids: those of the model's generation configuration, else the tokenizer's."""
-        given = getattr(getattr(self.target.model, "generation_config", None), "eos_token_id", None)
+        given = getattr(getattr(self.target.outline, "generation_config", None), "eos_token_id", None)
         given = self.tokenizer.eos_token_id if given is None else given
         if given is None:
             return ()

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from foredraft.errors import ForedraftWarning, UsageError
-from foredraft.model.compiled.package import kept_forward
 from foredraft.model.head_files import CONFIG_FILE
 from foredraft.model.heads import load_draft_model
-from foredraft.model.loading import load_model, load_tokenizer
+from foredraft.model.loading import load_tokenizer
+from foredraft.model.named_target import load_target
 from foredraft.model.target import TorchTarget
 from foredraft.model.text_part import text_model, text_tokenizer
 
@@ -38,9 +38,7 @@ def pair_draft_model(model: Any, target: TorchTarget, tokenizer: Any) -> TorchTa
         model = str(model)
         draft_tokenizer = load_tokenizer(model)
         _check_vocabularies(tokenizer, draft_tokenizer, model)  # before the weights are read
-        loaded = load_model(model, target.dtype, str(target.device))
-        compiled = kept_forward(loaded) if target.compiled is not None else None
-        draft = TorchTarget(loaded, compiled)
+        draft = load_target(model, target.dtype, str(target.device), compiled=target.compiled is not None)
     else:
         transformer, draft_tokenizer = given_pair(model)
         _check_vocabularies(tokenizer, draft_tokenizer, type(transformer).__name__)
@@ -78,7 +76,7 @@ def _check_vocabularies(ours: Any, theirs: Any, name: str) -> None:
 
 
 def _warn_of_size(draft: TorchTarget, target: TorchTarget) -> None:
-    sizes = [sum(parameter.numel() for parameter in each.model.parameters()) for each in (draft, target)]
+    sizes = [sum(parameter.numel() for parameter in each.outline.parameters()) for each in (draft, target)]
     if sizes[0] >= sizes[1]:
         warnings.warn(
             f"The draft model has {sizes[0] / 1e6:,.0f} million parameters and the target {sizes[1] / 1e6:,.0f} "

@@ -155,7 +155,7 @@ def read_cells(folder: Path) -> tuple[dict[Place, Cell], list[str]]:
 def describe_environment(target: TorchTarget, model: str) -> Environment:
     """Return the environment of measurements with `target`; `model` is the name given by the user."""
     device, root = target.device, Path(__file__).resolve().parents[3]
-    described = f"{architecture(target.model.config)} {fingerprint(target.model)}"
+    described = f"{architecture(target.outline.config)} {fingerprint(target.model)}"
     model_hash = hashlib.sha256(described.encode()).hexdigest()[:16]
     names = (line.partition(":")[2].strip() for line in processor_lines("model name"))
     processor = next(names, platform.processor())
@@ -168,7 +168,7 @@ def describe_environment(target: TorchTarget, model: str) -> Environment:
         },
         "versions": {"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
         "model": {
-            "name": model, "dtype": dtype_name(target.model), "hash": model_hash,
+            "name": model, "dtype": dtype_name(target.outline), "hash": model_hash,
             "forward": "recorded" if target.recordings is not None else forward,
         },
         "code": {"commit": _commit(root) if (root / ".git").exists() else ""},

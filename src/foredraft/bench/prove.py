@@ -128,7 +128,7 @@ def is_exact(generator: Generator) -> bool:
     True for float32 and float64, and for every dtype if all verifying passes are compiled and a row's result is
     bit-identical with any number of rows.
     """
-    if dtype_name(generator.target.model) in EXACT:
+    if dtype_name(generator.target.outline) in EXACT:
         return True
     compiled = generator.target.compiled
     return compiled is not None and compiled.rounds_alike(generator.amount.most_nodes + 1)

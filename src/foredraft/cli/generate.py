@@ -146,7 +146,7 @@ def _compare(generator: "Generator", options: Mapping[str, Any], prompt: "Prompt
     drafted, plain, difference = _repeated(generator, prompt, options, ink, compared)
     own, base = (each.statistics.decode_seconds_per_token for each in (drafted, plain))
     speed_up, repeated = base / own if own else 1.0, repeated_share(plain.token_ids)
-    dtype, exact = dtype_name(generator.target.model), is_exact(generator)
+    dtype, exact = dtype_name(generator.target.outline), is_exact(generator)
     if ink is None:
         show_json({
             "text": plain.text, "token_ids": plain.token_ids, "method": method,

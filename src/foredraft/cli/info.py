@@ -86,18 +86,15 @@ def _described(model: str) -> dict[str, Any]:
 def _measured(model: str, dtype: str, device: str | None, tell: Callable[[float, str], None]) -> dict[str, Any]:
     """Load the weights; return the remaining facts, and the measured cost of passes."""
     from foredraft.cache_folder import cache_path
-    from foredraft.model.compiled.package import kept_forward
     from foredraft.model.cost import measured_cost
-    from foredraft.model.loading import load_model
     from foredraft.model.mtp import mtp_tensors
+    from foredraft.model.named_target import load_target
     from foredraft.model.rounding import dtype_name
-    from foredraft.model.target import TorchTarget
 
-    loaded = load_model(model, dtype, device)
-    target = TorchTarget(loaded, kept_forward(loaded))
+    target = load_target(model, dtype, device)
     tell(0.0, "measuring the cost of verification")
     return {
-        "dtype": dtype_name(target.model), "device": str(target.device), "mtp": bool(mtp_tensors(loaded)),
+        "dtype": dtype_name(target.outline), "device": str(target.device), "mtp": bool(mtp_tensors(target.outline.config)),
         "cost": cost_rows(measured_cost(target, cache_path())),  # the curve that generation uses
         "compiled": target.compiled.record.told() if target.compiled is not None else [NOT_COMPILED],
     }  # fmt: skip
@@ -152,17 +149,18 @@ def compile_model(
         from foredraft.api import Generator
         from foredraft.bench.method import BASE, parse_method
         from foredraft.drafters import parse_options
-        from foredraft.model.loading import load_model, load_tokenizer
-        from foredraft.model.target import TorchTarget
+        from foredraft.model.loading import load_tokenizer
+        from foredraft.model.named_target import load_target, remember_files
 
         drafting = parse_method(method or BASE)
         parse_options(drafting.method, drafting.options)  # refused before the weights are loaded
-        target = TorchTarget(load_model(model, dtype, "cpu"))
+        target = load_target(model, dtype, "cpu", compiled=False)
         if threads is not None:
             torch.set_num_threads(threads)
         tokenizer = None if method is None else load_tokenizer(model)
         generator = Generator(target, tokenizer, **drafting.drafting, progress=tell)
         made = generator.compile(again=again)
+        remember_files(target)
         if background:  # nobody reads what would be printed, and costs would be those beside a generation
             return
         tell(0.0, "measuring the cost of passes")

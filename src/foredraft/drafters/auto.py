@@ -183,7 +183,7 @@ class AutoDrafter:
         blends = options.blends
         if options.drafter == _DEFAULT and resources.target is not None:
             target = loaded_target(resources.target, cls.name, "with what comes with the target")
-            blends = ("mtp", {}) if mtp_tensors(target.model) else None
+            blends = ("mtp", {}) if mtp_tensors(target.outline.config) else None
         neural = None if blends is None else make_drafter(*blends, resources)
         return cls(options, table, library, words, neural)
 

@@ -59,7 +59,7 @@ class LayerSkipDrafter:
         if options.skipped is not None:
             skipped = read_skipped(Path(options.skipped), target.model)
         elif options.attention is None and options.mlp is None:
-            skipped = default_skipped(int(target.model.config.num_hidden_layers))
+            skipped = default_skipped(int(target.outline.config.num_hidden_layers))
         else:
             skipped = Skipped(layer_numbers(options.attention, "attention"), layer_numbers(options.mlp, "mlp"))
         return model_drafter((cls.name,), options.rules(), skipping(target, skipped))

@@ -139,7 +139,7 @@ def _identity(target: TorchTarget) -> str:
     """Return a hash of what the cost depends on: model, dtype, device, threads and machine."""
     device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else platform.processor()
     parts = (
-        _FORMAT, architecture(target.model.config), dtype_name(target.model), str(target.device),
+        _FORMAT, architecture(target.outline.config), dtype_name(target.outline), str(target.device),
         device, torch.__version__, torch.get_num_threads(), os.cpu_count(), platform.node(), platform.machine(),
         target.compiled.record if target.compiled is not None else None,
         None if target.recordings is None or target.recordings.failed else target.recordings.same_bits,

@@ -1,10 +1,11 @@
-"""Fingerprints that identify a model's weights, whatever dtype they were loaded in.
+"""What identifies a model: its weights in any dtype, its architecture, or the state of the files that it is read from.
 
-Does not depend on what a fingerprint is used for.
+Does not depend on what it is identified for.
 """
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,3 +28,11 @@ def architecture(config: Any) -> str:
     """Return a configuration as text, without the path that it was loaded from."""
     settings = {name: value for name, value in config.to_dict().items() if name != "_name_or_path"}
     return json.dumps(settings, sort_keys=True, default=str)
+
+
+def files_identity(folder: Path) -> tuple[Any, ...]:
+    """Return what tells a checkpoint from its earlier and later states: its place, and its files' sizes and times."""
+    if folder.parent.name == "snapshots":  # of the hub's cache: named by the commit, and filled as files are needed
+        return (str(folder),)
+    files = sorted(file for file in folder.iterdir() if file.suffix in {".safetensors", ".bin", ".gguf", ".json"})
+    return (str(folder.resolve()), *((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files))

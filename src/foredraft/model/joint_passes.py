@@ -159,7 +159,7 @@ def joint_passes(target: TorchTarget, most_bytes: int | None, hidden: tuple[int,
     `most_bytes` is as in `JointPasses`, and `hidden` are the layers whose states drafters need.
     """
     forward: JointForward | _Compiled | None = _compiled_pass(target, hidden)
-    alone = target.recordings is not None or not runs_on_cpu(target.model) or set(hidden) - {LAST}
+    alone = target.recordings is not None or not runs_on_cpu(target.outline) or set(hidden) - {LAST}
     # another family's code may derive a row's position from the cache's length
     if target.compiled is None and target.support.tested and not alone:
         with suppress(Exception), torch.inference_mode():  # there is no list of what other attention raises

@@ -4,9 +4,8 @@ Uses transformers' loaders and knows the default model's name. Does not depend o
 """
 
 import socket
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -16,7 +15,7 @@ from urllib.request import getproxies
 import torch
 from safetensors import SafetensorError
 
-from foredraft.errors import ForedraftWarning, UsageError
+from foredraft.errors import UsageError
 from foredraft.model.gguf.files import SMOLLM2, SUFFIX, gguf_folder, no_progress_bar, smollm2_file, weights_of
 from foredraft.model.gguf.reader import load_gguf
 from foredraft.model.machine import limit_threads
@@ -93,34 +92,56 @@ def load_model(
     The dtype is torch's or its name; "auto" takes the checkpoint's; "q8_0" and "q4_0" round its matrices to GGUF's
     blocks of 8 or 4 bits. The device is torch's; None is the first GPU or the CPU; "auto" spreads the model over
     devices (accelerate). Options go to transformers; `device_map` replaces `device`. Of a checkpoint with a vision or
-    audio part, only the text model is loaded, which a ForedraftWarning says. Raises UsageError if the model cannot be
-    loaded or lacks a weight, or dtype or device does not exist, and UnsupportedModelError if transformers has no causal
-    language model for it.
+    audio part, only the text model is loaded. Raises UsageError if the model cannot be loaded or lacks a weight, or
+    dtype or device does not exist, and UnsupportedModelError if transformers has no causal language model for it.
     """
-    location = located(model)
-    limit_threads()
-    rounded = dtype if isinstance(dtype, str) and dtype in KINDS else None
-    chosen_dtype = _dtype("auto" if rounded else dtype)
+    chosen_dtype = _dtype(dtype)
     given = _chosen(options, LoadingOptions.__annotations__)
     chosen_device = _device(device)
     # what quantises places the model itself
     if chosen_device == "auto" or ("quantization_config" in given and chosen_device != "cpu"):
         given.setdefault("device_map", chosen_device)
-    config = load_config(model, **options)  # fails before anything large is read
-    if has_other_parts(config):
-        warnings.warn(
-            f"{model} is a {config.model_type} model; only its text model is loaded. Images and sounds are not read.",
-            ForedraftWarning,
-            stacklevel=2,
-        )
+    load_config(model, **options)  # fails before anything large is read
     with _usage_errors("model", model), no_progress_bar():
-        if rounded:
-            read = partial(_read, location, dtype=torch.bfloat16, **_chosen(options, _FOR_ALL))
-            location = str(rounded_folder(location, rounded, options.get("revision"), read))
-        loaded = _read(location, dtype=chosen_dtype, **given)
+        loaded = _read(_source(model, dtype, options), dtype=chosen_dtype, **given)
         if "device_map" not in given and "quantization_config" not in given:
             loaded = loaded.to(chosen_device)
     return loaded.eval()
+
+
+def load_outline(
+    model: str, dtype: str | torch.dtype = "auto", device: str | None = None, **options: Unpack[LoadingOptions]
+) -> Any:
+    """Return what `load_model` returns, but without its weights, on the meta device; None where these are needed.
+
+    They are needed on other devices than the CPU, and if transformers gets options.
+    """
+    from transformers import GenerationConfig
+
+    from foredraft.model.text_part import empty_model
+
+    if _device(device) != "cpu" or _chosen(options, LoadingOptions.__annotations__):
+        return None
+    with _usage_errors("model", model), no_progress_bar():
+        location = _source(model, dtype, options)
+    config = load_config(location)
+    if isinstance(chosen_dtype := _dtype(dtype), torch.dtype):
+        config.dtype = config.get_text_config().dtype = chosen_dtype
+    outline = empty_model(config)
+    outline.name_or_path = location
+    with suppress(OSError):  # the checkpoint has none
+        outline.generation_config = GenerationConfig.from_pretrained(location)
+    return outline.eval()
+
+
+def _source(model: str, dtype: str | torch.dtype, options: LoadingOptions) -> str:
+    """Return the folder or hub id to load in a dtype; of one that rounds, it is that of the rounded weights."""
+    location = located(model)
+    limit_threads()
+    if dtype not in KINDS:
+        return location
+    read = partial(_read, location, dtype=torch.bfloat16, **_chosen(options, _FOR_ALL))
+    return str(rounded_folder(location, str(dtype), options.get("revision"), read))
 
 
 def _read(location: str, **options: Any) -> Any:
@@ -188,8 +209,8 @@ def _chosen(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
 
 
 def _dtype(dtype: str | torch.dtype) -> str | torch.dtype:
-    if isinstance(dtype, torch.dtype) or dtype == "auto":
-        return dtype
+    if isinstance(dtype, torch.dtype) or dtype in ("auto", *KINDS):  # rounded weights say what they are
+        return dtype if isinstance(dtype, torch.dtype) else "auto"
     if dtype not in DTYPES:
         raise UsageError(f"dtype is {dtype!r}; choose auto, {', '.join((*DTYPES, *KINDS))}.")
     return DTYPES[dtype]

@@ -66,12 +66,12 @@ class MtpLayers:
         return hidden, hidden
 
 
-def mtp_tensors(model: Any) -> list[str]:
-    """Return the names of the MTP layer's tensors in the checkpoint that a model was loaded from; none if it has none.
+def mtp_tensors(config: Any) -> list[str]:
+    """Return the names of the MTP layer's tensors in the checkpoint that a model's configuration is from, if any.
 
     Raises StoreError if the checkpoint cannot be read.
     """
-    return [name for name in _names(str(model.config.name_or_path)) if name.startswith(_prefixes(model))]
+    return [name for name in _names(str(config.name_or_path)) if name.startswith(_prefixes(config))]
 
 
 def load_mtp(model: Any) -> StateHead[MtpLayers]:
@@ -83,10 +83,10 @@ def load_mtp(model: Any) -> StateHead[MtpLayers]:
         from transformers.modeling_layers import MtpModel
     except ImportError as error:
         raise UsageError("Method 'mtp' needs transformers 5.23 or newer; update transformers.") from error
-    if not mtp_tensors(model):
+    if not mtp_tensors(model.config):
         raise UsageError(
             f"The checkpoint of {model.config.name_or_path or 'this model'} holds no MTP layer (tensors "
-            f"{' or '.join(_prefixes(model))}); conversions, such as to GGUF, often drop it. Load the publisher's own "
+            f"{' or '.join(_prefixes(model.config))}); conversions, such as to GGUF, often drop it. Load the publisher's own "
             "checkpoint, or choose another method."
         )
     verbosity = logging.get_verbosity()
@@ -110,8 +110,8 @@ def load_mtp(model: Any) -> StateHead[MtpLayers]:
     return StateHead(MtpLayers(loaded, model.get_submodule(parts.norm)), ends, (parts.count,), loaded.config)
 
 
-def _prefixes(model: Any) -> tuple[str, ...]:
-    return "mtp.", "model.mtp.", f"model.layers.{model.config.num_hidden_layers}."
+def _prefixes(config: Any) -> tuple[str, ...]:
+    return "mtp.", "model.mtp.", f"model.layers.{config.num_hidden_layers}."
 
 
 def _declared(model: Any) -> Any:
@@ -122,7 +122,7 @@ def _declared(model: Any) -> Any:
     for field, usual in _USUAL.items():
         if getattr(config, field.removeprefix("mtp_"), None) is not None:
             setattr(config, field, (getattr(config, field, None) or [usual])[:1])
-    patterns = [f"^{re.escape(each)}" for each in _prefixes(model)]
+    patterns = [f"^{re.escape(each)}" for each in _prefixes(model.config)]
     named._keys_to_ignore_on_load_unexpected = patterns  # noqa: SLF001  # how MtpModel knows its tensors
     return named
 

@@ -18,6 +18,7 @@ from foredraft.cache_folder import cache_folder
 from foredraft.errors import UsageError
 from foredraft.model.compiled.blocks import DEPTH
 from foredraft.model.compiled.experts import by_rows, expert_matrices
+from foredraft.model.fingerprint import files_identity
 from foredraft.model.gguf.files import INSTALL_READERS, SOURCE, filled_folder
 
 KINDS = ("q8_0", "q4_0")
@@ -41,7 +42,7 @@ def rounded_folder(location: str, kind: str, revision: str | None, read: Callabl
     if Path(location, SOURCE).exists():
         raise UsageError(f"dtype {kind} rounds a checkpoint; a GGUF file is read with the blocks it has: leave it out.")
     config = cached_file(location, "config.json", revision=revision)
-    digest = hashlib.sha256(repr((kind, *_identity(Path(str(config)).parent))).encode()).hexdigest()[:20]
+    digest = hashlib.sha256(repr((kind, *files_identity(Path(str(config)).parent))).encode()).hexdigest()[:20]
     place = cache_folder("rounded") / f"{digest}-{_FORMAT}"
     if place.is_dir():
         return place
@@ -50,14 +51,6 @@ def rounded_folder(location: str, kind: str, revision: str | None, read: Callabl
     if getattr(model, "is_quantized", False):
         raise UsageError(f"The weights of {location} are quantised already; leave the dtype out.")
     return filled_folder(place, partial(_round, model, kind))
-
-
-def _identity(folder: Path) -> tuple[Any, ...]:
-    """Return what tells a checkpoint from its earlier and later states: its place, and its files' sizes and times."""
-    if folder.parent.name == "snapshots":  # of the hub's cache: named by the commit, and filled as files are needed
-        return (str(folder),)
-    files = sorted(file for file in folder.iterdir() if file.suffix in {".safetensors", ".bin", ".json"})
-    return (str(folder.resolve()), *((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files))
 
 
 @torch.no_grad()

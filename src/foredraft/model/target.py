@@ -5,7 +5,7 @@ on how rows were drafted or which of them will be kept.
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from inspect import signature
 from typing import Any
@@ -41,14 +41,18 @@ _PROBES = 3  # texts with which a new kind of model is tried; chosen
 class TorchTarget:
     """A causal language model of transformers, in evaluation mode and on its device or devices, as foredraft's target.
 
-    Its forward may be compiled for this machine, or recorded on a CUDA device; both may be set between passes. Raises
-    UnsupportedModelError if the model's rows cannot be verified as a tree.
+    Its forward may be compiled for this machine, or recorded on a CUDA device; both may be set between passes. A
+    compiled model may be given without its weights, on the meta device, if `read` returns it with them, on the CPU; it
+    ran uncompiled before. Raises UnsupportedModelError if the model's rows cannot be verified as a tree.
     """
 
     def __init__(
-        self, model: Any, compiled: CompiledForward | None = None, recordings: RecordedForward | None = None
-    ) -> None:
-        self.model, self.compiled, self.recordings = model, compiled, recordings
+        self, model: Any, compiled: CompiledForward | None = None, recordings: RecordedForward | None = None, *,
+        read: Callable[[], Any] | None = None,
+    ) -> None:  # fmt: skip
+        self.outline = model
+        """The model, maybe without weights: for its configuration, class and dtype."""
+        self.compiled, self.recordings, self._read = compiled, recordings, read
         _check_model(model)
         warn_where_rows_depend(model.config)
         self.support: Support = inspect(model.config)
@@ -56,7 +60,7 @@ class TorchTarget:
         embedding = model.get_input_embeddings().weight
         self.ids = ids_of(model.get_output_embeddings())  # int32[N], the token of each logit; None for all
         self.vocabulary = int((model.get_output_embeddings().weight if self.ids is None else embedding).shape[0])
-        self.device: torch.device = embedding.device
+        self.device: torch.device = embedding.device if read is None else torch.device("cpu")
         usual = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
         # of the activations: that of the first floating-point weight of ordinary precision
         self.dtype = next((each.dtype for each in model.parameters() if each.dtype in usual), torch.get_default_dtype())
@@ -64,10 +68,21 @@ class TorchTarget:
         self._takes_positions = bool(self.support.masks)  # a model without attention has none
         self._cache_argument = cache_argument(model)
         self.waiting = Waiting(torch.get_num_threads())
+        if read is not None:
+            return
         if any(self.support.recurrent):
             adopt(model, self.support.recurrent)
         if any(self.support.recurrent) or not self.support.tested:
             self._probe()
+
+    @property
+    def model(self) -> Any:
+        """The model with its weights, which are read at the first use."""
+        if self._read is not None:
+            self.outline, self._read = self._read(), None
+            if any(self.support.recurrent):
+                adopt(self.outline, self.support.recurrent)
+        return self.outline
 
     @property
     def most_rows(self) -> int:
@@ -95,11 +110,11 @@ class TorchTarget:
         that are quantised with this model. Passes that draft then read half of the bytes.
         """
         if rounded and self.device.type == "cpu" and self.dtype == torch.bfloat16:
-            quantised = quantised_file(self.model) is not None
+            quantised = quantised_file(self.outline) is not None
             round_weights(model, {each.data_ptr() for each in self.model.parameters()} if quantised else frozenset())
         other = copy.copy(self)
         other.compiled = kept_forward(model) if self.compiled is not None else None
-        other.model, other.recordings = model, None
+        other.outline, other.recordings, other._read = model, None, None
         if any(self.support.recurrent):
             adopt(model, inspect(model.config).recurrent)
         other.support, other.ids = inspect(model.config), ids_of(model.get_output_embeddings())

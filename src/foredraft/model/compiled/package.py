@@ -32,6 +32,7 @@ MOST_ROWS = 256  # of a compiled pass; longer prompts take several passes; chose
 _FORMAT = 24  # of a folder; increased when the code that a package is compiled from changes
 PACKAGE, RECORD = "forward.pt2", "compiled.json"  # the files of a folder
 _FOLDER = "compiled"
+_FILES = ".files"  # suffix of an empty file that says which checkpoint's files a package is of
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class CompiledForward:
     """The loaded package of a folder, with its record. Raises StoreError if it cannot be loaded."""
 
     def __init__(self, folder: Path, record: CompiledRecord) -> None:
-        self.record, path = record, folder / PACKAGE
+        self.record, self._folder, path = record, folder, folder / PACKAGE
         try:
             self.library = CompiledLibrary(path, ranges=record.ranges, least_rows=1 if record.same_bits else 2)
         except (OSError, zipfile.BadZipFile, RuntimeError, AttributeError) as error:
@@ -74,6 +75,11 @@ class CompiledForward:
     def returns(self, hidden: tuple[int, ...]) -> bool:
         """Return whether passes return the states of these layers, as `Needs.hidden` names them."""
         return not set(hidden) - {LAST} or hidden in self.record.taps
+
+    def remember(self, files: str) -> None:
+        """Remember that this is the package of the model in these files, named by a hash; it is for `find_compiled`."""
+        with suppress(OSError):  # the cache folder may be read only
+            (self._folder / f"{files}{_FILES}").touch()
 
     def rounds_alike(self, rows: int) -> bool:
         """Return whether all passes of up to `rows` rows are compiled, and give a row the same bits."""
@@ -88,15 +94,21 @@ def compiled_folder(model: Any, cache: Path) -> Path:
     return cache / _FOLDER / _setting(model) / weights_hash(model)
 
 
-def find_compiled(model: Any, cache: Path) -> CompiledForward | None:
+def find_compiled(model: Any, cache: Path, files: str = "") -> CompiledForward | None:
     """Load what was compiled for a model on this CPU, in its dtype, with torch's current number of threads, or None.
 
-    Raises StoreError for a damaged package or record.
+    Given `files`, it is what is remembered for them, and the model may be without weights. Raises StoreError for a
+    damaged package or record.
     """
     setting = cache / _FOLDER / _setting(model)
     if not setting.exists():  # avoids hashing every weight
         return None
-    folder = setting / weights_hash(model)
+    if not files:
+        folder = setting / weights_hash(model)
+    elif (found := next(setting.glob(f"*/{files}{_FILES}"), None)) is not None:
+        folder = found.parent
+    else:
+        return None
     record = read_record(folder)
     if record is not None and _is_damaged(folder, record):  # or a compilation replaced the package, but not the record
         try:
@@ -129,12 +141,12 @@ def runs_on_cpu(model: Any) -> bool:
     return model.device.type == "cpu" and not getattr(model, "hf_device_map", None)
 
 
-def kept_forward(model: Any) -> CompiledForward | None:
-    """Load this model's package from the cache folder; warns of a damaged one, which is not used."""
-    if not runs_on_cpu(model):
+def kept_forward(model: Any, files: str = "") -> CompiledForward | None:
+    """Load this model's package from the cache folder as `find_compiled` does; warns of a damaged one."""
+    if not files and not runs_on_cpu(model):
         return None
     try:
-        return find_compiled(model, cache_path())
+        return find_compiled(model, cache_path(), files)
     except StoreError as error:
         warnings.warn(f"{error} Generation goes on without it.", ForedraftWarning, stacklevel=2)
         return None
