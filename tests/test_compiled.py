@@ -40,7 +40,9 @@ from foredraft.model.compiled.package import (
 )
 from foredraft.model.kv_cache import Span
 from foredraft.model.layers import LAST, usual_taps
+from foredraft.model.loading import load_model
 from foredraft.model.mask import attention_mask
+from foredraft.model.named_target import load_target
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from forward_against_bandwidth import weight_bytes
@@ -339,6 +341,38 @@ def test_the_same_weights_from_another_place_find_what_was_compiled(cache):
     moved = copy.deepcopy(small_model())
     moved.config._name_or_path = "elsewhere"
     assert find_compiled(moved, cache) is not None
+
+
+def kept_checkpoint(cache, tmp_path, monkeypatch):
+    """Return a folder with `small_model`, whose package is in a cache that is used until the test ends."""
+    folder, own_cache = str(tmp_path / "model"), tmp_path / "cache"
+    copy.deepcopy(small_model()).save_pretrained(folder)  # which adds to its configuration
+    package = compiled_folder(load_model(folder), own_cache)  # a saved configuration has further fields
+    shutil.copytree(compiled_folder(small_model(), cache), package)
+    monkeypatch.setenv(CACHE_VARIABLE, str(own_cache))
+    return folder
+
+
+def test_weights_of_a_compiled_model_are_read_for_the_first_pass_that_needs_them(cache, tmp_path, monkeypatch):
+    folder = kept_checkpoint(cache, tmp_path, monkeypatch)
+    first, again = load_target(folder), load_target(folder)
+    assert [each.outline.device.type for each in (first, again)] == ["cpu", "meta"]
+    texts = [written(each, "prompt_lookup", {}, 10, SAMPLINGS[1]) for each in (first, again)]
+    assert texts[0] == texts[1]
+    assert again.outline.device.type == "meta"
+    layers = (1, 0)  # states that compiled passes do not return
+    read = [each.prefill(prompt_of(11), each.new_cache(), layers) for each in (first, again)]
+    assert torch.equal(*read)
+    assert torch.equal(again.outline.lm_head.weight, small_model().lm_head.weight)
+
+
+def test_changed_files_are_not_taken_for_those_that_were_compiled(cache, tmp_path, monkeypatch):
+    folder = kept_checkpoint(cache, tmp_path, monkeypatch)
+    assert load_target(folder).compiled is not None
+    llama(seed=1).save_pretrained(folder)
+    target = load_target(folder)
+    assert target.compiled is None
+    assert torch.equal(target.outline.lm_head.weight, llama(seed=1).lm_head.weight)
 
 
 def damaged(cache, tmp_path, change):

@@ -34,8 +34,10 @@ from support.families import (
     prompt_of,
     random_tree,
     target_of,
+    tiny_model,
     written,
 )
+from support.outlines import assert_outlined
 from support.scripted import AdversaryDrafter, OracleDrafter, RandomTreeDrafter, continuation_in
 
 RUNS = [
@@ -47,6 +49,14 @@ RUNS += [("lookahead", "greedy"), ("lookahead", "T=1")]
 
 
 FAMILY = each_of(FAMILIES, quick=("llama", "gpt2", "gemma3_text"))
+
+
+@FAMILY
+@pytest.mark.parametrize("saved", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_a_model_without_weights_is_described_as_with_them(family, saved, tmp_path):
+    tiny_model(configuration(family)).to(saved).save_pretrained(tmp_path)
+    for dtype in ("auto", "float32"):
+        assert_outlined(str(tmp_path), dtype)
 
 
 def drafter_of(family, name, prompt, text):

@@ -23,6 +23,7 @@ from foredraft.model.compiled.blocks import QuantisedRows
 from foredraft.model.gguf import files, reader
 from foredraft.model.gguf.files import gguf_folder, quantised_file, smollm2_file
 from foredraft.model.target import TorchTarget
+from support.outlines import assert_outlined
 from support.toys import TOY
 
 LAYERS, WIDTH, HEADS, INNER = 2, 64, 2, 128
@@ -114,6 +115,11 @@ def test_weights_are_the_files_numbers_in_the_dtype_that_is_asked_for(file, cach
         stored = weights["blk.1.ffn_down.weight"]
         expected = torch.from_numpy(quants.dequantize(stored.data, stored.tensor_type)).to(dtype)
         assert torch.equal(model.model.layers[1].mlp.down_proj.weight, expected)
+
+
+def test_a_files_model_without_weights_is_described_as_with_them(file, cache):
+    for dtype in ("auto", "float32"):
+        assert_outlined(str(file), dtype)
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from foredraft.model.gguf.files import SOURCE, quantised_file
 from foredraft.model.loading import load_model
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
+from support.outlines import assert_outlined
 
 LAYERS = 2
 
@@ -55,6 +56,7 @@ def test_matrices_are_rounded_as_gguf_rounds_and_found_again_as_integers(dtype, 
     assert after.lm_head.weight is after.model.embed_tokens.weight
     with quantised_weights(after, QuantisedRows(quantised_file(after), after.dtype)) as count:
         assert count == 7 * LAYERS + 1
+    assert_outlined(checkpoint, dtype)
 
 
 def test_it_is_rounded_once_until_the_checkpoint_changes(checkpoint, cache, monkeypatch, tmp_path):

@@ -1,7 +1,6 @@
 """Models with a vision part: as objects and by name, their texts are those of their own `generate`, without images."""
 
 import json
-from contextlib import nullcontext
 from functools import wraps
 
 import numpy as np
@@ -17,6 +16,7 @@ from foredraft.errors import ForedraftWarning
 from foredraft.integrations.transformers import last_statistics
 from foredraft.model.loading import load_model
 from support.families import VOCABULARY, each_of, target_of, tiny_model
+from support.outlines import assert_outlined
 from support.tokenizers import pretrained_words
 from support.wrappers import TEXT, WRAPPERS, saved, tiny_wrapper, wrapper_config, wrapper_of
 
@@ -160,11 +160,15 @@ def test_a_weight_that_is_missing_is_named_and_not_random(kind, tmp_path):
     save_file(
         {name: each for name, each in weights.items() if name != gone}, tmp_path / "model.safetensors", {"format": "pt"}
     )
-    with (
-        nullcontext() if kind == "no wrapper" else pytest.warns(ForedraftWarning),
-        pytest.raises(UsageError, match=r"it has no weight model\.layers\.1\.mlp\.up_proj\.weight, which .* random"),
-    ):
+    with pytest.raises(UsageError, match=r"it has no weight model\.layers\.1\.mlp\.up_proj\.weight, which .* random"):
         load_model(str(tmp_path))
+
+
+@WRAPPER
+def test_a_text_model_without_weights_is_described_as_with_them(family, tmp_path):
+    folder = saved(wrapper_of(family), tmp_path)
+    for dtype in ("auto", "bfloat16"):
+        assert_outlined(folder, dtype)
 
 
 def test_info_describes_the_text_model(tmp_path, capsys):

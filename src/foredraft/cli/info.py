@@ -94,7 +94,8 @@ def _measured(model: str, dtype: str, device: str | None, tell: Callable[[float,
     target = load_target(model, dtype, device)
     tell(0.0, "measuring the cost of verification")
     return {
-        "dtype": dtype_name(target.outline), "device": str(target.device), "mtp": bool(mtp_tensors(target.outline.config)),
+        "dtype": dtype_name(target.outline), "device": str(target.device),
+        "mtp": bool(mtp_tensors(target.outline.config)),
         "cost": cost_rows(measured_cost(target, cache_path())),  # the curve that generation uses
         "compiled": target.compiled.record.told() if target.compiled is not None else [NOT_COMPILED],
     }  # fmt: skip

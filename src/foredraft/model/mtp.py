@@ -86,8 +86,8 @@ def load_mtp(model: Any) -> StateHead[MtpLayers]:
     if not mtp_tensors(model.config):
         raise UsageError(
             f"The checkpoint of {model.config.name_or_path or 'this model'} holds no MTP layer (tensors "
-            f"{' or '.join(_prefixes(model.config))}); conversions, such as to GGUF, often drop it. Load the publisher's own "
-            "checkpoint, or choose another method."
+            f"{' or '.join(_prefixes(model.config))}); conversions, such as to GGUF, often drop it. Load the "
+            "publisher's own checkpoint, or choose another method."
         )
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # it would report the tensors that belong to the model

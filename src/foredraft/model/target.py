@@ -109,12 +109,13 @@ class TorchTarget:
         If it only drafts, it may be `rounded`: on the CPU in bfloat16, its matrices are rounded to 8 bits, except those
         that are quantised with this model. Passes that draft then read half of the bytes.
         """
+        own = self.model  # whose weights are read now, if they were not, so that the copy is of a target with weights
         if rounded and self.device.type == "cpu" and self.dtype == torch.bfloat16:
-            quantised = quantised_file(self.outline) is not None
-            round_weights(model, {each.data_ptr() for each in self.model.parameters()} if quantised else frozenset())
+            quantised = quantised_file(own) is not None
+            round_weights(model, {each.data_ptr() for each in own.parameters()} if quantised else frozenset())
         other = copy.copy(self)
         other.compiled = kept_forward(model) if self.compiled is not None else None
-        other.outline, other.recordings, other._read = model, None, None
+        other.outline, other.recordings = model, None
         if any(self.support.recurrent):
             adopt(model, inspect(model.config).recurrent)
         other.support, other.ids = inspect(model.config), ids_of(model.get_output_embeddings())
