@@ -15,9 +15,9 @@ from foredraft.model.compiled.block_layers import (
     rows_of,
 )
 from foredraft.model.compiled.blocks import STRIP, QuantisedRows, layout_of, packed_blocks, read_blocks, rounded_blocks
-from foredraft.model.compiled.export import merge_products
 from foredraft.model.compiled.kernels import multiplies_integers, own_kernels
 from foredraft.model.compiled.library import CompiledLibrary
+from foredraft.model.compiled.rewriting import gate_products, merge_products
 from foredraft.model.layers import shared_copy
 
 KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4")
@@ -159,35 +159,39 @@ PRECISE = 1  # which product returns float32
 
 
 class Products(nn.Module):
-    """Products of the first numbers of each row by weights of two depths; those of the first depth are two."""
+    """Products of each row's first numbers by weights of two depths, and one scaled by a gate that another makes."""
 
-    def __init__(self, kind):
+    def __init__(self, kind, gate):
         super().__init__()
         depths = MANY_DEPTHS if kind in READ else DEPTHS
         self.short, self.depth = depths
-        self.expected = [quantised(kind, COLUMNS, depth)[1] for depth in (*depths, depths[0])]
+        self.gate, all_depths = gate, (*depths, depths[0], depths[1], depths[1])
+        self.expected = [quantised(kind, COLUMNS, depth)[1] for depth in all_depths]
         self.layers = nn.ModuleList(
             BlockLinear(
                 packed_blocks(quantised(kind, COLUMNS, depth)[0]), None, COLUMNS,
                 precise=number == PRECISE,
             )
-            for number, depth in enumerate((*depths, depths[0]))
+            for number, depth in enumerate(all_depths)
         )  # fmt: skip
 
     def forward(self, rows):
         short = rows[..., : self.short]
-        return self.layers[0](short), self.layers[1](rows), self.layers[2](short).sigmoid()
+        gated = self.layers[3](rows) * self.gate(self.layers[4](rows))
+        return self.layers[0](short), self.layers[1](rows), self.layers[2](short).sigmoid(), gated
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own calls
-@pytest.mark.parametrize("kind", ["Q4_1", "Q6_K"])  # of 4 bits and of 8
-def test_a_row_is_what_the_dequantised_weights_give_alone_and_among_others(kind, monkeypatch, tmp_path):
+@pytest.mark.parametrize(  # of 4 bits and of 8
+    ("kind", "gate"), [("Q4_1", nn.functional.silu), ("Q6_K", nn.GELU("tanh"))], ids=["Q4_1", "Q6_K"]
+)
+def test_a_row_is_what_the_dequantised_weights_give_alone_and_among_others(kind, gate, monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")  # torch's caches do not see our kernels' sources
     if not multiplies_integers():
         pytest.skip("this processor has no kernel for them")
     torch.manual_seed(3)
-    model = Products(kind).eval()
+    model = Products(kind, gate).eval()
     rows = torch.randn(1, 256, model.depth).bfloat16()
     path = tmp_path / "blocks.pt2"
     options = {"freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP"}
@@ -195,19 +199,23 @@ def test_a_row_is_what_the_dequantised_weights_give_alone_and_among_others(kind,
         dynamic = ({1: torch.export.Dim("rows", min=2, max=256)},)
         program = torch.export.export(model, (rows[:, :4],), strict=False, dynamic_shapes=dynamic)
         merge_products(program)
+        gate_products(program)
         products = [node for node in program.graph.nodes if "multiply_blocks" in str(node.target)]
         aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
-    assert len(products) == 2
+    assert len(products) == 3
     package = CompiledLibrary(path, ranges=False)
     whole = package.run([rows])
-    assert [each.dtype for each in whole] == [torch.bfloat16, torch.float32, torch.bfloat16]
+    assert [each.dtype for each in whole] == [torch.bfloat16, torch.float32, torch.bfloat16, torch.bfloat16]
     assert not torch.equal(whole[PRECISE], whole[PRECISE].bfloat16().float())
     for count in (1, 2, 5, 8, 15, 16, 17, 31, 32, 33, 100, 256):
         results = package.run([rows[:, :count].contiguous()])
         for number, (result, among_all) in enumerate(zip(results, whole, strict=True)):
             weights = model.expected[number].double()
-            product = rows[0, :count, : weights.shape[1]].double() @ weights.T
-            expected = product.sigmoid() if number == len(DEPTHS) else product
+            expected = rows[0, :count, : weights.shape[1]].double() @ weights.T
+            if number == 2:
+                expected = expected.sigmoid()
+            if number == 3:
+                expected *= gate(rows[0, :count].double() @ model.expected[4].double().T)
             error = (result[0] - expected).norm(dim=-1) / expected.norm(dim=-1)
             assert error.max() < 2e-2  # rows in 8 bits: half a step is 1 / 254 of a block's largest number
             assert torch.equal(result[0], among_all[0, :count])

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch._inductor import aoti_compile_and_package
 
-from foredraft.model.compiled.export import merge_products
 from foredraft.model.compiled.kernels import own_kernels
 from foredraft.model.compiled.library import CompiledLibrary
+from foredraft.model.compiled.rewriting import merge_products
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own calls
 

@@ -18,7 +18,8 @@ from torch import nn
 from foredraft.contracts import TOP
 from foredraft.errors import ForedraftWarning, told
 from foredraft.model.compiled.attention import compiled_attention
-from foredraft.model.compiled.export import FunctionalForward, merge_products
+from foredraft.model.compiled.export import FunctionalForward
+from foredraft.model.compiled.rewriting import merge_products
 from foredraft.model.mask import slot_mask
 from foredraft.model.position_attention import attend_by_position, near_slots
 from foredraft.sampling.logits import best_on_device, top_on_device

@@ -48,21 +48,33 @@ def round_weights(model: Any, kept: Set[int] = frozenset()) -> None:
             model.set_submodule(name, own)
 
 
+GATES = {
+    "silu": "gate / (one + gate.neg().exp())",
+    "gelu_tanh": "half * gate * (one + (Vectorized(0.7978845608028654f) * "
+    "(gate + Vectorized(0.044715f) * gate * gate * gate)).tanh())",
+}
+"""Functions of `gate` by name, as the kernels compute them."""
+
 # Only compiled code multiplies: rows bfloat16[..., K], rounded to integers by blocks, by N columns that `packed_blocks`
-# laid out. Sums are in float32, and returned so if `precise`, else as bfloat16, [..., N].
-torch.library.define("foredraft::multiply_blocks", "(Tensor rows, Tensor blocks, bool precise) -> Tensor")
+# laid out. Sums are in float32, and returned so if `precise`, else as bfloat16, [..., N]. With a gate of `GATES`, strips
+# of N / 2 columns alternate with strips of what is made gates of, and the products of both are returned, [..., N / 2].
+torch.library.define("foredraft::multiply_blocks", "(Tensor rows, Tensor blocks, bool precise, str gate='') -> Tensor")
 torch.library.register_fake(
     "foredraft::multiply_blocks",
-    lambda rows, blocks, precise: rows.new_empty(
-        *rows.shape[:-1], blocks.shape[0] * STRIP, dtype=torch.float32 if precise else rows.dtype
+    lambda rows, blocks, precise, gate="": rows.new_empty(
+        *rows.shape[:-1], blocks.shape[0] * STRIP // (2 if gate else 1), dtype=torch.float32 if precise else rows.dtype
     ),
 )
 
 # The same, each row bfloat16[N, K] by the matrix of its expert, int64[N], of those that blocks have a dimension for.
-torch.library.define("foredraft::multiply_expert_blocks", "(Tensor rows, Tensor blocks, Tensor experts) -> Tensor")
+torch.library.define(
+    "foredraft::multiply_expert_blocks", "(Tensor rows, Tensor blocks, Tensor experts, str gate='') -> Tensor"
+)
 torch.library.register_fake(
     "foredraft::multiply_expert_blocks",
-    lambda rows, blocks, _experts: rows.new_empty(rows.shape[0], blocks.shape[1] * STRIP),
+    lambda rows, blocks, _experts, gate="": rows.new_empty(
+        rows.shape[0], blocks.shape[1] * STRIP // (2 if gate else 1)
+    ),
 )
 
 

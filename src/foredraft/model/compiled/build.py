@@ -26,13 +26,7 @@ from foredraft.model.compiled.attention import compiled_attention
 from foredraft.model.compiled.block_layers import dequantised_told, product_bytes, quantised_weights
 from foredraft.model.compiled.blocks import QuantisedRows
 from foredraft.model.compiled.experts import compiled_experts
-from foredraft.model.compiled.export import (
-    CONTEXT,
-    Subject,
-    merge_products,
-    run_pass,
-    turn_rows,
-)
+from foredraft.model.compiled.export import CONTEXT, Subject, run_pass
 from foredraft.model.compiled.kernels import multiplies_integers, own_kernels
 from foredraft.model.compiled.library import CompiledLibrary, can_load, return_memory, weights_apart, weights_beside
 from foredraft.model.compiled.package import (
@@ -48,6 +42,7 @@ from foredraft.model.compiled.package import (
     runs_on_cpu,
     write_record,
 )
+from foredraft.model.compiled.rewriting import gate_products, merge_products, turn_rows
 from foredraft.model.families import COMPILED_RECURRENT
 from foredraft.model.gguf.files import quantised_file
 from foredraft.model.machine import last_cache, usable_memory
@@ -233,6 +228,7 @@ def _compile(subject: Subject, recipe: str, path: Path) -> str:
         if own:
             merge_products(program)
             turn_rows(program)
+            gate_products(program)
         aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
     return dequantised
 

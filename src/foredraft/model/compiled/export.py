@@ -1,4 +1,4 @@
-"""A model's forward as a function of tensors alone, as an ahead-of-time compiler needs it, and changes of its trace.
+"""A model's forward as a function of tensors alone, as an ahead-of-time compiler needs it.
 
 The cache's buffers are arguments and are written in place; masks, positions and slots are arguments too. Uses
 transformers' forward and attention interface, and torch's exporter. Does not depend on how it is compiled.
@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch._dispatch.python import enable_python_dispatcher
-from torch.fx import Graph, Node
 from transformers.cache_utils import Cache
 
 from foredraft.graph.layout import Layout, lay_out_text
@@ -35,10 +33,6 @@ from foredraft.sampling.logits import block_maxima
 
 CONTEXT = 200  # slots in use when a forward is traced, compared and timed; chosen
 _TRACED_SEQUENCES = 5  # when it is traced; unlike all other sizes, so that the exporter tells them apart
-_LINEAR = torch.ops.aten.linear.default
-_BLOCKS = torch.ops.foredraft.multiply_blocks.default
-_TURNED = (torch.ops.aten.transpose.int, torch.ops.aten.permute.default)
-_TAKEN_APART = (torch.ops.aten.view.default, torch.ops.aten.reshape.default, torch.ops.aten.unflatten.int)
 
 
 class FunctionalForward(nn.Module):
@@ -281,70 +275,3 @@ def row_arguments(
         bounds if ranges else None,
         list(steps) if isinstance(steps, Lineage) else steps,
     )
-
-
-def turn_rows(program: torch.export.ExportedProgram) -> None:
-    """Have rows of linear maps that were transposed written row by row, as the kernels read them.
-
-    Convolutions' results are: in torch they lie so already, but the compiler lays results out anew. The program is
-    changed in place, without a change of a number.
-    """
-    graph = program.graph_module.graph
-    for node in graph.nodes:
-        if node.target in (_LINEAR, _BLOCKS) and node.args[0].target in _TURNED:
-            with graph.inserting_before(node):
-                node.replace_input_with(node.args[0], _call(graph, torch.ops.foredraft.written.default, node.args[0]))
-    program.graph_module.recompile()
-
-
-def merge_products(program: torch.export.ExportedProgram, *, apart: bool = False) -> None:
-    """Make one product of linear maps of the same rows whose results are taken apart into heads: queries, keys, values.
-
-    The program is changed in place; each number that comes out is the same as before. Those whose results go through a
-    function stay apart, as the compiler computes that within the product, unless their weights are quantised, or the
-    functions are computed `apart`.
-    """
-    graph = program.graph_module.graph
-    groups: dict[tuple[Any, ...], list[Node]] = {}
-    for node in graph.nodes:
-        if node.target is _BLOCKS:
-            blocks = node.args[1].meta["val"]
-            groups.setdefault((node.args[0], blocks.shape[1:], blocks.dtype, *node.args[2:]), []).append(node)
-        if node.target is not _LINEAR or not (apart or all(user.target in _TAKEN_APART for user in node.users)):
-            continue
-        rows, *weights = node.args
-        if all(isinstance(weight, Node) and weight.op == "placeholder" for weight in weights):  # there from the start
-            groups.setdefault((rows, len(weights)), []).append(node)  # with a bias or without
-    for group in groups.values():
-        if len(group) > 1:
-            _merge(graph, group)
-    program.graph_module.recompile()
-
-
-def _merge(graph: Graph, group: list[Node]) -> None:
-    """Replace several linear maps of the same rows by one."""
-    operation, (rows, *others) = group[0].target, group[0].args
-    with graph.inserting_before(group[0]):
-        given = [
-            _call(graph, torch.ops.aten.cat.default, [node.args[1 + place] for node in group])
-            if isinstance(first, Node)
-            else first
-            for place, first in enumerate(others)
-        ]
-        together = _call(graph, operation, rows, *given)
-        start = 0
-        for node in group:
-            end = start + node.meta["val"].shape[-1]
-            node.replace_all_uses_with(_call(graph, torch.ops.aten.slice.Tensor, together, -1, start, end))
-            start = end
-    for node in group:
-        graph.erase_node(node)
-
-
-def _call(graph: Graph, operation: Any, *arguments: Any) -> Node:
-    """Insert a call, with the shape and dtype of its result, as the exporter notes them."""
-    node = graph.call_function(operation, arguments)
-    values = torch.fx.map_arg(arguments, lambda given: given.meta["val"])
-    with enable_python_dispatcher():  # sizes are symbols
-        node.meta["val"] = operation(*values)
-    return node

@@ -20,10 +20,10 @@ from unittest.mock import patch
 
 import torch
 
-import foredraft.model.compiled.block_layers
 import foredraft.model.compiled.experts
 import foredraft.model.compiled.recurrence  # noqa: F401  # imported for the operations that they register
 from foredraft.model.compiled.attention import LANES
+from foredraft.model.compiled.block_layers import GATES
 from foredraft.model.compiled.blocks import STRIP, layout_of
 from foredraft.model.compiled.package import processor_lines
 
@@ -282,43 +282,48 @@ def _lowered_experts(rows: Any, weights: Any, experts: Any) -> Any:
     )
 
 
-def _lowered_blocks(rows: Any, blocks: Any, precise: bool, *, locality: int) -> Any:
+def _lowered_blocks(rows: Any, blocks: Any, precise: bool, gate: str = "", *, locality: int) -> Any:
     """Return the kernel's call as torch's compiler represents it; the arguments are those of `multiply_blocks`."""
     from torch._inductor.lowering import view
 
     *leading, depth = rows.get_size()
     flat = view(rows, [prod(leading), depth])
     dtype = torch.float32 if precise else rows.get_dtype()
-    result = _integer_call("blocks", {"rows": flat, "blocks": blocks}, dtype, locality, serial=_QUANTISED_ALONE)
+    inputs = {"rows": flat, "blocks": blocks}
+    result = _integer_call("blocks", inputs, dtype, locality, gate, serial=_QUANTISED_ALONE)
     return view(result, [*leading, result.get_size()[1]])
 
 
-def _lowered_expert_blocks(rows: Any, blocks: Any, experts: Any, *, locality: int) -> Any:
+def _lowered_expert_blocks(rows: Any, blocks: Any, experts: Any, gate: str = "", *, locality: int) -> Any:
     """Return the kernel's call as torch's compiler represents it; arguments are those of `multiply_expert_blocks`."""
     inputs = {"rows": rows, "blocks": blocks, "experts": experts}
     count = int(blocks.get_size()[0])
-    return _integer_call("expert_blocks", inputs, rows.get_dtype(), locality, matrices=count)
+    return _integer_call("expert_blocks", inputs, rows.get_dtype(), locality, gate, matrices=count)
 
 
-def _integer_call(template: str, given: Mapping[str, Any], dtype: torch.dtype, locality: int, **values: Any) -> Any:
+def _integer_call(
+    template: str, given: Mapping[str, Any], dtype: torch.dtype, locality: int, gate: str, **values: Any
+) -> Any:
     """Return the call of a kernel that multiplies `rows` by `blocks`, as torch's compiler represents it."""
     from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
     from torch._inductor.ir import ExternKernel, FixedLayout
 
     inputs = {name: ExternKernel.require_contiguous(ExternKernel.realize_input(each)) for name, each in given.items()}
     (count, depth), (*_, strips, _, size) = given["rows"].get_size(), given["blocks"].get_size()
-    width = strips * STRIP
+    written = int(strips) // (2 if gate else 1)
     return _kernel_call(
         f"multiply_{template}",
         template,
         inputs,
-        FixedLayout(given["rows"].get_device(), dtype, [count, width], [width, 1]),
+        FixedLayout(given["rows"].get_device(), dtype, [count, written * STRIP], [written * STRIP, 1]),
         output_t=DTYPE_TO_CPP[dtype],
         depth=int(depth),
         strips=int(strips),
+        written=written,
+        activation=GATES[gate] if gate else "",
         stands_out=_STANDS_OUT,
         locality=locality,
-        strips_at_once=max(1, int(strips) // (_SHARES * torch.get_num_threads())),
+        strips_at_once=max(1, written // (_SHARES * torch.get_num_threads())),
         **layout_of(int(size), given["blocks"].get_dtype())._asdict(),
         **values,
     )
