@@ -56,8 +56,8 @@ GATES = {
 """Functions of `gate` by name, as the kernels compute them."""
 
 # Only compiled code multiplies: rows bfloat16[..., K], rounded to integers by blocks, by N columns that `packed_blocks`
-# laid out. Sums are in float32, and returned so if `precise`, else as bfloat16, [..., N]. With a gate of `GATES`, strips
-# of N / 2 columns alternate with strips of what is made gates of, and the products of both are returned, [..., N / 2].
+# laid out. Sums are in float32, and returned so if `precise`, else as bfloat16, [..., N]. With a gate of `GATES`, the
+# strips of columns that gates are made of take turns with those of what they scale, and [..., N / 2] is returned.
 torch.library.define("foredraft::multiply_blocks", "(Tensor rows, Tensor blocks, bool precise, str gate='') -> Tensor")
 torch.library.register_fake(
     "foredraft::multiply_blocks",

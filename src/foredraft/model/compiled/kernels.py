@@ -41,7 +41,6 @@ _QUANTISED_ALONE = 4096  # numbers of a pass's rows that become integers sooner 
 _STANDS_OUT = 3.0
 """A block of a row has 15 bits if its largest number is over so many times the root mean square of the row.
 docs/results/log.md has what other values cost and lose."""
-_SHARES = 6  # of a product's strips, that each thread comes for so often where none is kept from its processor; chosen
 _AMD = "AuthenticAMD"  # how /proc/cpuinfo names the vendor
 
 
@@ -323,7 +322,6 @@ def _integer_call(
         activation=GATES[gate] if gate else "",
         stands_out=_STANDS_OUT,
         locality=locality,
-        strips_at_once=max(1, written // (_SHARES * torch.get_num_threads())),
         **layout_of(int(size), given["blocks"].get_dtype())._asdict(),
         **values,
     )
