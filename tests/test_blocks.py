@@ -224,3 +224,38 @@ def test_a_row_is_what_the_dequantised_weights_give_alone_and_among_others(kind,
     for result in package.run([broken])[: len(DEPTHS)]:
         assert not result[0, 1].isfinite().any()
         assert result[0, ::2].isfinite().all()
+
+
+class Combined(nn.Module):
+    """What a function makes of parts of a product, so wide each."""
+
+    def __init__(self, function, width):
+        super().__init__()
+        self.layer = BlockLinear(packed_blocks(quantised("Q8_0", COLUMNS, 64)[0]), None, COLUMNS, precise=False)
+        self.function, self.width = function, width
+
+    def forward(self, rows):
+        return self.function(*self.layer(rows).chunk(COLUMNS // self.width, -1))
+
+
+silu = nn.functional.silu
+
+
+@pytest.mark.parametrize(
+    ("function", "width", "gated"),
+    [
+        (lambda gate, up: silu(gate) * up, COLUMNS // 2, True),
+        (lambda gate, up: up * silu(gate), COLUMNS // 2, True),
+        (lambda gate, up: silu(up) * gate, COLUMNS // 2, False),
+        (lambda gate, up: silu(gate) * up + gate, COLUMNS // 2, False),
+        (lambda gate, up: nn.functional.gelu(gate) * up, COLUMNS // 2, False),  # the exact one has no kernel
+        (lambda gate, up, _: silu(gate) * up, COLUMNS // 3, False),
+    ],
+    ids=["gated", "turned", "second half", "read twice", "exact gelu", "thirds"],
+)
+def test_a_gate_is_taken_into_a_product_if_nothing_else_reads_its_halves(function, width, gated):
+    with torch.no_grad():
+        program = torch.export.export(Combined(function, width), (torch.zeros(1, 3, 64).bfloat16(),), strict=False)
+    gate_products(program)
+    (product,) = [node for node in program.graph.nodes if "multiply_blocks" in str(node.target)]
+    assert (product.args[3:] == ("silu",)) == gated

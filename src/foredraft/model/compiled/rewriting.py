@@ -14,10 +14,8 @@ import foredraft.model.compiled.block_layers  # noqa: F401  # imported for the o
 from foredraft.model.compiled.blocks import STRIP
 
 _LINEAR = torch.ops.aten.linear.default
-_BLOCKS, _EXPERT_BLOCKS = (
-    torch.ops.foredraft.multiply_blocks.default,
-    torch.ops.foredraft.multiply_expert_blocks.default,
-)
+_BLOCKS = torch.ops.foredraft.multiply_blocks.default
+_EXPERT_BLOCKS = torch.ops.foredraft.multiply_expert_blocks.default
 _TURNED = (torch.ops.aten.transpose.int, torch.ops.aten.permute.default)
 _TAKEN_APART = (torch.ops.aten.view.default, torch.ops.aten.reshape.default, torch.ops.aten.unflatten.int)
 _SLICE, _CHUNK = torch.ops.aten.slice.Tensor, torch.ops.aten.chunk.default
@@ -63,15 +61,16 @@ def _gated(activated: Any, up: Any) -> tuple[Any, str] | None:
         return None
     source = gate.args[0]
     product = source.args[0] if source.target is _CHUNK else source
-    width, quantised = product.meta["val"].shape[-1] // 2, product.target in (_BLOCKS, _EXPERT_BLOCKS)
+    if product.target not in (_BLOCKS, _EXPERT_BLOCKS) or (product.target is _BLOCKS and product.args[2]):
+        return None  # no quantised weights, or a result that is not rounded
+    width = product.meta["val"].shape[-1] // 2
     if source.target is _CHUNK:
         halves = source.args[1:] == (2, -1) and gate.args == (source, 0) and up.args == (source, 1)
         alone = len(product.users) == 1
     else:
         halves = gate.args == (product, -1, 0, width) and up.args == (product, -1, width, 2 * width)
         alone = len(product.users) == 2
-    precise = product.target is _BLOCKS and product.args[2]
-    return (product, name) if quantised and halves and alone and not precise and width % STRIP == 0 else None
+    return (product, name) if halves and alone and width % STRIP == 0 else None
 
 
 def turn_rows(program: torch.export.ExportedProgram) -> None:
