@@ -368,8 +368,11 @@ def test_weights_of_a_compiled_model_are_read_for_the_first_pass_that_needs_them
 
 def test_changed_files_are_not_taken_for_those_that_were_compiled(cache, tmp_path, monkeypatch):
     folder = kept_checkpoint(cache, tmp_path, monkeypatch)
-    assert load_target(folder).compiled is not None
+    load_target(folder)
+    unread = load_target(folder)
     llama(seed=1).save_pretrained(folder)
+    with pytest.raises(UsageError, match=r"changed after the model was loaded; load it again\.$"):
+        _ = unread.model
     target = load_target(folder)
     assert target.compiled is None
     assert torch.equal(target.outline.lm_head.weight, llama(seed=1).lm_head.weight)

@@ -6,14 +6,15 @@ without weights, and they are read only for what does not run compiled. Does not
 
 import hashlib
 import warnings
+from collections.abc import Callable
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 
-from foredraft.errors import ForedraftWarning
+from foredraft.errors import ForedraftWarning, UsageError
 from foredraft.model.compiled.package import kept_forward
 from foredraft.model.fingerprint import files_identity
 from foredraft.model.gguf.files import SOURCE
@@ -39,8 +40,10 @@ def load_target(
         )
     read = partial(load_model, model, dtype, device, **options)
     outline = load_outline(model, dtype, device, **options) if compiled else None
-    if outline is not None and (package := kept_forward(outline, _hash_of_files(outline.name_or_path))) is not None:
-        return TorchTarget(outline, package, read=read)
+    if outline is not None:
+        files = _hash_of_files(outline.name_or_path)
+        if (package := kept_forward(outline, files)) is not None:
+            return TorchTarget(outline, package, read=partial(_read_unchanged, read, outline.name_or_path, files))
     loaded = read()
     target = TorchTarget(loaded, kept_forward(loaded) if compiled else None)
     if outline is not None:
@@ -52,6 +55,13 @@ def remember_files(target: TorchTarget) -> None:
     """Remember that a target's package, if it has one, is that of its files; its weights must be as they were read."""
     if target.compiled is not None:
         target.compiled.remember(_hash_of_files(target.outline.name_or_path))
+
+
+def _read_unchanged(read: Callable[[], Any], location: str, files: str) -> Any:
+    """Return what `read` does; UsageError if the files of a checkpoint have not the hash `files` any more."""
+    if _hash_of_files(location) != files:
+        raise UsageError(f"The files of {location} changed after the model was loaded; load it again.")
+    return read()
 
 
 def _hash_of_files(location: str) -> str:
