@@ -199,7 +199,7 @@ def test_without_a_target_of_layers_it_is_refused(target):
 
 def test_a_wrapped_model_is_refused():
     target = copy.copy(target_of("llama"))
-    target.model = copy.copy(target.model)
+    target.outline = copy.copy(target.model)
     target.model.forward = target.model.forward
     with pytest.raises(UnsupportedModelError, match="forward is wrapped"):
         skipping(target, Skipped((0,), ()))

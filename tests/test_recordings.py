@@ -17,7 +17,7 @@ from foredraft.drafters import Resources, make_drafter
 from foredraft.engine.batch import steps
 from foredraft.errors import ForedraftWarning, NumericsError, UsageError
 from foredraft.graph.layout import lay_out, lay_out_text
-from foredraft.model import kv_cache, recordings
+from foredraft.model import kv_cache, named_target, recordings
 from foredraft.model.fused import COLUMNS, ScoredPass, compiled_pass
 from foredraft.model.growth import Rollout
 from foredraft.model.layers import LAST
@@ -463,7 +463,7 @@ def on_gpu(name, *_):
 
 @pytest.mark.parametrize("asked", [True, "auto"])
 def test_graphs_are_used_on_a_gpu_where_they_are_asked_for(asked, monkeypatch):
-    monkeypatch.setattr(api_module, "load_model", on_gpu)
+    monkeypatch.setattr(named_target, "load_model", on_gpu)
     monkeypatch.setattr(api_module, "Compilation", None)  # no compilation in the background
     generator = load(TOY_DRAFT, method="none", compile=asked)
     assert (generator.target.recordings is not None) == (asked is True)
@@ -477,7 +477,7 @@ def test_graphs_are_used_on_a_gpu_where_they_are_asked_for(asked, monkeypatch):
 
 @pytest.mark.parametrize("eager", [False, True])
 def test_commands_that_compare_methods_record_passes_on_a_gpu(eager, monkeypatch):
-    monkeypatch.setattr(api_module, "load_model", on_gpu)
+    monkeypatch.setattr(named_target, "load_model", on_gpu)
     generator = load_plain(TOY_DRAFT, "float32", eager, lambda *_: None)
     assert (generator.target.recordings is None) == eager
 

@@ -228,7 +228,12 @@ def test_the_access_log_has_the_answers_id_and_its_tokens(address, caplog):
     with caplog.at_level(logging.INFO, LOG.name):
         answer = asked(address, temperature=0).json()
         httpx.get(f"{address}/a%0Ab")
-    told, missing = [record.getMessage() for record in caplog.records if record.name == LOG.name][-2:]
+        for _ in range(500):  # a line is written after its answer was sent
+            lines = [record.getMessage() for record in caplog.records if record.name == LOG.name]
+            if len(lines) >= 2:
+                break
+            time.sleep(0.01)
+    told, missing = lines[-2:]
     assert told.startswith("POST /v1/chat/completions 200 ")
     assert answer["id"].split("-")[-1] in told
     assert f"{answer['usage']['prompt_tokens']} prompt tokens" in told

@@ -145,7 +145,7 @@ class Generator:
         UsageError for a model that cannot be compiled here, StoreError for a cache folder that is damaged or cannot be
         written, and ForedraftError if there is no compiler or it fails.
         """
-        if self.target.device.type == "cuda":
+        if self.target.outline.device.type == "cuda":
             self.target.recordings, self._curve = RecordedForward(self.target.model, same_bits=same_bits), None
             self._record_models()
             return []
