@@ -150,18 +150,20 @@ def compile_model(
         from foredraft.api import Generator
         from foredraft.bench.method import BASE, parse_method
         from foredraft.drafters import parse_options
-        from foredraft.model.loading import load_tokenizer
-        from foredraft.model.named_target import load_target, remember_files
+        from foredraft.model.loading import load_outline, load_tokenizer
+        from foredraft.model.named_target import hash_of_files, load_target
 
         drafting = parse_method(method or BASE)
         parse_options(drafting.method, drafting.options)  # refused before the weights are loaded
+        files = hash_of_files(load_outline(model, dtype, "cpu").name_or_path)  # they may change meanwhile
         target = load_target(model, dtype, "cpu", compiled=False)
         if threads is not None:
             torch.set_num_threads(threads)
         tokenizer = None if method is None else load_tokenizer(model)
         generator = Generator(target, tokenizer, **drafting.drafting, progress=tell)
         made = generator.compile(again=again)
-        remember_files(target)
+        if target.compiled is not None:
+            target.compiled.remember(files)
         if background:  # nobody reads what would be printed, and costs would be those beside a generation
             return
         tell(0.0, "measuring the cost of passes")

@@ -41,31 +41,25 @@ def load_target(
     read = partial(load_model, model, dtype, device, **options)
     outline = load_outline(model, dtype, device, **options) if compiled else None
     if outline is not None:
-        files = _hash_of_files(outline.name_or_path)
+        files = hash_of_files(outline.name_or_path)  # before they are read, as they may change meanwhile
         if (package := kept_forward(outline, files)) is not None:
             return TorchTarget(outline, package, read=partial(_read_unchanged, read, outline.name_or_path, files))
     loaded = read()
-    target = TorchTarget(loaded, kept_forward(loaded) if compiled else None)
-    if outline is not None:
-        remember_files(target)
-    return target
-
-
-def remember_files(target: TorchTarget) -> None:
-    """Remember that a target's package, if it has one, is that of its files; its weights must be as they were read."""
-    if target.compiled is not None:
-        target.compiled.remember(_hash_of_files(target.outline.name_or_path))
+    package = kept_forward(loaded) if compiled else None
+    if outline is not None and package is not None:
+        package.remember(files)
+    return TorchTarget(loaded, package)
 
 
 def _read_unchanged(read: Callable[[], Any], location: str, files: str) -> Any:
     """Return what `read` does; UsageError if the files of a checkpoint have not the hash `files` any more."""
-    if _hash_of_files(location) != files:
+    if hash_of_files(location) != files:
         raise UsageError(f"The files of {location} changed after the model was loaded; load it again.")
     return read()
 
 
-def _hash_of_files(location: str) -> str:
-    """Return a hash of the state of a checkpoint's files, and of the code that makes weights of them."""
+def hash_of_files(location: str) -> str:
+    """Return a hash of the state of a checkpoint's files, and of the code that reads them; `load_outline` names it."""
     from transformers.utils.hub import cached_file
 
     folder = Path(str(cached_file(location, "config.json"))).parent
