@@ -53,7 +53,7 @@ GATES = {
     "gelu_tanh": "half * gate * (one + (Vectorized(0.7978845608028654f) * "
     "(gate + Vectorized(0.044715f) * gate * gate * gate)).tanh())",
 }
-"""Functions of `gate` by name, as the kernels compute them. GELU's approximation by tanh, with the square root of 2 / pi
+"""Functions of `gate` by name, as the kernels compute them. The approximation of GELU, with the square root of 2 / pi
 and a fitted number, is that of Hendrycks and Gimpel (2016), section 2."""
 
 # Only compiled code multiplies: rows bfloat16[..., K], rounded to integers by blocks, by N columns that `packed_blocks`
