@@ -27,10 +27,10 @@ def _compiled_anew():
 @pytest.mark.parametrize("tiles", [False, True])
 def test_every_function_that_a_variant_of_the_kernel_calls_is_in_it(tiles):
     """Here only the variants that this processor runs are compiled."""
-    values = dict.fromkeys(("queries", "summed", "at_once"), 4) | {"size": 64, "vector_bits": 512, "scaling": "1.0"}
+    values = dict.fromkeys(("queries", "summed", "at_once"), 4) | {"size": 64, "lanes": 16, "halves": 2}
     names = dict.fromkeys(("query_t", "input_t"), "at::BFloat16") | {"restrict_keyword": "", "num_threads": 2}
     inputs = dict.fromkeys(("query", "key", "value", "mask", "ranges", "output"))
-    flags = {"tiles": tiles, "paired": not tiles, "interleaved": True, "has_sinks": False, "exp": "exp"}
+    flags = {"tiles": tiles, "paired": not tiles, "has_sinks": False, "scaling": "1.0"}
     asked = dict.fromkeys(("def_kernel", "maybe_codegen_profile", "size", "stride", "index"), lambda *_, **__: "0")
     kernel, template = SimpleNamespace(kernel_name="k", **asked), SimpleNamespace(header=io.StringIO)
     source = _template("attention").render(

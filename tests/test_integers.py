@@ -100,20 +100,21 @@ inline __m512 stand_in_widened(__m256i halves) {
 #define _mm512_cvtph_ps stand_in_widened
 """
 
-X86 = {  # by a processor's flag for the instructions: the compiler's options, and the macro that they define
-    "avx2": ("-mavx2 -mfma -mf16c", None),
-    "avx_vnni": ("-mavx2 -mfma -mf16c -mavxvnni", "__AVXVNNI__"),
-    "avx512_vnni": ("-mavx2 -mfma -mf16c -mavx512f -mavx512vnni", "__AVX512VNNI__"),
+X86 = {  # by a processor's flag for the instructions: lanes, the compiler's options, and the macro that they define
+    "avx2": (8, "-mavx2 -mfma -mf16c", None),
+    "avx_vnni": (8, "-mavx2 -mfma -mf16c -mavxvnni", "__AVXVNNI__"),
+    "avx512bw": (16, "-mavx2 -mfma -mf16c -mavx512f -mavx512bw", None),
+    "avx512_vnni": (16, "-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vnni", "__AVX512VNNI__"),
 }
 ARM = ("aarch64-linux-gnu-g++", "qemu-aarch64-static")
 
 
-def program(folder, compiler, options, headers):
+def program(folder, compiler, lanes, options, headers):
     """Return the path of a program that multiplies as `PROGRAM` says."""
     sources = jinja2.FileSystemLoader(Path(foredraft.model.compiled.__file__).parent)
     environment = jinja2.Environment(loader=sources, undefined=jinja2.StrictUndefined)  # noqa: S701  # C++ takes no escapes
     text = environment.from_string(PROGRAM).render(
-        headers=headers, layouts=LAYOUTS, depth=DEEP, locality=0, stands_out=4.0
+        headers=headers, layouts=LAYOUTS, lanes=lanes, depth=DEEP, locality=0, stands_out=4.0
     )
     (folder / "products.cpp").write_text(text)
     command = [compiler, "-std=c++17", "-O1", "-ffp-contract=off", *options.split(), "products.cpp", "-o", "products"]
@@ -126,13 +127,15 @@ def programs(tmp_path_factory):
     """The command of each variant that can be run here, by name."""
     found, has = {}, " ".join(processor_lines("flags")).split()
     if "avx2" in has:
-        for flag, (options, macro) in X86.items():
-            native = (options, "#include <immintrin.h>")
-            stood_in = (f"{X86['avx2'][0]} -Wno-psabi", f"{STAND_INS}#define {macro}\n")
+        for flag, (lanes, options, macro) in X86.items():
+            if not (macro or flag in has):
+                continue  # what it would be replaced by is not written
+            native = (lanes, options, "#include <immintrin.h>")
+            stood_in = (lanes, f"{X86['avx2'][1]} -Wno-psabi", f"{STAND_INS}#define {macro}\n")
             found[flag] = [program(tmp_path_factory.mktemp(flag), "g++", *(native if flag in has else stood_in))]
     if all(map(shutil.which, ARM)):
         neon = program(
-            tmp_path_factory.mktemp("neon"), ARM[0], "-march=armv8.2-a+dotprod -static", "#include <arm_neon.h>"
+            tmp_path_factory.mktemp("neon"), ARM[0], 4, "-march=armv8.2-a+dotprod -static", "#include <arm_neon.h>"
         )
         found["neon"] = [ARM[1], neon]
     return found

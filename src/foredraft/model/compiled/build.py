@@ -207,7 +207,7 @@ def _compile(subject: Subject, recipe: str, path: Path) -> str:
         # of what calls the kernels: optimised, it takes twice as long to compile, and passes are no quicker
         "aot_inductor.compile_wrapper_opt_level": "O0",
     }  # fmt: skip
-    ranges, dequantised = own and subject.takes_ranges, ""
+    ranges, dequantised, quantised = own and subject.takes_ranges, "", 0
     token_ids = np.zeros(_TRACED_ROWS, np.int64)
     with ExitStack() as contexts:
         contexts.enter_context(torch.no_grad())
@@ -215,9 +215,10 @@ def _compile(subject: Subject, recipe: str, path: Path) -> str:
             options |= contexts.enter_context(weights_apart(weights_beside(path)))
             if multiplies_integers() and subject.dtype == torch.bfloat16:
                 rows = QuantisedRows(quantised_file(subject.model), subject.dtype)
-                if contexts.enter_context(quantised_weights(subject.model, rows)):
+                if quantised := contexts.enter_context(quantised_weights(subject.model, rows)):
                     dequantised = dequantised_told(subject.model)
-            contexts.enter_context(own_kernels(cached=product_bytes(subject.model) <= last_cache()))
+            cached = product_bytes(subject.model) <= last_cache()
+            contexts.enter_context(own_kernels(cached=cached, tiles=not quantised))
         contexts.enter_context(compiled_experts(subject.model, own=own))
         contexts.enter_context(_precise_logits(subject.model))
         if ranges:

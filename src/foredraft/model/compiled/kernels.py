@@ -1,12 +1,13 @@
 """Our kernels, which replace those of torch's compiler in a forward: attention, and products with weights.
 
 In each of them a row has the same bits whatever other rows are in the pass. `own_kernels` gives them to the compiler:
-attention of a few rows, each over its own range of slots (attention.cpp.jinja); products in float32 and bfloat16, by
-single numbers or pairs (products.cpp.jinja) or tiles (tile_products.cpp.jinja), with their division among threads and
-caches (blocking.cpp.jinja); those of rows with their own experts (experts.cpp.jinja); and products with the integers of
-a GGUF file (blocks.cpp.jinja, for experts expert_blocks.cpp.jinja, and integers.cpp.jinja, which does not depend on
-torch). docs/explanation/compiled.md explains why they are faster. Uses the compiler's template interfaces, some of them
-private. Does not depend on models, or on how a forward is traced.
+attention of a few rows, each over its own range of slots (attention.cpp.jinja); products in float32 and bfloat16
+(products.cpp.jinja), or by tiles (tile_products.cpp.jinja), with their division among threads and caches
+(blocking.cpp.jinja); those of rows with their own experts (experts.cpp.jinja); and products with the integers of a GGUF
+file (blocks.cpp.jinja, for experts expert_blocks.cpp.jinja, and integers.cpp.jinja). All but tiles have the same bits
+on every processor: they are written in vectors of their own (vectors.cpp.jinja, floats.cpp.jinja), which do not depend
+on torch. docs/explanation/compiled.md explains why they are faster. Uses the compiler's template interfaces, some of
+them private. Does not depend on models, or on how a forward is traced.
 """
 
 import platform
@@ -32,10 +33,12 @@ _ALL_CACHES = 3  # locality of a prefetch, as GCC's __builtin_prefetch takes it;
 _BYTES_AHEAD = 9 * 1024  # that weights are prefetched; 2 KiB are too few where the cache is shared, 18 no better
 _UPDATED = 4  # vectors of a matrix's columns that are updated and summed at once: they fill the registers of AVX2
 _SUMMED = 8  # sums of an expert's product at once: two fused additions begin a cycle, and each takes four (Zen 3)
-_PAIR = 2  # the depth of what one instruction multiplies by pairs
+_SUMMED_BY_HALVES = 4  # the same, where a sum is in two vectors or more
 _TILES = (32, 32, 32)  # rows, columns and depth of a product by tiles; one instruction of AMX multiplies that depth
 _TILED_HEAD = 160  # the most numbers of a head: of AMX's eight tiles, one holds sums, two keys, five a query's numbers
-_WIDEST = 512  # bits of a vector register; there are enough of them then to score four slots for four queries at once
+_WIDER, _WIDEST = 8, 16  # numbers of float32 in a vector of AVX2 and of AVX-512
+_REGISTERS = {_WIDEST: 32, _WIDER: 16}  # of vectors; shorter ones are ARM's, which has 32
+_SAME_BITS = 256  # bits of the vectors of torch's own code, on every x86: sums in vectors of 512 round otherwise
 _WIDEST_PADDING = 1 / 16  # of the columns; the last strip of weights is filled up with zeros, which take time too
 _QUANTISED_ALONE = 4096  # numbers of a pass's rows that become integers sooner than threads wait for each other; chosen
 _STANDS_OUT = 3.0
@@ -50,24 +53,27 @@ torch.library.register_fake("foredraft::written", lambda rows: rows.clone(memory
 
 
 @contextmanager
-def own_kernels(*, cached: bool = False) -> Iterator[None]:
+def own_kernels(*, cached: bool = False, tiles: bool = True) -> Iterator[None]:
     """Make torch's compiler use these kernels until the block ends.
 
     Weights that are `cached`, as a draft model's can be, are prefetched into the caches. Others are prefetched past
     them, so that what steps need beside passes, such as the draft model's weights, is found there. (Not by tiles,
-    where this was not measured.)
+    where this was not measured.) With `tiles`, bfloat16 is multiplied by them where the processor has some (Intel's
+    AMX), which rounds otherwise than other processors do. Without, every x86 gives the same bits.
 
     Products stay the compiler's where the processor has neither AVX-512 nor AVX2. Sines and cosines are kept, which the
     compiler counts as cheap and would compute again, those of every position, for every head of every layer.
     """
     import torch._inductor.lowering as lowerings  # slow to import, and needed by those who compile alone
+    from torch._inductor import config
     from torch._inductor.codegen import cpp_gemm_template as division
     from torch._inductor.codegen import cpp_micro_gemm as products
 
     operations = torch.ops.foredraft
     table: dict[Any, Any] = lowerings.lowerings
-    lowerings.register_lowering(operations.attend.default, type_promotion_kind=None)(_lowered_attention)
-    locality = _ALL_CACHES if cached else 0
+    locality, tiles = _ALL_CACHES if cached else 0, tiles and _has_tiles()
+    attention = partial(_lowered_attention, tiled=tiles)
+    lowerings.register_lowering(operations.attend.default, type_promotion_kind=None)(attention)
     lowerings.register_lowering(operations.written.default, type_promotion_kind=None)(_lowered_rows)
     lowerings.register_lowering(operations.delta_rows.default, type_promotion_kind=None)(_lowered_recurrence)
     lowerings.register_lowering(operations.multiply_experts.default, type_promotion_kind=None)(_lowered_experts)
@@ -79,8 +85,9 @@ def own_kernels(*, cached: bool = False) -> Iterator[None]:
     blocking = division.GEMM_TEMPLATE_INIT_BLOCKING_EXTENDED
     our_blocking = Path(__file__).with_name("blocking.cpp.jinja").read_text(encoding="utf-8")
     ours = f"{{% if micro_gemm.own is defined %}}{our_blocking}{{% else %}}{blocking}{{% endif %}}"
-    ours_or_theirs = _product_kernels(locality) if _has_avx2() else products.micro_gemm_configs
+    ours_or_theirs = _product_kernels(locality, tiles=tiles) if _has_avx2() else products.micro_gemm_configs
     with (
+        config.patch({"cpp.simdlen": _SAME_BITS} if _has_avx2() and not tiles else {}),
         patch.object(products, "micro_gemm_configs", ours_or_theirs),
         patch.object(division, "GEMM_TEMPLATE_INIT_BLOCKING_EXTENDED", ours),
         # the compiler lays weights out for the vendor's library first: one more copy of them, which nothing reads
@@ -97,10 +104,10 @@ def own_kernels(*, cached: bool = False) -> Iterator[None]:
 
 @cache
 def multiplies_by_pairs() -> bool:
-    """Return whether bfloat16 is multiplied by pairs here: on AMD's processors with the instruction (since Zen 4).
+    """Return whether bfloat16 is multiplied by an instruction for pairs: on AMD's processors that have it (Zen 4).
 
-    Intel's have it too, and are slower with it: on a Xeon without AMX a pass of 8 rows took 18 ms by pairs and 10 ms as
-    integers. Nothing is timed here: ways to multiply round differently, and a text must not depend on a measurement.
+    Intel's have it too, and are slower with it. Elsewhere two fused additions give the same bits, but for products
+    under 2**-126, which the instruction takes for zero.
     """
     amd = any(_AMD in line for line in processor_lines("vendor_id"))
     return amd and torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001  # torch has no public name for it
@@ -110,6 +117,14 @@ def multiplies_integers() -> bool:
     """Return whether this processor has instructions that products with quantised weights are written for."""
     arm = platform.machine() == "arm64" or " asimddp" in "".join(processor_lines("features"))  # Apple's all have them
     return _has_avx2() or arm
+
+
+@cache
+def vector_lanes() -> int:
+    """Return how many numbers of float32 a vector of this processor holds."""
+    if torch.cpu._is_avx512_supported():  # noqa: SLF001  # torch has no public name for it
+        return _WIDEST
+    return _WIDER if _has_avx2() else 4
 
 
 def _has_avx2() -> bool:
@@ -172,12 +187,11 @@ def _kernel_call(name: str, template: str, inputs: Mapping[str, Any], layout: An
 
 
 def _lowered_attention(
-    query: Any, key: Any, value: Any, mask: Any, ranges: Any, scaling: float, sinks: Any = None
+    query: Any, key: Any, value: Any, mask: Any, ranges: Any, scaling: float, sinks: Any = None, *, tiled: bool
 ) -> Any:
     """Return the kernel's call as torch's compiler represents it; the arguments are those of `attend`."""
     from torch._inductor.codegen.cpp_micro_gemm import get_restrict_keyword
     from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
-    from torch._inductor.cpu_vec_isa import pick_vec_isa
     from torch._inductor.ir import ExternKernel, FixedLayout
 
     given = {"query": query, "key": key, "value": value, "mask": mask}
@@ -186,12 +200,14 @@ def _lowered_attention(
     inputs |= {name: ExternKernel.require_contiguous(ExternKernel.realize_input(each)) for name, each in given.items()}
     heads, rows, size = query.get_size()
     dtype, width = query.get_dtype(), heads * size
-    bits = pick_vec_isa().bit_width() or 256  # torch's vectors have this size also where there are no instructions
-    by_pairs = dtype == torch.bfloat16 and bits == _WIDEST and size % (2 * LANES) == 0
-    tiles = by_pairs and size <= _TILED_HEAD and _has_tiles()
-    paired = by_pairs and not tiles and multiplies_by_pairs()
+    halves = _halves(dtype)
+    # vectors of pairs must fill a head
+    lanes = _WIDER if vector_lanes() == _WIDEST and size % (halves * _WIDEST) else vector_lanes()
+    tiles = tiled and dtype == torch.bfloat16 and size % (2 * LANES) == 0 and size <= _TILED_HEAD
+    paired = halves > 1 and lanes == _WIDEST and not tiles and multiplies_by_pairs()
     # as many of a value's vectors are summed at once as divide it and fit into the registers
-    vectors, fitting = int(size) * 32 // bits, ((32 if bits == _WIDEST else 16) - 2) // (_QUERIES + 1)
+    vectors = int(size) // (halves * lanes)
+    fitting = max((_REGISTERS.get(lanes, 32) - 2) // (_QUERIES + 1) // halves, 1)
     at_once = max(count for count in range(1, fitting + 1) if vectors % count == 0)
     return _kernel_call(
         "attend",
@@ -201,18 +217,22 @@ def _lowered_attention(
         size=int(size),
         queries=LANES if tiles else _QUERIES,
         summed=_QUERIES,
-        interleaved=by_pairs and at_once % 2 == 0,
         tiles=tiles,
         at_once=at_once,
         scaling=repr(float(scaling)),
         has_sinks=sinks is not None,
-        exp="exp" if dtype == torch.float32 else "exp_u20",
-        vector_bits=bits,
+        halves=halves,
+        lanes=lanes,
         paired=paired,
         query_t=DTYPE_TO_CPP[dtype if paired or tiles else torch.float32],
         input_t=DTYPE_TO_CPP[dtype],
         restrict_keyword=get_restrict_keyword(),
     )
+
+
+def _halves(dtype: torch.dtype) -> int:
+    """Return how many numbers of `dtype` lie in a lane of a vector."""
+    return torch.float32.itemsize // dtype.itemsize
 
 
 def _lowered_rows(rows: Any) -> Any:
@@ -228,7 +248,6 @@ def _lowered_rows(rows: Any) -> Any:
 def _lowered_recurrence(query: Any, key: Any, value: Any, decay: Any, strength: Any, *others: Any) -> Any:
     """Return the kernel's call as torch's compiler represents it; the arguments are those of `delta_rows`."""
     from torch._inductor.codegen.cpp_micro_gemm import get_restrict_keyword
-    from torch._inductor.cpu_vec_isa import pick_vec_isa
     from torch._inductor.ir import ExternKernel, FixedLayout
 
     given = {"query": query, "key": key, "value": value, "decay": decay, "strength": strength}
@@ -240,7 +259,6 @@ def _lowered_recurrence(query: Any, key: Any, value: Any, decay: Any, strength: 
     }
     rows, heads, size = value.get_size()
     key_size, tile = (int(each) for each in inputs["matrices"].get_size()[-2:])
-    vectors = tile * 32 // (pick_vec_isa().bit_width() or 256)
     return _kernel_call(
         "delta_rows",
         "delta",
@@ -252,7 +270,8 @@ def _lowered_recurrence(query: Any, key: Any, value: Any, decay: Any, strength: 
         key_size=key_size,
         value_size=int(size),
         tile=tile,
-        vectors=min(vectors, _UPDATED),
+        lanes=vector_lanes(),
+        at_once=min(tile // vector_lanes(), _UPDATED),
         restrict_keyword=get_restrict_keyword(),
     )
 
@@ -276,7 +295,9 @@ def _lowered_experts(rows: Any, weights: Any, experts: Any) -> Any:
         depth=int(depth),
         columns=int(width),
         matrices=int(matrices),
-        summed=_SUMMED,
+        halves=_halves(rows.get_dtype()),
+        lanes=vector_lanes(),
+        summed=_SUMMED if vector_lanes() == _WIDEST else _SUMMED_BY_HALVES,
         restrict_keyword=get_restrict_keyword(),
     )
 
@@ -321,27 +342,31 @@ def _integer_call(
         written=written,
         activation=GATES[gate] if gate else "",
         stands_out=_STANDS_OUT,
+        lanes=vector_lanes(),
         locality=locality,
         **layout_of(int(size), given["blocks"].get_dtype())._asdict(),
         **values,
     )
 
 
-def _product_kernels(locality: int) -> dict[Any, list[Any]]:
+def _product_kernels(locality: int, *, tiles: bool) -> dict[Any, list[Any]]:
     """Return our product kernels with their sizes; torch's compiler uses the largest that fits.
 
     Eight rows by three vectors fill the registers of AVX-512, four by three those of AVX2, and two tiles by two the
-    tiles of AMX. Pairs and tiles multiply bfloat16 alone.
+    tiles of AMX, which multiply bfloat16 alone.
     """
     from torch._inductor.cpu_vec_isa import VecAMX, VecAVX2, VecAVX512
 
-    sizes: list[tuple[Any, torch.dtype, list[tuple[int, int, int]]]] = []
-    if multiplies_by_pairs():
-        sizes.append((VecAVX512, torch.bfloat16, [(8, 48, _PAIR), (8, 32, _PAIR)]))
-    for dtype in (torch.bfloat16, torch.float32):
-        sizes += [(VecAVX512, dtype, [(8, 48, 1), (8, 32, 1)]), (VecAVX2, dtype, [(4, 24, 1), (4, 16, 1)])]
-    ours = {_product_kernel(locality): [config for each in sizes for config in _configurations(*each)]}
-    if _has_tiles():
+    widths = [3 * vector_lanes(), 2 * vector_lanes()]
+    rows = _REGISTERS[vector_lanes()] // 4
+    found = [
+        configuration
+        for dtype in (torch.bfloat16, torch.float32)
+        for instructions in (VecAVX512, VecAVX2)  # by which torch vectorises its own code
+        for configuration in _configurations(instructions, dtype, [(rows, width, _halves(dtype)) for width in widths])
+    ]
+    ours = {_product_kernel(locality): found}
+    if tiles:
         ours[_product_kernel(tiles=True)] = _configurations(VecAMX, torch.bfloat16, [_TILES])
     return ours
 
@@ -349,8 +374,7 @@ def _product_kernels(locality: int) -> dict[Any, list[Any]]:
 def _product_kernel(locality: int = _ALL_CACHES, *, tiles: bool = False) -> Any:
     """Return a kernel, by tiles or by vectors, as a class for torch's compiler.
 
-    Whether vectors hold single numbers or pairs is told by the depth of its sizes. `locality` is how many
-    caches are to keep prefetched weights, as the compiler's builtin function takes it.
+    `locality` is how many caches are to keep prefetched weights, as the compiler's builtin function takes it.
     """
     from torch._inductor.codegen.cpp_micro_gemm import CppMicroGemm, CppMicroGemmAMX, LayoutType
 
@@ -362,10 +386,13 @@ def _product_kernel(locality: int = _ALL_CACHES, *, tiles: bool = False) -> Any:
 
         def codegen_define(self, kernel: Any) -> str:
             block_m, block_n, block_k = self.register_blocking
+            halves = _halves(self.input2_dtype)
             rendered: str = _template("tile_products" if tiles else "products").render(
                 declare_kernel=self.get_kernel_declaration(),
                 kernel=kernel,
-                paired=block_k == _PAIR,
+                halves=halves,
+                native=halves > 1 and vector_lanes() == _WIDEST and multiplies_by_pairs(),
+                lanes=vector_lanes(),
                 block_m=block_m,
                 block_n=block_n,
                 block_k=block_k,
