@@ -1,7 +1,9 @@
 """GGUF files as models: their folder, their weights, and what cannot be read; their kinds are in test_gguf_kinds.py."""
 
+import errno
 import json
 import shutil
+import tempfile
 import threading
 from pathlib import Path
 
@@ -17,7 +19,7 @@ import gguf_files
 from foredraft import StoreError, UnsupportedModelError, UsageError
 from foredraft.cache_folder import CACHE_VARIABLE
 from foredraft.cli import main
-from foredraft.model import loading
+from foredraft.model import loading, mapped
 from foredraft.model.compiled.block_layers import BlockLinear, quantised_weights
 from foredraft.model.compiled.blocks import QuantisedRows
 from foredraft.model.gguf import files, reader
@@ -115,6 +117,34 @@ def test_weights_are_the_files_numbers_in_the_dtype_that_is_asked_for(file, cach
         stored = weights["blk.1.ffn_down.weight"]
         expected = torch.from_numpy(quants.dequantize(stored.data, stored.tensor_type)).to(dtype)
         assert torch.equal(model.model.layers[1].mlp.down_proj.weight, expected)
+
+
+@pytest.mark.slow
+def test_weights_that_do_not_fit_into_memory_are_the_same_in_a_mapped_file_that_goes_with_them(
+    file, cache, monkeypatch
+):
+    expected, before = loading.load_model(str(file)).state_dict(), set(cache.rglob("*"))
+    monkeypatch.setattr(reader, "usable_memory", lambda: 0)
+    monkeypatch.setattr(mapped, "_LEAST", 1)
+    folders, opened = [], tempfile.TemporaryFile
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **given: folders.append(given["dir"]) or opened(**given))
+    found = loading.load_model(str(file)).state_dict()
+    assert folders == [cache]
+    assert found.keys() == expected.keys()
+    assert all(map(torch.equal, found.values(), expected.values()))
+    assert set(cache.rglob("*")) == before
+
+
+@pytest.mark.slow
+def test_no_room_for_weights_that_do_not_fit_into_memory_is_a_sentence(file, cache, monkeypatch):
+    def full(**_given):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(reader, "usable_memory", lambda: 0)
+    monkeypatch.setattr(mapped, "_LEAST", 1)
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    with pytest.raises(StoreError, match="do not fit into memory, and cannot be written"):
+        loading.load_model(str(file))
 
 
 def test_a_files_model_without_weights_is_described_as_with_them(file, cache):

@@ -4,6 +4,7 @@ A model that was loaded from a GGUF file has dequantised weights. The file's int
 model's matrices with rows of the file. Uses GGUF's blocks. Does not depend on a model's layers or the kernel's code.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ import torch
 
 from foredraft.model.gguf.files import parts_of
 from foredraft.model.gguf.reader import opened
+from foredraft.model.mapped import MappedTensors
 
 DEPTH = 32
 """Numbers of a row that become integers with one scale; a weight's block has so many numbers, or half of them."""
@@ -126,6 +128,16 @@ def rounded_blocks(weight: torch.Tensor) -> BlockMatrix:
     return BlockMatrix(FORMATS["Q8_0"].layout, integers.flatten(1).numpy(), kept, np.zeros_like(kept))
 
 
+def packed_bytes(file: Path) -> int:
+    """Return the bytes of a GGUF file's weights in a package: integers as `packed_blocks` has them, others bfloat16."""
+    _, tensors = opened(parts_of(file))
+    size = 0.0
+    for name, shape in tensors.shapes.items():
+        found = FORMATS.get(tensors.stored(name)[1].name) if len(shape) > 1 else None
+        size += math.prod(shape) * (found.layout.size / (STRIP * found.layout.numbers) if found else 2)
+    return int(size)
+
+
 class QuantisedRows:
     """The quantised rows of a GGUF file, found by their dequantised numbers; few of them are in memory at a time.
 
@@ -152,6 +164,7 @@ class QuantisedRows:
         together = np.concatenate(hashes)
         self._order = np.argsort(together, kind="stable")
         self._hashes = together[self._order]
+        self._kept = MappedTensors()
 
     def packed(self, weight: torch.Tensor) -> torch.Tensor | None:
         """Return the blocks of a matrix as `packed_blocks` does; None unless the file has exactly its rows.
@@ -161,7 +174,7 @@ class QuantisedRows:
         if weight.ndim == 3:
             found = [None if weight.shape[1] % STRIP else self.packed(each) for each in weight]
             packed = [each for each in found if each is not None]
-            return torch.stack(packed) if len(packed) == len(found) and _alike(packed) else None
+            return self._kept.keep(torch.stack(packed)) if len(packed) == len(found) and _alike(packed) else None
         if not len(self._hashes) or weight.dtype != self._dtype or weight.shape[1] % DEPTH:
             return None
         packed = []
@@ -170,7 +183,7 @@ class QuantisedRows:
             if matrix is None or not torch.equal(matrix.dequantised().to(weight.dtype), some):
                 return None
             packed.append(packed_blocks(matrix))
-        return torch.cat(packed) if _alike(packed) else None
+        return self._kept.keep(torch.cat(packed)) if _alike(packed) else None
 
     def _found(self, weight: torch.Tensor) -> BlockMatrix | None:
         """Return the rows that have the hashes of these; None if one is missing, or if their layouts differ."""

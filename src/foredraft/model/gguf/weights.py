@@ -5,7 +5,7 @@ read metadata, and does not build the model.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -33,9 +33,10 @@ class _Source(NamedTuple):
 
 
 def state_of(
-    architecture: str, tensors: Tensors, wanted: Mapping[str, torch.Tensor], config: Any, dtype: torch.dtype
-) -> dict[str, torch.Tensor]:
-    """Return a model's weights from a file: those of `wanted`, by name, which has their shapes.
+    architecture: str, tensors: Tensors, wanted: Mapping[str, torch.Tensor], config: Any, dtype: torch.dtype,
+    keep: Callable[[torch.Tensor], torch.Tensor],
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """Return a model's weights from a file, each as `keep` returns it: those of `wanted`, which has their shapes.
 
     Raises UnsupportedModelError if the file lacks one, if a shape differs, or if a tensor is left over.
     """
@@ -43,7 +44,7 @@ def state_of(
     table = {**_known_names(architecture), **TENSORS, **row.tensors}
     for name, like in wanted.items():
         try:
-            state[name] = _weight(table, row.changes, tensors, name, like, config, dtype)
+            state[name] = keep(_weight(table, row.changes, tensors, name, like, config, dtype))
         except (RuntimeError, IndexError) as error:  # of torch: the sizes in the keys do not fit the tensor
             raise UnsupportedModelError(
                 f"The tensors of the weight {name} do not have the sizes that this GGUF file's keys say "
