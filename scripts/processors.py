@@ -21,7 +21,7 @@ import foredraft
 from foredraft.bench.tasks import load_tasks
 from foredraft.graph.layout import lay_out_text
 from foredraft.model.compiled import kernels
-from foredraft.model.compiled.package import processor_lines
+from foredraft.model.compiled.processor import processor_lines
 from foredraft.model.gguf.files import SMOLLM2
 
 KINDS = {  # what the compiler takes for the processor, the flag that this machine must have, numbers in a vector

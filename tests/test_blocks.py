@@ -15,8 +15,9 @@ from foredraft.model.compiled.block_layers import (
     rows_of,
 )
 from foredraft.model.compiled.blocks import STRIP, QuantisedRows, layout_of, packed_blocks, read_blocks, rounded_blocks
-from foredraft.model.compiled.kernels import multiplies_integers, own_kernels
+from foredraft.model.compiled.kernels import own_kernels
 from foredraft.model.compiled.library import CompiledLibrary
+from foredraft.model.compiled.processor import multiplies_integers
 from foredraft.model.compiled.rewriting import gate_products, merge_products
 from foredraft.model.layers import shared_copy
 

@@ -20,12 +20,10 @@ from foredraft.engine.batch import steps
 from foredraft.errors import ForedraftError, ForedraftWarning, StoreError, UsageError
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.model import machine
-from foredraft.model.compiled import kernels
 from foredraft.model.compiled.attention import compiled_attention
 from foredraft.model.compiled.background import Compilation
 from foredraft.model.compiled.build import compile_forward
 from foredraft.model.compiled.export import FunctionalForward, Subject, row_arguments
-from foredraft.model.compiled.kernels import multiplies_by_pairs
 from foredraft.model.compiled.package import (
     MOST_ROWS,
     PACKAGE,
@@ -38,6 +36,7 @@ from foredraft.model.compiled.package import (
     read_record,
     write_record,
 )
+from foredraft.model.compiled.processor import multiplies_by_pairs
 from foredraft.model.kv_cache import Span
 from foredraft.model.layers import LAST, usual_taps
 from foredraft.model.loading import load_model
@@ -118,7 +117,7 @@ def test_the_functional_forward_scores_and_writes_as_the_model_does(family):
 )
 def test_how_bfloat16_is_multiplied_follows_from_the_processor_alone(monkeypatch, vendor, supported, pairs):
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: supported)
-    monkeypatch.setattr(kernels, "processor_lines", lambda *_names: [f"vendor_id\t: {vendor}"])
+    monkeypatch.setattr(processor, "processor_lines", lambda *_names: [f"vendor_id\t: {vendor}"])
     multiplies_by_pairs.cache_clear()
     assert multiplies_by_pairs() is pairs
     multiplies_by_pairs.cache_clear()

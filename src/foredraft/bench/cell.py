@@ -22,7 +22,7 @@ from foredraft.atomic_file import unwritable
 from foredraft.bench.drafts import DraftCounts
 from foredraft.engine.statistics import Statistics
 from foredraft.errors import UsageError, told
-from foredraft.model.compiled.package import processor_lines
+from foredraft.model.compiled.processor import processor_lines
 from foredraft.model.fingerprint import architecture, fingerprint
 from foredraft.model.rounding import dtype_name
 from foredraft.model.target import TorchTarget

@@ -27,7 +27,7 @@ from foredraft.model.compiled.block_layers import dequantised_told, product_byte
 from foredraft.model.compiled.blocks import QuantisedRows, packed_bytes
 from foredraft.model.compiled.experts import compiled_experts
 from foredraft.model.compiled.export import CONTEXT, Subject, run_pass
-from foredraft.model.compiled.kernels import multiplies_integers, own_kernels
+from foredraft.model.compiled.kernels import own_kernels
 from foredraft.model.compiled.library import CompiledLibrary, can_load, return_memory, weights_apart, weights_beside
 from foredraft.model.compiled.package import (
     MOST_ROWS,
@@ -42,6 +42,7 @@ from foredraft.model.compiled.package import (
     runs_on_cpu,
     write_record,
 )
+from foredraft.model.compiled.processor import multiplies_integers
 from foredraft.model.compiled.rewriting import gate_products, merge_products, turn_rows
 from foredraft.model.families import COMPILED_RECURRENT
 from foredraft.model.gguf.files import quantised_file

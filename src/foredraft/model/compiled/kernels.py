@@ -10,7 +10,6 @@ on torch. docs/explanation/compiled.md explains why they are faster. Uses the co
 them private. Does not depend on models, or on how a forward is traced.
 """
 
-import platform
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
@@ -26,7 +25,15 @@ import foredraft.model.compiled.recurrence  # noqa: F401  # imported for the ope
 from foredraft.model.compiled.attention import LANES
 from foredraft.model.compiled.block_layers import GATES
 from foredraft.model.compiled.blocks import STRIP, layout_of
-from foredraft.model.compiled.package import processor_lines
+from foredraft.model.compiled.processor import (
+    AVX2,
+    AVX512,
+    has_avx2,
+    has_tiles,
+    multiplies_by_pairs,
+    registers,
+    vector_lanes,
+)
 
 _QUERIES = 4  # query rows whose values are summed together, so that each value is read once for all of them
 _ALL_CACHES = 3  # locality of a prefetch, as GCC's __builtin_prefetch takes it; 0 is past the caches
@@ -36,15 +43,12 @@ _SUMMED = 8  # sums of an expert's product at once: two fused additions begin a 
 _SUMMED_BY_HALVES = 4  # the same, where a sum is in two vectors or more
 _TILES = (32, 32, 32)  # rows, columns and depth of a product by tiles; one instruction of AMX multiplies that depth
 _TILED_HEAD = 160  # the most numbers of a head: of AMX's eight tiles, one holds sums, two keys, five a query's numbers
-_WIDER, _WIDEST = 8, 16  # numbers of float32 in a vector of AVX2 and of AVX-512
-_REGISTERS = {_WIDEST: 32, _WIDER: 16}  # of vectors; shorter ones are ARM's, which has 32
 _SAME_BITS = 256  # bits of the vectors of torch's own code, on every x86: sums in vectors of 512 round otherwise
 _WIDEST_PADDING = 1 / 16  # of the columns; the last strip of weights is filled up with zeros, which take time too
 _QUANTISED_ALONE = 4096  # numbers of a pass's rows that become integers sooner than threads wait for each other; chosen
 _STANDS_OUT = 3.0
 """A block of a row has 15 bits if its largest number is over so many times the root mean square of the row.
 docs/results/log.md has what other values cost and lose."""
-_AMD = "AuthenticAMD"  # how /proc/cpuinfo names the vendor
 
 
 # Rows as they are, float[..., R, K], written one after another whatever they are computed from.
@@ -71,7 +75,7 @@ def own_kernels(*, cached: bool = False, tiles: bool = True) -> Iterator[None]:
 
     operations = torch.ops.foredraft
     table: dict[Any, Any] = lowerings.lowerings
-    locality, tiles = _ALL_CACHES if cached else 0, tiles and _has_tiles()
+    locality, tiles = _ALL_CACHES if cached else 0, tiles and has_tiles()
     attention = partial(_lowered_attention, tiled=tiles)
     lowerings.register_lowering(operations.attend.default, type_promotion_kind=None)(attention)
     lowerings.register_lowering(operations.written.default, type_promotion_kind=None)(_lowered_rows)
@@ -85,9 +89,9 @@ def own_kernels(*, cached: bool = False, tiles: bool = True) -> Iterator[None]:
     blocking = division.GEMM_TEMPLATE_INIT_BLOCKING_EXTENDED
     our_blocking = Path(__file__).with_name("blocking.cpp.jinja").read_text(encoding="utf-8")
     ours = f"{{% if micro_gemm.own is defined %}}{our_blocking}{{% else %}}{blocking}{{% endif %}}"
-    ours_or_theirs = _product_kernels(locality, tiles=tiles) if _has_avx2() else products.micro_gemm_configs
+    ours_or_theirs = _product_kernels(locality, tiles=tiles) if has_avx2() else products.micro_gemm_configs
     with (
-        config.patch({"cpp.simdlen": _SAME_BITS} if _has_avx2() and not tiles else {}),
+        config.patch({"cpp.simdlen": _SAME_BITS} if has_avx2() and not tiles else {}),
         patch.object(products, "micro_gemm_configs", ours_or_theirs),
         patch.object(division, "GEMM_TEMPLATE_INIT_BLOCKING_EXTENDED", ours),
         # the compiler lays weights out for the vendor's library first: one more copy of them, which nothing reads
@@ -100,40 +104,6 @@ def own_kernels(*, cached: bool = False, tiles: bool = True) -> Iterator[None]:
             yield
         finally:
             table.update(theirs)
-
-
-@cache
-def multiplies_by_pairs() -> bool:
-    """Return whether bfloat16 is multiplied by an instruction for pairs: on AMD's processors that have it (Zen 4).
-
-    Intel's have it too, and are slower with it. Elsewhere two fused additions give the same bits, but for products
-    under 2**-126, which the instruction takes for zero.
-    """
-    amd = any(_AMD in line for line in processor_lines("vendor_id"))
-    return amd and torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001  # torch has no public name for it
-
-
-def multiplies_integers() -> bool:
-    """Return whether this processor has instructions that products with quantised weights are written for."""
-    arm = platform.machine() == "arm64" or " asimddp" in "".join(processor_lines("features"))  # Apple's all have them
-    return _has_avx2() or arm
-
-
-@cache
-def vector_lanes() -> int:
-    """Return how many numbers of float32 a vector of this processor holds."""
-    if torch.cpu._is_avx512_supported():  # noqa: SLF001  # torch has no public name for it
-        return _WIDEST
-    return _WIDER if _has_avx2() else 4
-
-
-def _has_avx2() -> bool:
-    return torch.cpu._is_avx2_supported()  # noqa: SLF001  # torch has no public name for it
-
-
-def _has_tiles() -> bool:
-    """Return whether this processor multiplies tiles of bfloat16 (Intel's AMX)."""
-    return torch.cpu._is_amx_tile_supported()  # noqa: SLF001  # torch has no public name for it
 
 
 @cache
@@ -202,12 +172,12 @@ def _lowered_attention(
     dtype, width = query.get_dtype(), heads * size
     halves = _halves(dtype)
     # vectors of pairs must fill a head
-    lanes = _WIDER if vector_lanes() == _WIDEST and size % (halves * _WIDEST) else vector_lanes()
+    lanes = AVX2 if vector_lanes() == AVX512 and size % (halves * AVX512) else vector_lanes()
     tiles = tiled and dtype == torch.bfloat16 and size % (2 * LANES) == 0 and size <= _TILED_HEAD
-    paired = halves > 1 and lanes == _WIDEST and not tiles and multiplies_by_pairs()
+    paired = halves > 1 and lanes == AVX512 and not tiles and multiplies_by_pairs()
     # as many of a value's vectors are summed at once as divide it and fit into the registers
     vectors = int(size) // (halves * lanes)
-    fitting = max((_REGISTERS.get(lanes, 32) - 2) // (_QUERIES + 1) // halves, 1)
+    fitting = max((registers(lanes) - 2) // (_QUERIES + 1) // halves, 1)
     at_once = max(count for count in range(1, fitting + 1) if vectors % count == 0)
     return _kernel_call(
         "attend",
@@ -297,7 +267,7 @@ def _lowered_experts(rows: Any, weights: Any, experts: Any) -> Any:
         matrices=int(matrices),
         halves=_halves(rows.get_dtype()),
         lanes=vector_lanes(),
-        summed=_SUMMED if vector_lanes() == _WIDEST else _SUMMED_BY_HALVES,
+        summed=_SUMMED if vector_lanes() == AVX512 else _SUMMED_BY_HALVES,
         restrict_keyword=get_restrict_keyword(),
     )
 
@@ -358,7 +328,7 @@ def _product_kernels(locality: int, *, tiles: bool) -> dict[Any, list[Any]]:
     from torch._inductor.cpu_vec_isa import VecAMX, VecAVX2, VecAVX512
 
     widths = [3 * vector_lanes(), 2 * vector_lanes()]
-    rows = _REGISTERS[vector_lanes()] // 4
+    rows = registers(vector_lanes()) // 4
     found = [
         configuration
         for dtype in (torch.bfloat16, torch.float32)
@@ -391,7 +361,7 @@ def _product_kernel(locality: int = _ALL_CACHES, *, tiles: bool = False) -> Any:
                 declare_kernel=self.get_kernel_declaration(),
                 kernel=kernel,
                 halves=halves,
-                native=halves > 1 and vector_lanes() == _WIDEST and multiplies_by_pairs(),
+                native=halves > 1 and vector_lanes() == AVX512 and multiplies_by_pairs(),
                 lanes=vector_lanes(),
                 block_m=block_m,
                 block_n=block_n,

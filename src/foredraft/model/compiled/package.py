@@ -24,6 +24,7 @@ from foredraft.atomic_file import store_file
 from foredraft.cache_folder import cache_path
 from foredraft.errors import ForedraftWarning, StoreError, told
 from foredraft.model.compiled.library import CompiledLibrary, weights_beside
+from foredraft.model.compiled.processor import processor_lines
 from foredraft.model.fingerprint import architecture
 from foredraft.model.kv_cache import LayerShape
 from foredraft.model.layers import LAST
@@ -198,15 +199,6 @@ def _setting(model: Any) -> str:
         torch.get_num_threads(), torch.__version__, transformers.__version__, processor,
     )  # fmt: skip
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
-
-
-def processor_lines(*names: str) -> list[str]:
-    """Return the distinct lines of /proc/cpuinfo that begin with one of these names; none without that file."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
-    return sorted({line for line in lines if line.lower().startswith(names)})
 
 
 def weights_hash(model: Any) -> str:
