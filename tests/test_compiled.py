@@ -20,6 +20,7 @@ from foredraft.engine.batch import steps
 from foredraft.errors import ForedraftError, ForedraftWarning, StoreError, UsageError
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.model import machine
+from foredraft.model.compiled import processor
 from foredraft.model.compiled.attention import compiled_attention
 from foredraft.model.compiled.background import Compilation
 from foredraft.model.compiled.build import compile_forward
