@@ -11,6 +11,7 @@ from foredraft.graph.layout import lay_out_text
 from foredraft.model.compiled import kernels
 from foredraft.model.compiled.block_layers import round_weights
 from foredraft.model.compiled.build import compile_forward
+from foredraft.model.compiled.processor import has_avx2
 from support.causal_types import tiny_configuration
 from support.compilation import compiled_by
 from support.families import VOCABULARY, tiny_model
@@ -40,7 +41,7 @@ def avx2_scores_of(model, folder, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not torch.cpu._is_avx2_supported(), reason="the processor has no AVX2")
+@pytest.mark.skipif(not has_avx2(), reason="the processor has no AVX2")
 @pytest.mark.parametrize(
     ("family", "sizes", "rounded"),
     [

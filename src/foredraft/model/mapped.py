@@ -15,7 +15,7 @@ from foredraft.cache_folder import CACHE_VARIABLE, cache_folder, cache_path
 from foredraft.errors import StoreError, told
 
 _LEAST = 2**20  # bytes of a tensor that is worth a mapping; chosen
-_ALIGNED = 64  # bytes at whose multiples a tensor begins
+_ALIGNED = 64  # bytes at whose multiples a tensor begins: a line of the cache
 
 
 class MappedTensors:

@@ -169,12 +169,19 @@ class QuantisedRows:
     def packed(self, weight: torch.Tensor) -> torch.Tensor | None:
         """Return the blocks of a matrix as `packed_blocks` does; None unless the file has exactly its rows.
 
-        Those of several matrices, float[E, N, K] with N a multiple of 16, have a first dimension for these.
+        Those of several matrices, float[E, N, K] with N a multiple of 16, have a first dimension for these. Large ones
+        lie in a mapped file.
         """
         if weight.ndim == 3:
-            found = [None if weight.shape[1] % STRIP else self.packed(each) for each in weight]
+            found = [None if weight.shape[1] % STRIP else self._packed(each) for each in weight]
             packed = [each for each in found if each is not None]
-            return self._kept.keep(torch.stack(packed)) if len(packed) == len(found) and _alike(packed) else None
+            blocks = torch.stack(packed) if len(packed) == len(found) and _alike(packed) else None
+        else:
+            blocks = self._packed(weight)
+        return None if blocks is None else self._kept.keep(blocks)
+
+    def _packed(self, weight: torch.Tensor) -> torch.Tensor | None:
+        """Return the blocks of one matrix."""
         if not len(self._hashes) or weight.dtype != self._dtype or weight.shape[1] % DEPTH:
             return None
         packed = []
@@ -183,7 +190,7 @@ class QuantisedRows:
             if matrix is None or not torch.equal(matrix.dequantised().to(weight.dtype), some):
                 return None
             packed.append(packed_blocks(matrix))
-        return self._kept.keep(torch.cat(packed)) if _alike(packed) else None
+        return torch.cat(packed) if _alike(packed) else None
 
     def _found(self, weight: torch.Tensor) -> BlockMatrix | None:
         """Return the rows that have the hashes of these; None if one is missing, or if their layouts differ."""

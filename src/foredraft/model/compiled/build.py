@@ -46,13 +46,9 @@ from foredraft.model.compiled.processor import multiplies_integers
 from foredraft.model.compiled.rewriting import gate_products, merge_products, turn_rows
 from foredraft.model.families import COMPILED_RECURRENT
 from foredraft.model.gguf.files import quantised_file
-from foredraft.model.machine import last_cache, usable_memory
+from foredraft.model.machine import COMPILING, last_cache, usable_memory
 from foredraft.model.rounding import dtype_name
 from foredraft.model.support import inspect
-
-_MEMORY_FOR = 2.5
-"""Peak memory over the size of the weights that are compiled: 5.8 GiB for 2.4, of which 0.5 are Python's, and 9.1 for
-4.2 in integers, whose dequantised weights lay in a mapped file."""
 
 _TRACED_ROWS, _TRACED_SCORED = 4, 3  # different numbers, so that the exporter tells the two dimensions apart
 _PROBED_ROWS = (*range(1, 17), 17, 24, 31, 32, 33, 48, 63, 64, 65, 128, 255)
@@ -122,9 +118,9 @@ def _check(model: Any) -> None:
         raise UsageError(f"The model's dtype is {dtype_name(model)}; foredraft compiles {', '.join(_DTYPES)}.")
     if (file := quantised_file(model)) is not None and model.dtype == torch.bfloat16 and multiplies_integers():
         size = min(size, packed_bytes(file))
-    if _MEMORY_FOR * size > (memory := usable_memory()):
+    if COMPILING * size > (memory := usable_memory()):
         raise UsageError(
-            f"Compiling a model of {size / 2**30:.1f} GiB needs {_MEMORY_FOR * size / 2**30:.1f} GiB of memory, and "
+            f"Compiling a model of {size / 2**30:.1f} GiB needs {COMPILING * size / 2**30:.1f} GiB of memory, and "
             f"there are {memory / 2**30:.1f} GiB. Compile on a larger machine of the same processor and copy the cache "
             "folder, or take a smaller model."
         )

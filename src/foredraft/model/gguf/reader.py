@@ -16,12 +16,11 @@ from foredraft.model.gguf.metadata import Metadata, read_header
 from foredraft.model.gguf.tensors import Tensors
 from foredraft.model.gguf.tokenizers import end_ids, write_tokenizer
 from foredraft.model.gguf.weights import state_of
-from foredraft.model.machine import usable_memory
+from foredraft.model.machine import COMPILING, usable_memory
 from foredraft.model.mapped import MappedTensors
 
 _DTYPES = {0: "float32", 1: "float16"}
 """GGUF's `general.file_type` -> dtype of the model. Others were quantised from bfloat16, or coarser: bfloat16."""
-_ROOM = 2.5  # times the size of a model's weights; with less memory they are in a mapped file, to leave room to compile
 
 
 def opened(parts: Sequence[Path]) -> tuple[Metadata, Tensors]:
@@ -87,7 +86,8 @@ def load_gguf(folder: Path, parts: Sequence[Path], dtype: torch.dtype | str, **o
     if config.tie_word_embeddings:
         names.pop("lm_head.weight", None)
     size = chosen.itemsize * sum(like.numel() for like in names.values())
-    keep = MappedTensors().keep if _ROOM * size > usable_memory() else torch.Tensor.detach
+    # in memory only where there is room left to compile the model
+    keep = MappedTensors().keep if COMPILING * size > usable_memory() else (lambda weight: weight)
     state = state_of(metadata.architecture, tensors, names, config, chosen, keep)
     model = type(wanted).from_pretrained(None, config=config, state_dict=state, dtype=chosen, **options)
     model.generation_config = GenerationConfig.from_pretrained(folder)
