@@ -2,10 +2,17 @@
 
 import numpy as np
 import pytest
+import torch
 
+from foredraft.api import Generator
 from foredraft.contracts import Budget, DraftContext, SequenceView
 from foredraft.drafters import Resources, make_drafter
+from foredraft.model.layers import eagle_layers
+from foredraft.model.speculators import save_eagle3
+from foredraft.model.target import TorchTarget
+from foredraft.training.eagle3 import new_layers
 from support.families import LONG, VOCABULARY, each_of, prompt_of
+from support.llamas import llama
 from support.speculators import (
     DRAFTED,
     eagle3_config,
@@ -65,3 +72,30 @@ def test_a_draft_stays_the_same_however_its_text_came_about(folder):
         np.testing.assert_allclose(each.score, at_once.score, rtol=1e-4)
     assert set(at_once.tokens.tolist()) <= {token * VOCABULARY // DRAFTED for token in range(DRAFTED)}
     assert not len(drafting.propose(SequenceView(ids, 5), Budget(20, 4))), "no states are known"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own calls
+def test_a_compiled_head_drafts_as_the_uncompiled_one(tmp_path, monkeypatch):
+    """`compile` compiles it with the target; a row of it has the same bits in any pass."""
+    monkeypatch.setenv("FOREDRAFT_CACHE", str(tmp_path / "cache"))
+    model, reads = llama(num_hidden_layers=4), eagle_layers(4)
+    layers = new_layers(model)
+    save_eagle3(tmp_path / "head", model, "llama", layers, reads, None, torch.float32, lm_head=True)
+    options = {"model": str(tmp_path / "head"), **SHAPES["tree"]}
+    target = TorchTarget(model)
+    generator = Generator(target, None, method="eagle3", options=options)
+    ids = prompt_of(LONG)
+    states = target.prefill(ids[:-1].copy(), target.new_cache(), generator.drafter.needs.hidden)
+
+    def drafted():
+        drafting = generator.drafter.open(DraftContext(VOCABULARY))
+        return drafting.propose(SequenceView(ids, len(ids), states), Budget(20, 4))
+
+    uncompiled = drafted()
+    assert [record.same_bits for _, record in generator.compile()] == [True, True]
+    assert all(each.compiled is not None for each in generator.drafter.needs.models)
+    compiled = drafted()
+    assert len(compiled) == 20
+    assert compiled.tokens.tolist() == uncompiled.tokens.tolist()
+    np.testing.assert_allclose(compiled.score, uncompiled.score, rtol=1e-4)

@@ -9,6 +9,7 @@ from foredraft.contracts import SequenceView
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import StoreError, UsageError
 from foredraft.model.mtp import load_mtp
+from foredraft.model.state_heads import HeadModel
 from foredraft.model.state_rollout import StateRollout
 from foredraft.model.target import TorchTarget
 from support import exits
@@ -47,7 +48,7 @@ def test_drafts_are_scored_as_by_transformers(family, tmp_path):
     ids, end = prompt_of(LONG), LONG - 2
     head, target = load_mtp(model), TorchTarget(model)
     states = target.prefill(ids[: end - 1].copy(), target.new_cache(), head.reads)
-    rollout = StateRollout(head, 4)
+    rollout = StateRollout(head, target.with_model(HeadModel(head)), 4)
     found = [rollout.start(SequenceView(ids[:end], end, states))]
     found += [rollout.expand(ids[[end + row]].astype(np.int32), np.array([row - 1], np.int32)) for row in range(2)]
     cache, positions = MtpCache(config=mtp.config), torch.arange(LONG - 1)[None]

@@ -14,6 +14,7 @@ from foredraft.model.block_rollout import BlockRollout
 from foredraft.model.dflash import DFlashBlock, load_dflash
 from foredraft.model.eagle3 import load_eagle3
 from foredraft.model.peagle import PEagleBlock, load_peagle
+from foredraft.model.state_heads import HeadModel
 from foredraft.model.state_rollout import StateRollout
 from support.families import VOCABULARY, prompt_of
 from support.speculators import (
@@ -36,11 +37,12 @@ SCORES = json.loads((Path(__file__).parent / "data" / "speculators.json").read_t
 """Of version 0.9.0, by scripts/speculators_logits.py."""
 
 
-def rollout_of(method, folder, model):
+def rollout_of(method, folder, target):
     """Return a rollout, and how many levels it is to draft."""
     if method == "eagle3":
-        return StateRollout(load_eagle3(folder, model), 4), 3
-    head = load_peagle(folder, model) if method == "peagle" else load_dflash(folder, model, method)
+        head = load_eagle3(folder, target.model)
+        return StateRollout(head, target.with_model(HeadModel(head)), 4), 3
+    head = load_peagle(folder, target.model) if method == "peagle" else load_dflash(folder, target.model, method)
     block = PEagleBlock(head) if method == "peagle" else DFlashBlock(head)
     return BlockRollout(head, block, 4), block.levels
 
@@ -48,8 +50,8 @@ def rollout_of(method, folder, model):
 @pytest.mark.parametrize(("method", "case"), [(method, case) for method in CASES for case in CASES[method]])
 def test_drafts_are_scored_as_by_the_library_of_the_format(method, case, tmp_path):
     drafter_files(method, case, tmp_path)
-    ids, states, model, found = prompt_of(LENGTH), states_of(3), target_of("llama").model, []
-    rollout, levels = rollout_of(method, tmp_path, model)
+    ids, states, found = prompt_of(LENGTH), states_of(3), []
+    rollout, levels = rollout_of(method, tmp_path, target_of("llama"))
     for root in ROOTS:
         found += rollout.start(SequenceView(ids[: root + 1], root + 1, states[:root]))
         for row in range(levels - 1):

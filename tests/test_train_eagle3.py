@@ -7,6 +7,7 @@ import torch
 from foredraft.contracts import SequenceView
 from foredraft.model.eagle3 import load_eagle3
 from foredraft.model.speculators import save_eagle3
+from foredraft.model.state_heads import HeadModel
 from foredraft.model.state_rollout import StateRollout
 from foredraft.training.eagle3 import AHEAD, Eagle3Task
 from foredraft.training.loop import LoopOptions, train
@@ -42,7 +43,8 @@ def test_rows_are_trained_as_they_draft(family, ids, tmp_path):
     head = load_eagle3(tmp_path, target.model)
     window = traces.windows[3, :-1].astype(np.int64)
     states = target.prefill(window.copy(), target.new_cache(), head.reads)
-    rollout, columns = StateRollout(head, AHEAD), slice(None) if ids is None else ids.argsort()
+    rollout = StateRollout(head, target.with_model(HeadModel(head)), AHEAD)
+    columns = slice(None) if ids is None else ids.argsort()
     for length in (2, 7, WINDOW - AHEAD + 1):
         found = [rollout.start(SequenceView(window[:length], length, states[: length - 1]))]
         following = window[length:, None].astype(np.int32)

@@ -27,9 +27,9 @@ from foredraft.model.layers import LAST
 from foredraft.model.mtp import load_mtp
 from foredraft.model.peagle import PEagleBlock, load_peagle
 from foredraft.model.speculators import FILES
-from foredraft.model.state_heads import StateHead
+from foredraft.model.state_heads import HeadModel, StateHead
 from foredraft.model.state_rollout import StateRollout
-from foredraft.model.target import loaded_target
+from foredraft.model.target import TorchTarget, loaded_target
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,7 @@ class MtpDrafter:
     @classmethod
     def create(cls, options: LayerOptions, resources: Resources) -> RolloutDrafter:
         """Load the layer; raises UsageError if the checkpoint has none, StoreError if it is damaged."""
-        head = load_mtp(_target(cls.name, resources))
-        return _drafter(cls.name, options.rules(), head, lambda most: StateRollout(head, most))
+        return _state_drafter(cls.name, options.rules(), load_mtp(_target(cls.name, resources).model), resources)
 
 
 class AssistantDrafter:
@@ -101,7 +100,7 @@ class AssistantDrafter:
     @classmethod
     def create(cls, options: HeadOptions, resources: Resources) -> RolloutDrafter:
         """Load the assistant; raises UsageError if it is not one for this target."""
-        target = _target(cls.name, resources)
+        target = _target(cls.name, resources).model
         if options.model is None:
             raise UsageError("Method 'assistant' needs the option model, the assistant's folder or hub id; give it.")
         assistant = load_assistant(options.model, target)
@@ -120,7 +119,7 @@ class Eagle3Drafter:
     def create(cls, options: Eagle3Options, resources: Resources) -> RolloutDrafter:
         """Load the head; raises UsageError if there is none for this target, StoreError if it is damaged."""
         head = load_eagle3(*_placed(cls.name, options, resources))
-        return _drafter(cls.name, options.rules(), head, lambda most: StateRollout(head, most))
+        return _state_drafter(cls.name, options.rules(), head, resources)
 
 
 class PEagleDrafter:
@@ -159,18 +158,26 @@ class DSparkDrafter(DFlashDrafter):
     Options: ClassVar[type] = BlockOptions  # again, as `foredraft methods` reads the class's own lines
 
 
-def _target(method: str, resources: Resources) -> Any:
-    return loaded_target(resources.target, method, "from the target's hidden states").model
+def _target(method: str, resources: Resources) -> TorchTarget:
+    return loaded_target(resources.target, method, "from the target's hidden states")
 
 
 def _placed(method: str, options: HeadOptions, resources: Resources) -> tuple[Path, Any]:
     """Return the folder of a method's head, and the target's model."""
-    target = _target(method, resources)
+    target = _target(method, resources).model
     return trained_head(method, options.model, target, option="model", files=FILES), target
 
 
-def _drafter(method: str, rules: GrowthRules, head: StateHead[Any], begin: Callable[[int], Growing]) -> RolloutDrafter:
-    return RolloutDrafter((method,), rules, Needs(hidden=head.reads, every_step=False), begin, head.ends.ids)
+def _drafter(
+    method: str, rules: GrowthRules, head: StateHead[Any], begin: Callable[[int], Growing], *models: TorchTarget
+) -> RolloutDrafter:
+    needs = Needs(hidden=head.reads, every_step=False, models=models)
+    return RolloutDrafter((method,), rules, needs, begin, head.ends.ids)
+
+
+def _state_drafter(method: str, rules: GrowthRules, head: StateHead[Any], resources: Resources) -> RolloutDrafter:
+    model = _target(method, resources).with_model(HeadModel(head), rounded=True)
+    return _drafter(method, rules, head, lambda most: StateRollout(head, model, most), model)
 
 
 def _block_drafter(

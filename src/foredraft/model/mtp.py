@@ -21,48 +21,41 @@ from torch import nn
 from transformers.utils import logging
 
 from foredraft.errors import StoreError, UsageError, told
-from foredraft.graph.layout import Layout
-from foredraft.model.kv_cache import TreeCache
 from foredraft.model.layers import model_parts, shared_copy
 from foredraft.model.speculators import Ends
-from foredraft.model.state_heads import StateHead, layer_arguments
+from foredraft.model.state_heads import StateHead
 
 _FILES = ("model.safetensors.index.json", "model.safetensors")
 # by field of a configuration, its value for the layer where the configuration does not say
 _USUAL = {"mtp_layer_types": "full_attention", "mtp_mlp_layer_types": "sparse"}
 
 
-class MtpLayers:
+class MtpLayers(nn.Module):
     """The first layer of transformers' `MtpModel`, which drafts all levels of a tree.
 
     A checkpoint with several, one for each level, drafts with the first alone. `norm` is the target's last one.
     """
 
     def __init__(self, model: Any, norm: nn.Module) -> None:
-        self._model, self._layer, self._norm, config = model, model.layers[0], norm, model.config
-        kinds = getattr(config, "layer_types", None)
-        self._kind = kinds[0] if kinds else None
-        self._window = config.sliding_window if self._kind == "sliding_attention" else None
+        super().__init__()
+        self.config, self.layer, self.norm = model.config, model.layers[0], norm
+        self.rotary_embedding = model.rotary_emb
+        kinds = getattr(model.config, "layer_types", None)
+        self._kind = (kinds[0],) if kinds and model.has_per_layer_rope else ()
 
-    def new_cache(self) -> TreeCache:
-        return TreeCache((None,))
-
-    def arguments(self, layout: Layout, cache: TreeCache, like: torch.Tensor) -> dict[str, Any]:
-        """As `NextStates` says; the layer sees all of a text, or its window."""
-        return layer_arguments(layout, cache, like, self._rotary, self._window)
-
-    def _rotary(self, like: torch.Tensor, positions: torch.Tensor) -> Any:
-        kind = (self._kind,) if self._model.has_per_layer_rope else ()
-        return self._model.rotary_emb(like, positions, *kind)
+    def rotary(self, like: torch.Tensor, positions: torch.Tensor) -> Any:
+        """Return what the layer is given of the rows' positions."""
+        return self.rotary_embedding(like, positions, *self._kind)
 
     def fused(self, states: torch.Tensor) -> torch.Tensor:
-        return self._norm(states)  # type: ignore[no-any-return]  # a module's output is Any
+        """Return one state, float[..., D], for the target's states, float[..., D]."""
+        return self.norm(states)  # type: ignore[no-any-return]  # a module's output is Any
 
-    def __call__(
+    def forward(
         self, embedded: torch.Tensor, states: torch.Tensor, arguments: Mapping[str, Any]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `NextStates` says; the LM head's input is the next state."""
-        hidden = self._layer(embedded, states, **arguments)
+        """Run rows, float[B, R, D] embeddings and states; return the LM head's inputs, which are the next states."""
+        hidden = self.layer(embedded, states, **arguments)
         return hidden, hidden
 
 

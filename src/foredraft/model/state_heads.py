@@ -12,16 +12,16 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from foredraft.graph.layout import Layout
+from foredraft.model.compiled.package import MOST_ROWS
 from foredraft.model.kv_cache import TreeCache
 from foredraft.model.mask import attention_mask
 from foredraft.model.speculators import Ends, Speculator, read_speculator
 
 L_co = TypeVar("L_co", covariant=True)
 S = TypeVar("S", bound="StateLayers")
-
-_ROWS = 512  # of a pass over the text; limits the mask's memory; chosen
 
 
 class StateLayers(nn.Module):
@@ -52,20 +52,13 @@ class StateLayers(nn.Module):
 
     def arguments(self, layout: Layout, cache: TreeCache, like: torch.Tensor) -> dict[str, Any]:
         """Return what every layer is given besides its rows: float[1, R, D] `like` these."""
-        return layer_arguments(layout, cache, like, self.rotary)
-
-
-def layer_arguments(
-    layout: Layout, cache: TreeCache, like: torch.Tensor, rotary: Callable[..., Any], window: int | None = None
-) -> dict[str, Any]:
-    """Return what layers are given besides rows `like` these, float[1, R, D], that see all of a text or a window."""
-    positions = torch.from_numpy(layout.positions[None]).to(like.device)
-    return {
-        "attention_mask": attention_mask(layout, cache.spans[None], window, like.dtype).to(like.device),
-        "position_ids": positions,
-        "position_embeddings": rotary(like, positions),
-        "past_key_values": cache,
-    }
+        positions = torch.from_numpy(layout.positions[None]).to(like.device)
+        return {
+            "attention_mask": attention_mask(layout, cache.spans[None], None, like.dtype).to(like.device),
+            "position_ids": positions,
+            "position_embeddings": self.rotary(like, positions),
+            "past_key_values": cache,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +83,48 @@ def load_state_head(folder: Path, method: str, model: Any, make: Callable[[Specu
     found.fill(layers, like)
     layers.rotary.to(like.device)
     return StateHead(layers, found.ends(model), found.layers, found.config)
+
+
+class HeadModel(nn.Module):
+    """The layers and the LM head of a `StateHead` as a model of transformers' interface, which foredraft's target runs.
+
+    A row of `inputs_embeds`, float[1, R, 2 D], is a token's embedding and the state of the token before it. The
+    output's `hidden_states` are the next states alone, of the rows that are scored.
+    """
+
+    def __init__(self, head: StateHead[Any]) -> None:
+        super().__init__()
+        self.config, self.layers, self.lm_head = head.layers.config, head.layers, head.ends.lm_head
+        self.embedded_width = 2 * head.ends.embeddings.shape[1]
+        self.name_or_path = ""  # it is no part of the target's file
+        self.eval()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.parameters()).dtype
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
+
+    def forward(
+        self, inputs_embeds: torch.Tensor, position_ids: torch.Tensor, past_key_values: Any,
+        attention_mask: torch.Tensor | None = None, logits_to_keep: int | torch.Tensor = 0, **_others: Any,
+    ) -> CausalLMOutputWithPast:  # fmt: skip
+        """Run rows; `logits_to_keep` is as in transformers: the last so many rows, 0 for all, or these."""
+        embedded, states = inputs_embeds.chunk(2, dim=-1)
+        arguments = {
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
+            "position_embeddings": self.layers.rotary(embedded, position_ids),
+            "past_key_values": past_key_values,
+        }
+        scored, following = self.layers(embedded, states, arguments)
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        return CausalLMOutputWithPast(logits=self.lm_head(scored[:, kept]), hidden_states=(following[:, kept],))
 
 
 class StateCache:
@@ -121,4 +156,4 @@ class StateCache:
         if begun != self.begun or self.length > len(states):
             self.clear(begun)
         while self.length < len(states):
-            yield slice(self.length, self.length + _ROWS)
+            yield slice(self.length, self.length + MOST_ROWS)

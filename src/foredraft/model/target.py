@@ -159,6 +159,29 @@ class TorchTarget:
         return Scores(logits, _side_by_side(states, hidden), best)
 
     @torch.inference_mode()
+    def forward_rows(
+        self, layout: Layout, cache: TreeCache, embedded: torch.Tensor, scored: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the rows of a layout with a head as `HeadModel`, which takes `embedded`, float[R, 2 D], for their tokens.
+
+        Returns logits, float[S, V], and next states, float[S, D], of the last `scored` rows or all.
+        """
+        with device_errors(layout.rows, cache.length):
+            compiled = self._run_compiled(layout, cache, (), scored=scored, embedded=embedded)
+            if compiled is not None:
+                return compiled[0], compiled[1]
+            cache.reserve(layout.rows)
+            with self.waiting.one_pass(compiled=False):
+                output = self.model(
+                    inputs_embeds=embedded[None],
+                    position_ids=torch.from_numpy(layout.positions[None]).to(self.device),
+                    past_key_values=cache,
+                    attention_mask=self._masks(layout, cache),
+                    logits_to_keep=scored or 0,
+                )
+            return output.logits[0], output.hidden_states[-1][0]
+
+    @torch.inference_mode()
     def run(self, layout: Layout, cache: TreeCache, hidden: tuple[int, ...] = ()) -> torch.Tensor | None:
         """Run rows of a prompt for what the cache keeps of them, and return what `prefill` does."""
         cache.prompt = cache.length + layout.rows + 1
@@ -191,8 +214,9 @@ class TorchTarget:
             )
 
     def _run_compiled(
-        self, layout: Layout, cache: TreeCache, hidden: tuple[int, ...], *, scored: int | None = None
-    ) -> list[torch.Tensor] | None:
+        self, layout: Layout, cache: TreeCache, hidden: tuple[int, ...], *, scored: int | None = None,
+        embedded: torch.Tensor | None = None,
+    ) -> list[torch.Tensor] | None:  # fmt: skip
         """Return the results for the last `scored` rows, or all; None if the model must run uncompiled."""
         compiled, package = self.compiled, None
         if compiled is not None and layout.rows <= MOST_ROWS and compiled.returns(hidden):
@@ -207,7 +231,7 @@ class TorchTarget:
         if package is None:
             return None
         with self.waiting.one_pass(compiled=True):
-            return run_pass(package, layout, cache, cache.spans, self.dtype, scored)
+            return run_pass(package, layout, cache, cache.spans, self.dtype, scored, embedded)
 
     def _masks(self, layout: Layout, cache: TreeCache) -> torch.Tensor | dict[str, torch.Tensor | None] | None:
         kinds = self.support.masks

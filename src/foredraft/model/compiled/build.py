@@ -254,6 +254,7 @@ def _same_bits(subject: Subject, library: CompiledLibrary) -> bool:
     noise = torch.Generator().manual_seed(0)
     vocabulary = subject.model.config.get_text_config().vocab_size
     token_ids = torch.randint(0, vocabulary, (MOST_ROWS,), generator=noise).numpy()
+    embedded = subject.embedded(MOST_ROWS)
 
     def outcome(together: int, rows: int) -> list[torch.Tensor]:
         """Return the scores of the first `rows` rows, `together` at a time, and all keys and values up to them."""
@@ -268,9 +269,10 @@ def _same_bits(subject: Subject, library: CompiledLibrary) -> bool:
         spans = dict.fromkeys(subject.forward.windows, span)  # all layers keep all positions
         scores = []
         for first in range(0, rows, together):
-            ids = token_ids[first : min(first + together, rows)]
+            of_pass = slice(first, min(first + together, rows))
+            ids, given = token_ids[of_pass], None if embedded is None else embedded[of_pass]
             layout = lay_out_text(ids, CONTEXT + first)
-            result = run_pass(library, layout, cache, spans, subject.dtype)
+            result = run_pass(library, layout, cache, spans, subject.dtype, embedded=given)
             assert result is not None, "all layers are initialised"
             scores.append(result[0].clone())
             cache.commit(range(len(ids)))

@@ -41,13 +41,14 @@ class FunctionalForward(nn.Module):
     The model is in evaluation mode; its layers of one sliding window share slots and mask. Recurrent layers keep
     `records`, or read the `states` that are set for a pass. If it `summarises`, the results of `block_maxima` and
     `logsumexp` of the logits come with them, as `top_by_blocks` takes them, and the states that enter the layers that
-    EAGLE-3 reads, if there are such layers.
+    EAGLE-3 reads, if there are such layers. A `HeadModel`'s rows are no tokens, and its hidden states the next ones.
     """
 
     def __init__(self, model: Any, *, summarises: bool = False, records: bool = True) -> None:
         super().__init__()
         self.model, self._summarises = model, summarises
-        self.taps = usual_taps(model) if summarises else ()
+        self._width: int = getattr(model, "embedded_width", 0)  # of a head's rows; 0 for a model that reads tokens
+        self.taps = usual_taps(model) if summarises and not self._width else ()
         self._scores_some = "logits_to_keep" in signature(model.forward).parameters
         self._cache_argument = cache_argument(model)
         support = inspect(model.config)
@@ -71,7 +72,7 @@ class FunctionalForward(nn.Module):
 
     def forward(
         self,
-        rows: torch.Tensor,  # int64[1, R], tokens
+        rows: torch.Tensor,  # int64[1, R], tokens; or float[1, R, W], what a head reads in their place
         positions: torch.Tensor,  # int64[1, R]
         scored: torch.Tensor | None,  # int64[S], the rows that are scored; None for all
         masks: list[torch.Tensor],  # for each window, float[1, 1, R, W], added to attention scores
@@ -109,14 +110,14 @@ class FunctionalForward(nn.Module):
         given = {"attention_mask": mask, "position_ids": positions} if self._attends else {}
         with tapped_states(self.model, {LAST, *chain.from_iterable(self.taps)}) as states:
             output = self.model(
-                input_ids=rows,
                 use_cache=True,
+                **{"inputs_embeds" if self._width else "input_ids": rows},
                 **{self._cache_argument: Cache(layers=layers)},
                 **given,
                 **options,
             )
         self.ranges = {}  # the exporter objects to attributes that a forward leaves changed
-        logits, hidden = output.logits[0], states[LAST][0]
+        logits, hidden = output.logits[0], (output.hidden_states[-1] if self._width else states[LAST])[0]
         if scored is not None and not options:
             logits, hidden = logits[scored], hidden[scored]
         if not self._summarises:
@@ -202,21 +203,30 @@ class Subject:
             steps = lineage(layout, Span(taps, stored=CONTEXT, pending=1))
             if scored is not None:  # one sequence alone would be taken for a constant
                 steps = steps._replace(sequences=steps.sequences.repeat(_TRACED_SEQUENCES, 1))
-        return row_arguments([layout], places, rows, self.dtype, ranges=ranges, steps=steps)
+        ids, *others = row_arguments([layout], places, rows, self.dtype, ranges=ranges, steps=steps)
+        embedded = self.embedded(len(token_ids))
+        return (ids if embedded is None else embedded[None], *others)
+
+    def embedded(self, rows: int) -> torch.Tensor | None:
+        """Return noise in the place of a head's rows, float[R, W]; None for a model that reads tokens."""
+        width = getattr(self.model, "embedded_width", 0)
+        noise = torch.Generator().manual_seed(rows)
+        return torch.randn(rows, width, generator=noise).to(self.dtype) if width else None
 
 
 def run_pass(
     package: CompiledLibrary, layout: Layout, cache: TreeCache, spans: Mapping[int | None, Span], dtype: torch.dtype,
-    scored: int | None = None,
+    scored: int | None = None, embedded: torch.Tensor | None = None,
 ) -> list[torch.Tensor] | None:  # fmt: skip
     """Run a compiled forward for the rows of one sequence, whose layers with a window have the slots of its span.
 
-    Returns what `FunctionalForward.forward` does, for the last `scored` rows or all; None before all of the cache's
-    layers are initialised.
+    A head is given `embedded`, float[R, W], for their tokens. Returns what `FunctionalForward.forward` does, for the
+    last `scored` rows or all; None before all of the cache's layers are initialised.
     """
     alone = layout.rows < package.least_rows
     if alone:
         layout, scored = _twice(layout), None
+        embedded = None if embedded is None else embedded.repeat(2, 1)
     buffers = cache.reserved_buffers(layout.rows)
     if not buffers:
         return None
@@ -224,7 +234,8 @@ def run_pass(
     rows = rows if scored is None else rows[-scored:]
     steps = None if cache.records is None else lineage(layout, cache.records)
     arguments = row_arguments([layout], places, rows, dtype, ranges=package.ranges, steps=steps)
-    result = package.run([*flat(arguments), *buffers, *cache.matrices()])
+    inputs = flat(arguments) if embedded is None else [embedded[None], *flat(arguments)[1:]]
+    result = package.run([*inputs, *buffers, *cache.matrices()])
     cache.advance()
     if not alone:
         return result

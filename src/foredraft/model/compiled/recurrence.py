@@ -234,9 +234,12 @@ class _ShapeLayer(OperatorLayer):
 def write_states(model: Any, layers: list[Any]) -> None:
     """Run a model uncompiled with these layers of a cache, into which it writes the states of one text."""
     ids = torch.zeros(_SHAPED, dtype=torch.int64)
-    cache = {cache_argument(model): Cache(layers=layers)}
+    given: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if (width := getattr(model, "embedded_width", 0)) > 0:  # a head's rows
+        positions = torch.arange(_SHAPED[1]).expand(_SHAPED)
+        given = {"inputs_embeds": torch.zeros(*_SHAPED, width, dtype=model.dtype), "position_ids": positions}
     with torch.inference_mode():
-        model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=True, **cache)
+        model(use_cache=True, **given, **{cache_argument(model): Cache(layers=layers)})
 
 
 def layer_shapes(model: Any, recurrent: Sequence[bool]) -> tuple[LayerShape, ...]:
