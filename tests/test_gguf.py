@@ -22,6 +22,7 @@ from foredraft.cli import main
 from foredraft.model import loading, mapped
 from foredraft.model.compiled.block_layers import BlockLinear, quantised_weights
 from foredraft.model.compiled.blocks import QuantisedRows
+from foredraft.model.compiled.package import weights_hash
 from foredraft.model.gguf import files, reader
 from foredraft.model.gguf.files import gguf_folder, quantised_file, smollm2_file
 from foredraft.model.target import TorchTarget
@@ -162,6 +163,14 @@ def test_a_loaded_model_knows_its_file_while_it_is_there(tmp_path, cache):
     with pytest.raises(UsageError, match=r"moved\.gguf is not there any more; name it by its new place"):
         loading.load_model(model.name_or_path, device="cpu")
     assert quantised_file(loading.load_model(str(moved), device="cpu")).samefile(moved)
+
+
+def test_a_file_of_integers_has_another_package_than_the_same_numbers_without(file, cache, monkeypatch):
+    monkeypatch.setattr("foredraft.model.compiled.blocks.multiplies_integers", lambda: True)
+    model = loading.load_model(str(file), device="cpu")
+    of_integers = weights_hash(model)
+    model.name_or_path = ""  # as if they had been read from another file
+    assert weights_hash(model) != of_integers
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ def rollout_of(method, folder, target):
         head = load_eagle3(folder, target.model)
         return StateRollout(head, target.with_model(HeadModel(head)), 4), 3
     head = load_peagle(folder, target.model) if method == "peagle" else load_dflash(folder, target.model, method)
-    block = PEagleBlock(head) if method == "peagle" else DFlashBlock(head)
+    block = PEagleBlock(head, target.with_model(HeadModel(head))) if method == "peagle" else DFlashBlock(head)
     return BlockRollout(head, block, 4), block.levels
 
 

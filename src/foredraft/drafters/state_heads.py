@@ -133,7 +133,8 @@ class PEagleDrafter:
     def create(cls, options: BlockOptions, resources: Resources) -> RolloutDrafter:
         """Load the head; raises as `Eagle3Drafter.create` does."""
         head = load_peagle(*_placed(cls.name, options, resources))
-        return _block_drafter(cls.name, options, head, lambda: PEagleBlock(head))
+        model = _target(cls.name, resources).with_model(HeadModel(head), rounded=True)
+        return _block_drafter(cls.name, options, head, lambda: PEagleBlock(head, model), model)
 
 
 class DFlashDrafter:
@@ -181,8 +182,8 @@ def _state_drafter(method: str, rules: GrowthRules, head: StateHead[Any], resour
 
 
 def _block_drafter(
-    method: str, options: BlockOptions, head: StateHead[Any], make: Callable[[], Block]
+    method: str, options: BlockOptions, head: StateHead[Any], make: Callable[[], Block], *models: TorchTarget
 ) -> RolloutDrafter:
     rules = options.rules()
     rules = replace(rules, levels=min(rules.levels, make().levels))
-    return _drafter(method, rules, head, lambda most: BlockRollout(head, make(), most))
+    return _drafter(method, rules, head, lambda most: BlockRollout(head, make(), most), *models)

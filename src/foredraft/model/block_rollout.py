@@ -12,6 +12,7 @@ import torch
 
 from foredraft.contracts import SequenceView, TokenIds
 from foredraft.graph.tree import IntArray
+from foredraft.model.kv_cache import TreeCache
 from foredraft.model.state_heads import StateCache, StateHead, StateLayers
 
 
@@ -19,6 +20,9 @@ class Block(Protocol):
     """One sequence's passes of such a head."""
 
     levels: int  # of tokens that a pass drafts
+
+    def new_cache(self) -> TreeCache:
+        """Return an empty cache of the head for one sequence."""
 
     def read(self, text: StateCache, ids: TokenIds, states: torch.Tensor) -> None:
         """Run the pass after a text, whose rows `text` keeps; `states` are the target's, as in `SequenceView`."""
@@ -33,7 +37,7 @@ class BlockRollout:
     def __init__(self, head: StateHead[StateLayers], block: Block, most_rows: int) -> None:
         self._block, self.most_rows = block, max(most_rows, 1)
         self.limits = len(head.ends.embeddings), None
-        self._text = StateCache(head.layers.new_cache)
+        self._text = StateCache(block.new_cache)
         self._level = 0
 
     @property

@@ -99,7 +99,7 @@ class DFlashBlock:
     """One sequence's passes, as `Block`."""
 
     def __init__(self, head: StateHead[DFlashLayers]) -> None:
-        self._head = head
+        self._head, self.new_cache = head, head.layers.new_cache
         # DSpark's first row drafts too, unless it says otherwise
         drafts = head.config.get("sample_from_anchor", head.layers.markov_head is not None)
         size, self._first = int(head.config["block_size"]), 0 if drafts else 1

@@ -18,6 +18,7 @@ from foredraft.graph.tree import IntArray
 from foredraft.model.eagle3 import Eagle3Layers
 from foredraft.model.speculators import Speculator
 from foredraft.model.state_heads import StateCache, StateHead, load_state_head
+from foredraft.model.target import TorchTarget
 
 METHOD = "peagle"
 
@@ -47,13 +48,13 @@ def _levels(config: Any) -> int | None:
 
 
 class PEagleBlock:
-    """One sequence's passes, as `Block`."""
+    """One sequence's passes, as `Block`; `model` runs the `HeadModel` of `head`."""
 
-    def __init__(self, head: StateHead[Eagle3Layers]) -> None:
-        self._head = head
+    def __init__(self, head: StateHead[Eagle3Layers], model: TorchTarget) -> None:
+        self._head, self._model, self.new_cache = head, model, model.new_cache
         self.levels = _levels(head.config) or 1
         self._masks = np.full(self.levels - 1, int(head.config["mask_token_id"]), np.int64)
-        self._rows = torch.empty(0)  # float[L, D], the LM head's inputs
+        self._logits = torch.empty(0)  # float[L, V]
 
     def read(self, text: StateCache, ids: TokenIds, states: torch.Tensor) -> None:
         layers = self._head.layers
@@ -61,13 +62,10 @@ class PEagleBlock:
             known, masks = states[new], self._masks if new.stop >= len(states) else self._masks[:0]
             layout = lay_out_text(np.concatenate([ids[text.begun :][new], masks]), new.start)
             placeholders = layers.get_parameter("mask_hidden")[0].expand(len(masks), -1)
-            text.cache.reserve(layout.rows)
-            embedded = self._head.ends.embedded(layout)
-            fused = layers.fused(torch.cat([known, placeholders]))[None]
-            scored, _ = layers(embedded, fused, layers.arguments(layout, text.cache, embedded))
-            self._rows = scored[0, len(known) - 1 :]
+            fused = layers.fused(torch.cat([known, placeholders]))
+            rows = torch.cat([self._head.ends.embedded(layout)[0], fused], dim=-1)
+            self._logits, _ = self._model.forward_rows(layout, text.cache, rows, scored=1 + len(masks))
             text.cache.commit(range(len(known)))
 
     def scores(self, level: int, tokens: IntArray) -> torch.Tensor:
-        logits = self._head.ends.lm_head(self._rows[level : level + 1])
-        return logits.expand(len(tokens), -1)  # type: ignore[no-any-return]  # a module's output is Any
+        return self._logits[level : level + 1].expand(len(tokens), -1)

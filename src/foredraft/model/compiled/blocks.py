@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from foredraft.model.gguf.files import parts_of
+from foredraft.model.compiled.processor import multiplies_integers
+from foredraft.model.gguf.files import parts_of, quantised_file
 from foredraft.model.gguf.reader import opened
 from foredraft.model.mapped import MappedTensors
 
@@ -136,6 +137,18 @@ def packed_bytes(file: Path) -> int:
         found = FORMATS.get(tensors.stored(name)[1].name) if len(shape) > 1 else None
         size += math.prod(shape) * (found.layout.size / (STRIP * found.layout.numbers) if found else 2)
     return int(size)
+
+
+def integers_file(model: Any) -> Path | None:
+    """Return the GGUF file whose integers compiled passes of a model multiply; None if they multiply none."""
+    return quantised_file(model) if model.dtype == torch.bfloat16 and multiplies_integers() else None
+
+
+def stored_formats(file: Path) -> list[str]:
+    """Return which of `FORMATS` a GGUF file's matrices have, by name."""
+    _, tensors = opened(parts_of(file))
+    kinds = {tensors.stored(name)[1].name for name, shape in tensors.shapes.items() if len(shape) > 1}
+    return sorted(kinds & FORMATS.keys())
 
 
 class QuantisedRows:

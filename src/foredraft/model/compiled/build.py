@@ -24,7 +24,7 @@ from foredraft.errors import ForedraftError, ForedraftWarning, UsageError, told
 from foredraft.graph.layout import lay_out_text
 from foredraft.model.compiled.attention import compiled_attention
 from foredraft.model.compiled.block_layers import dequantised_told, product_bytes, quantised_weights
-from foredraft.model.compiled.blocks import QuantisedRows, packed_bytes
+from foredraft.model.compiled.blocks import QuantisedRows, integers_file, packed_bytes
 from foredraft.model.compiled.experts import compiled_experts
 from foredraft.model.compiled.export import CONTEXT, Subject, run_pass
 from foredraft.model.compiled.kernels import own_kernels
@@ -116,7 +116,7 @@ def _check(model: Any) -> None:
         raise UsageError(f"The model is on {model.device}; foredraft compiles for the CPU. Load it with --device cpu.")
     if dtype_name(model) not in _DTYPES or getattr(model, "is_quantized", False):
         raise UsageError(f"The model's dtype is {dtype_name(model)}; foredraft compiles {', '.join(_DTYPES)}.")
-    if (file := quantised_file(model)) is not None and model.dtype == torch.bfloat16 and multiplies_integers():
+    if (file := integers_file(model)) is not None:
         size = min(size, packed_bytes(file))
     if COMPILING * size > (memory := usable_memory()):
         raise UsageError(

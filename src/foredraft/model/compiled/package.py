@@ -23,6 +23,7 @@ import transformers
 from foredraft.atomic_file import store_file
 from foredraft.cache_folder import cache_path
 from foredraft.errors import ForedraftWarning, StoreError, told
+from foredraft.model.compiled.blocks import integers_file, stored_formats
 from foredraft.model.compiled.library import CompiledLibrary, weights_beside
 from foredraft.model.compiled.processor import processor_lines
 from foredraft.model.fingerprint import architecture
@@ -202,8 +203,13 @@ def _setting(model: Any) -> str:
 
 
 def weights_hash(model: Any) -> str:
-    """Return a hash of every parameter and buffer, by name, dtype, shape and bytes."""
+    """Return a hash of every parameter and buffer, by name, dtype, shape and bytes, and of the formats of integers.
+
+    A file of integers and one of the same numbers in bfloat16 have packages of their own, as these round differently.
+    """
     digest = hashlib.sha256()
+    if (file := integers_file(model)) is not None:
+        digest.update(repr(stored_formats(file)).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
