@@ -52,7 +52,7 @@ def known_peers(model: str, folder: Path, work: Path) -> dict[str, Peer]:
     """Return the peers by name; `folder` holds `model` in transformers' format."""
     saved, files = {"model": str(folder)}, work / "files"
     peers = {BASE: Peer(BASE, saved), f"{BASE} prompt lookup": Peer(BASE, {**saved, "prompt_lookup_num_tokens": 10})}
-    for kind in ("BF16", "Q8_0", "Q4_1", "Q4_0"):
+    for kind in ("BF16", "Q8_0", "Q4_1", "Q4_0", "Q4_K_M"):
         for name, lookup in ((f"llama.cpp {kind}", 0), (f"llama.cpp {kind} prompt lookup", 10)):
             peers[name] = Peer("llama_cpp", {"folder": str(files), "kind": kind, "lookup": lookup})
     ngram = {"method": "ngram", "num_speculative_tokens": 10, "prompt_lookup_min": 2, "prompt_lookup_max": 5}
@@ -70,7 +70,7 @@ def known_peers(model: str, folder: Path, work: Path) -> dict[str, Peer]:
     ):  # fmt: skip
         drafting = {"method": method, "options": options}
         peers[f"{OURS} {name}"] = Peer(OURS, {"model": model, **drafting})
-        for kind in ("Q8_0", "Q4_0"):  # the files that llama.cpp's quantiser made above
+        for kind in ("Q8_0", "Q4_0", "Q4_K_M"):  # the files that llama.cpp's quantiser made above
             peers[f"{OURS} {kind} {name}"] = Peer(OURS, {"model": str(files / f"{kind}.gguf"), **drafting})
     return peers
 

@@ -33,7 +33,7 @@ def traces_of(windows=12):
 def test_rows_are_trained_as_they_draft(family, ids, tmp_path):
     """The scores of every training step are those of a draft of the same tokens."""
     target, traces = target_of(family), traces_of()
-    task = Eagle3Task(target.model, traces, ids)
+    task = Eagle3Task(target, traces, ids)
     with torch.no_grad():
         for weight in task.module.parameters():
             weight.add_(0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
@@ -56,7 +56,7 @@ def test_rows_are_trained_as_they_draft(family, ids, tmp_path):
 def test_training_lowers_the_loss_and_leaves_the_target_as_it_is(tmp_path):
     target, traces = target_of("llama"), traces_of()
     before = {name: each.clone() for name, each in target.model.state_dict().items()}
-    task = Eagle3Task(target.model, traces, IDS, tmp_path / "states.npy")
+    task = Eagle3Task(target, traces, IDS, tmp_path / "states.npy")
     options = LoopOptions(epochs=12, micro_batch=5, precision="float32")
     first = task.loss(np.arange(2, 12)).item()
     run = train(task, tmp_path / "run", traces, "all", options, {}, lambda *_said: None)

@@ -21,7 +21,7 @@ Ask = Callable[[Mapping[str, Any]], Answer]
 
 WINDOW = 2048
 """Tokens of prompt and text together, for libraries that need a limit. Chosen."""
-FILE_TYPES = {"BF16": "LLAMA_FTYPE_MOSTLY_BF16", "Q8_0": "LLAMA_FTYPE_MOSTLY_Q8_0", "Q4_0": "LLAMA_FTYPE_MOSTLY_Q4_0"}
+FILE_TYPES = {kind: f"LLAMA_FTYPE_MOSTLY_{kind}" for kind in ("BF16", "Q8_0", "Q4_0", "Q4_K_M")}
 
 
 def answer(seconds: float, tokens: Sequence[int], steps: int | None, text: str) -> Answer:

@@ -22,6 +22,7 @@ from foredraft.options import check_known
 
 if TYPE_CHECKING:  # torch is imported when a verb runs, so that help stays quick
     from foredraft.model.head_files import HeadCard
+    from foredraft.model.target import TorchTarget
     from foredraft.training.loop import LoopOptions, Run
     from foredraft.training.tasks import Task
     from foredraft.training.traces import Traces
@@ -95,8 +96,8 @@ class Training:
 
     def prepared(
         self, model: str, data: list[Path], run: Path, out: Path, check: Callable[[Any], object]
-    ) -> tuple[Any, "Traces"]:
-        """Return the model, and its traces in `data`, or those made of the texts in it and kept in the folder `run`.
+    ) -> tuple["TorchTarget", "Traces"]:
+        """Return the target, and its traces in `data`, or those made of the texts in it and kept in the folder `run`.
 
         `check` raises for options that do not fit the model, before traces are made; the head will be written to `out`.
         """
@@ -123,7 +124,7 @@ class Training:
                 "`foredraft train traces`."
             )
         say_traces(opened, ready)
-        return generator.target.model, opened
+        return generator.target, opened
 
     def train(self, task: "Task", opened: "Traces", card: "HeadCard", run: Path, **identity: Any) -> "Run":
         """Train a task, in a folder where a killed training goes on, and write its curve there.
@@ -170,13 +171,14 @@ def eesd(
         _check_vocabulary(head.vocabulary, model)
 
     with alone(head.run):
-        transformer, opened = training.prepared(head.model, head.data, head.run, head.out, check)
+        target, opened = training.prepared(head.model, head.data, head.run, head.out, check)
+        transformer = target.model
         before = depth(transformer)
         card = card_for(transformer, "eesd", head.model, layers=before, dtype=head.save_dtype)
         states = training.states(head, keep_states)
         ids = _scored(opened, head.vocabulary, transformer)
         task = ExitTask(transformer, before, opened, loss=loss, states=states, ids=ids)
-        del transformer  # what comes after the exit is not needed any more
+        del target, transformer  # what comes after the exit is not needed any more
         identity = {"layers": before, "loss": loss, "texts": texts, "vocabulary": head.vocabulary}
         outcome = training.train(task, opened, card, head.run, **identity)
         _save(head.out, card, weights_of(task.module), outcome, states)
@@ -201,7 +203,8 @@ def cali(
         raise UsageError(f"There is no folder {head}; give the one that `foredraft train eesd` wrote.")
     run, out = _beside(folder, ".cali.run"), folder / PREDICTOR_FOLDER
     with alone(run):
-        transformer, opened = training.prepared(model, data, run, out, lambda model: load_exit_head(head, model))
+        target, opened = training.prepared(model, data, run, out, lambda model: load_exit_head(head, model))
+        transformer = target.model
         exit_card, exit_head = load_exit_head(head, transformer)
         task = AgreementTask(transformer, exit_head, exit_card.layers, opened)
         card = card_for(transformer, "cali", model, layers=exit_card.layers, dtype="float32")
@@ -226,7 +229,8 @@ def draft(
         _check_vocabulary(head.vocabulary, model)
 
     with alone(head.run):
-        transformer, opened = training.prepared(head.model, head.data, head.run, head.out, check)
+        target, opened = training.prepared(head.model, head.data, head.run, head.out, check)
+        transformer = target.model
         card = card_for(transformer, "draft", head.model, layers=layers, dtype=head.save_dtype)
         task = DraftTask(transformer, layers, opened, _scored(opened, head.vocabulary, transformer))
         outcome = training.train(task, opened, card, head.run, layers=layers, vocabulary=head.vocabulary)
@@ -251,7 +255,8 @@ def medusa(
         _check_vocabulary(head.vocabulary, model, least=RANKS)
 
     with alone(head.run):
-        transformer, opened = training.prepared(head.model, head.data, head.run, head.out, check)
+        target, opened = training.prepared(head.model, head.data, head.run, head.out, check)
+        transformer = target.model
         card = card_for(transformer, "medusa", head.model, dtype=head.save_dtype, count=heads)
         ids = _scored(opened, head.vocabulary, transformer)
         states = training.states(head, keep_states)
@@ -288,14 +293,14 @@ def eagle3(
         _check_vocabulary(head.vocabulary, model)
 
     with alone(head.run):
-        transformer, opened = training.prepared(head.model, head.data, head.run, head.out, check)
-        card = card_for(transformer, "eagle3", head.model, dtype=head.save_dtype)
-        ids = _scored(opened, head.vocabulary, transformer)
+        target, opened = training.prepared(head.model, head.data, head.run, head.out, check)
+        card = card_for(target.model, "eagle3", head.model, dtype=head.save_dtype)
+        ids = _scored(opened, head.vocabulary, target.model)
         states = training.states(head, keep_states)
-        task = Eagle3Task(transformer, opened, ids, states)
+        task = Eagle3Task(target, opened, ids, states)
         outcome = training.train(task, opened, card, head.run, vocabulary=head.vocabulary)
         dtype = DTYPES[head.save_dtype]
-        save_eagle3(head.out, transformer, head.model, task.module, task.reads, ids, dtype, lm_head=lm_head)
+        save_eagle3(head.out, target.model, head.model, task.module, task.reads, ids, dtype, lm_head=lm_head)
         _tell(head.out, outcome, states)
 
 

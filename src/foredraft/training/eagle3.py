@@ -14,6 +14,7 @@ from transformers import AutoConfig, DynamicCache
 from foredraft.model.eagle3 import Eagle3Layers
 from foredraft.model.heads import RankedHead
 from foredraft.model.layers import eagle_layers, model_parts, tapped_states
+from foredraft.model.target import TorchTarget
 from foredraft.training.tasks import States, Task
 from foredraft.training.traces import Numbers, Traces
 
@@ -54,22 +55,29 @@ def new_layers(model: Any) -> Eagle3Layers:
 class Eagle3Task(Task):
     """Trains a head's layers, `AHEAD` tokens ahead; the target's LM head scores the tokens `ids`, int64[N], or all.
 
-    `states` is as in `ExitTask`, and raises as there.
+    It learns from the states that the target returns when it drafts: of compiled passes, if it is compiled. `states` is
+    as in `ExitTask`, and raises as there.
     """
 
     module: Eagle3Layers
 
-    def __init__(self, model: Any, traces: Traces, ids: torch.Tensor | None = None, states: Path | None = None) -> None:
+    def __init__(
+        self, target: TorchTarget, traces: Traces, ids: torch.Tensor | None = None, states: Path | None = None
+    ) -> None:
+        model = target.model
         self._lm_head = model.get_output_embeddings() if ids is None else RankedHead(model, ids)
         super().__init__(model.requires_grad_(requires_grad=False), traces, new_layers(model), self._lm_head)
         self._embeddings = model.get_input_embeddings().weight
         self.module.to(self._device)
         self.reads = eagle_layers(model_parts(model).count)
 
-        def compute(**inputs: Any) -> torch.Tensor:
-            with tapped_states(model, self.reads) as found:
-                model.base_model(**inputs)
-            return torch.cat([found[number] for number in self.reads], dim=-1)
+        def compute(input_ids: torch.Tensor, **inputs: Any) -> torch.Tensor:
+            if target.compiled is not None and target.compiled.returns(self.reads):
+                found = [target.prefill(ids.numpy(), target.new_cache(), self.reads) for ids in input_ids]
+                return torch.stack([each for each in found if each is not None])
+            with tapped_states(model, self.reads) as tapped:
+                model.base_model(input_ids=input_ids, **inputs)
+            return torch.cat([tapped[number] for number in self.reads], dim=-1)
 
         self._states = States(compute, self.module.fc.in_features, self._device, traces, states)
 
