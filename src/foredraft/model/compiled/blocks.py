@@ -16,6 +16,7 @@ import torch
 from foredraft.model.compiled.processor import multiplies_integers
 from foredraft.model.gguf.files import parts_of, quantised_file
 from foredraft.model.gguf.reader import opened
+from foredraft.model.gguf.tensors import NUMBERS_AT_ONCE
 from foredraft.model.mapped import MappedTensors
 
 DEPTH = 32
@@ -73,7 +74,6 @@ FORMATS = {
     "IQ4_XS": BlockFormat(BlockLayout(8, 32, minima=False), ((8, 136, 0x88),)),
     "MXFP4": BlockFormat(BlockLayout(8, 32, minima=False), ((1, 17, 0x11),)),
 }
-_ROWS_AT_ONCE = 4096  # of a matrix in memory as float32, 32 MB at 2,048 columns; chosen, a multiple of `STRIP`
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +169,9 @@ class QuantisedRows:
                 stored, kind = tensors.stored(name)
                 if kind.name not in FORMATS or len(tensors.shapes[name]) == 1:
                     continue
-                for start in range(0, len(stored), _ROWS_AT_ONCE):
-                    rows = quants.dequantize(stored[start : start + _ROWS_AT_ONCE], kind)
+                step = _rows_at_once(tensors.shapes[name][-1])
+                for start in range(0, len(stored), step):
+                    rows = quants.dequantize(stored[start : start + step], kind)
                     hashes.append(_row_hashes(torch.from_numpy(rows).to(dtype)))
                 self._tensors.append((stored, kind))
         self._starts = np.cumsum([0, *(len(stored) for stored, _ in self._tensors)])  # of tensors, among all rows
@@ -198,7 +199,7 @@ class QuantisedRows:
         if not len(self._hashes) or weight.dtype != self._dtype or weight.shape[1] % DEPTH:
             return None
         packed = []
-        for some in weight.detach().split(_ROWS_AT_ONCE):
+        for some in weight.detach().split(_rows_at_once(weight.shape[1])):
             matrix = self._found(some)
             if matrix is None or not torch.equal(matrix.dequantised().to(weight.dtype), some):
                 return None
@@ -222,6 +223,11 @@ class QuantisedRows:
         order = np.argsort(np.argsort(tensors, kind="stable"))  # where a row is when those of a tensor stand together
         fields = ([getattr(part, name) for part in parts] for name in ("integers", "scales", "minima"))
         return BlockMatrix(parts[0].layout, *(np.concatenate(field)[order] for field in fields))
+
+
+def _rows_at_once(width: int) -> int:
+    """Return how many rows of a matrix are dequantised together, in strips."""
+    return max(STRIP, NUMBERS_AT_ONCE // width // STRIP * STRIP)
 
 
 def _alike(packed: list[torch.Tensor]) -> bool:

@@ -15,9 +15,10 @@ import torch
 from foredraft.errors import UnsupportedModelError, UsageError
 from foredraft.model.gguf.metadata import Place
 
-_NUMBERS_AT_ONCE = 2**18
-"""Numbers of a tensor that are dequantised at a time: 1 MiB in float32. Two threads are slower than one: they wait for
-each other's new memory (Q4_K on Zen 3: 65 million numbers a second, one thread 82).
+NUMBERS_AT_ONCE = 2**18
+"""Numbers of a tensor that are dequantised at a time: 1 MiB in float32. Of 64 times as many, getting new memory takes as
+long as the work. Two threads are slower than one, as they wait for each other's (Q4_K on Zen 3: 65 million numbers a
+second, one thread 82).
 """
 _PLAIN = ("F32", "F16")
 
@@ -71,7 +72,7 @@ class Tensors:
         self._used.add(name)
         (rows, kind), shape = self.stored(name), self.shapes[name]
         numbers = torch.empty(len(rows), shape[-1], dtype=torch.float32 if len(shape) == 1 else dtype)
-        step = max(1, _NUMBERS_AT_ONCE // shape[-1])
+        step = max(1, NUMBERS_AT_ONCE // shape[-1])
         for start in range(0, len(rows), step):
             numbers[start : start + step] = torch.from_numpy(_dequantised(rows[start : start + step], kind))
         return numbers.reshape(shape)
