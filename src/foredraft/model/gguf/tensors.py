@@ -16,7 +16,7 @@ from foredraft.errors import UnsupportedModelError, UsageError
 from foredraft.model.gguf.metadata import Place
 
 NUMBERS_AT_ONCE = 2**18
-"""Numbers of a tensor that are dequantised at a time: 1 MiB in float32. Of 64 times as many, getting new memory takes as
+"""Numbers of a tensor that are dequantised at a time: 1 MiB in float32. Of 64 times as many, getting memory takes as
 long as the work. Two threads are slower than one, as they wait for each other's (Q4_K on Zen 3: 65 million numbers a
 second, one thread 82).
 """
