@@ -151,10 +151,12 @@ class MeasuredControl:
         self._costs.observe(self._curve, rows, forward, other / lanes, drafting / lanes if self._asked else None)
         if not self._asked:
             self._costs.rests.passed()
-        elif self._whole or any(verdict.draft.q is not None for verdict in verdicts):
-            written = sum(len(verdict.tokens) for verdict in verdicts) / lanes
-            self._written += _SHARE * (written - self._written) if self._written else written
-            self._costs.tried_whole(self._curve, lanes, rows, self._written)
+        else:
+            if self._whole or any(verdict.draft.q is not None for verdict in verdicts):
+                written = sum(len(verdict.tokens) for verdict in verdicts) / lanes
+                self._written += _SHARE * (written - self._written) if self._written else written
+                self._costs.tried_whole(self._curve, lanes, rows, self._written)
+            self._costs.rests.took(drafting / (self._costs.passes(self._curve)[lanes] + self._costs.plain * lanes))
         for verdict in verdicts:
             if len(verdict.draft):
                 credit(self._costs.evidence, scores_of(verdict.draft), np.array(verdict.path, np.int32))

@@ -14,23 +14,20 @@ from time import perf_counter
 
 import numpy as np
 
-from foredraft.control.payoff import PATIENCE, Rests, best_number
+from foredraft.control.payoff import LONGEST_PAUSE, PATIENCE, Rests, best_number
 from foredraft.graph.tree import FloatArray
 
 # chosen
 _SHARE = 0.3  # weight of the last step in smoothed values
 _COMPARE_EVERY = 2  # steps per comparison while the source pays; one takes 1 % of a pass of 7 ms
 _LAST = 7  # steps whose median seconds count, so that stalls and clock jumps have no effect
-# steps of a pause at most: a try in a new text runs its prompt through the source. With 64, `auto` with a source that
-# does not pay was 3 to 6 % slower on SmolLM2 than alone (15 prompts), with 512 at most 3 % (24 prompts)
-_LONGEST_REST = 512
 
 
 class Worth:
     """The gain and cost of a source in one text, and those before it; `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
-        self._clock, self._rests = clock, Rests(longest=_LONGEST_REST)
+        self._clock, self._rests = clock, Rests(longest=LONGEST_PAUSE)
         self._began: float | None = None  # start of the step
         self._took = 0.0  # seconds of the source in this step
         self._promised: tuple[FloatArray, FloatArray] | None = None  # scores with the source, and without it
