@@ -57,7 +57,7 @@ class Rests:
 
     def took(self, steps: float) -> None:
         """Lengthen a pause after a try that took as long as so many steps, such as one that read a prompt first."""
-        if self.left:
+        if self.left and steps < np.inf:  # else the clock jumped
             self.left = max(self.left, round(min(steps / _MOST_SPENT, LONGEST_PAUSE)))
 
     def passed(self) -> None:

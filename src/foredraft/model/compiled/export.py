@@ -47,8 +47,8 @@ class FunctionalForward(nn.Module):
     def __init__(self, model: Any, *, summarises: bool = False, records: bool = True) -> None:
         super().__init__()
         self.model, self._summarises = model, summarises
-        self._width: int = getattr(model, "embedded_width", 0)  # of a head's rows; 0 for a model that reads tokens
-        self.taps = usual_taps(model) if summarises and not self._width else ()
+        self.width: int = getattr(model, "embedded_width", 0)  # of a head's rows; 0 for a model that reads tokens
+        self.taps = usual_taps(model) if summarises and not self.width else ()
         self._scores_some = "logits_to_keep" in signature(model.forward).parameters
         self._cache_argument = cache_argument(model)
         support = inspect(model.config)
@@ -111,13 +111,13 @@ class FunctionalForward(nn.Module):
         with tapped_states(self.model, {LAST, *chain.from_iterable(self.taps)}) as states:
             output = self.model(
                 use_cache=True,
-                **{"inputs_embeds" if self._width else "input_ids": rows},
+                **{"inputs_embeds" if self.width else "input_ids": rows},
                 **{self._cache_argument: Cache(layers=layers)},
                 **given,
                 **options,
             )
         self.ranges = {}  # the exporter objects to attributes that a forward leaves changed
-        logits, hidden = output.logits[0], (output.hidden_states[-1] if self._width else states[LAST])[0]
+        logits, hidden = output.logits[0], (output.hidden_states[-1] if self.width else states[LAST])[0]
         if scored is not None and not options:
             logits, hidden = logits[scored], hidden[scored]
         if not self._summarises:
@@ -209,8 +209,7 @@ class Subject:
 
     def embedded(self, rows: int) -> torch.Tensor | None:
         """Return noise in the place of a head's rows, float[R, W]; None for a model that reads tokens."""
-        width = getattr(self.model, "embedded_width", 0)
-        noise = torch.Generator().manual_seed(rows)
+        noise, width = torch.Generator().manual_seed(rows), self.forward.width
         return torch.randn(rows, width, generator=noise).to(self.dtype) if width else None
 
 
