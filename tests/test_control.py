@@ -213,12 +213,15 @@ def test_no_pass_takes_less_than_no_time_however_slow_some_of_them_are(rows, slo
     assert (costs.passes(curve)[1:] > 0).all()
 
 
-@pytest.mark.parametrize(("asking", "grow"), [(0.1, True), (5.0, False)], ids=["cheap tries", "dear tries"])
-def test_drafting_rests_when_it_loses_and_is_tried_again(asking, grow):
+@pytest.mark.parametrize(
+    ("asking", "accepted", "grow"), [(0.1, 0, True), (5.0, 1, False)], ids=["cheap tries", "dear tries"]
+)
+def test_drafting_rests_when_it_loses_and_is_tried_again(asking, accepted, grow):
     """At growing intervals, and from the start so seldom that tries take 2 % of the time at most."""
     took = lambda drafted: asking if drafted else 0.0  # noqa: E731  # one line says it
-    sizes = np.array(decide(measured(MODERATE), lambda number: 0, honest(MODERATE), took, steps=600))
+    sizes = np.array(decide(measured(MODERATE), lambda number: accepted, honest(MODERATE), took, steps=600))
     drafted = np.flatnonzero(sizes)
+    assert len(drafted) > 2, "it was tried"
     assert (sizes[300:] > 0).mean() < 0.25, "it was found not to pay"
     assert drafted[-1] > 200, "it is tried again"
     rests = np.diff(drafted)

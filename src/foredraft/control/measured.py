@@ -156,7 +156,8 @@ class MeasuredControl:
                 written = sum(len(verdict.tokens) for verdict in verdicts) / lanes
                 self._written += _SHARE * (written - self._written) if self._written else written
                 self._costs.tried_whole(self._curve, lanes, rows, self._written)
-            self._costs.rests.took(drafting / (self._costs.passes(self._curve)[lanes] + self._costs.plain * lanes))
+            if self._costs.rests.left:
+                self._costs.rests.took(drafting / (self._costs.passes(self._curve)[lanes] + self._costs.plain * lanes))
         for verdict in verdicts:
             if len(verdict.draft):
                 credit(self._costs.evidence, scores_of(verdict.draft), np.array(verdict.path, np.int32))

@@ -87,7 +87,8 @@ class MtpDrafter:
     @classmethod
     def create(cls, options: LayerOptions, resources: Resources) -> RolloutDrafter:
         """Load the layer; raises UsageError if the checkpoint has none, StoreError if it is damaged."""
-        return _state_drafter(cls.name, options.rules(), load_mtp(_target(cls.name, resources).model), resources)
+        target = _target(cls.name, resources)
+        return _state_drafter(cls.name, options.rules(), load_mtp(target.model), target)
 
 
 class AssistantDrafter:
@@ -118,8 +119,8 @@ class Eagle3Drafter:
     @classmethod
     def create(cls, options: Eagle3Options, resources: Resources) -> RolloutDrafter:
         """Load the head; raises UsageError if there is none for this target, StoreError if it is damaged."""
-        head = load_eagle3(*_placed(cls.name, options, resources))
-        return _state_drafter(cls.name, options.rules(), head, resources)
+        folder, target = _placed(cls.name, options, resources)
+        return _state_drafter(cls.name, options.rules(), load_eagle3(folder, target.model), target)
 
 
 class PEagleDrafter:
@@ -132,8 +133,9 @@ class PEagleDrafter:
     @classmethod
     def create(cls, options: BlockOptions, resources: Resources) -> RolloutDrafter:
         """Load the head; raises as `Eagle3Drafter.create` does."""
-        head = load_peagle(*_placed(cls.name, options, resources))
-        model = _target(cls.name, resources).with_model(HeadModel(head), rounded=True)
+        folder, target = _placed(cls.name, options, resources)
+        head = load_peagle(folder, target.model)
+        model = target.with_model(HeadModel(head), rounded=True)
         return _block_drafter(cls.name, options, head, lambda: PEagleBlock(head, model), model)
 
 
@@ -147,7 +149,8 @@ class DFlashDrafter:
     @classmethod
     def create(cls, options: BlockOptions, resources: Resources) -> RolloutDrafter:
         """Load the head; raises as `Eagle3Drafter.create` does."""
-        head = load_dflash(*_placed(cls.name, options, resources), cls.name)
+        folder, target = _placed(cls.name, options, resources)
+        head = load_dflash(folder, target.model, cls.name)
         return _block_drafter(cls.name, options, head, lambda: DFlashBlock(head))
 
 
@@ -163,10 +166,10 @@ def _target(method: str, resources: Resources) -> TorchTarget:
     return loaded_target(resources.target, method, "from the target's hidden states")
 
 
-def _placed(method: str, options: HeadOptions, resources: Resources) -> tuple[Path, Any]:
-    """Return the folder of a method's head, and the target's model."""
-    target = _target(method, resources).model
-    return trained_head(method, options.model, target, option="model", files=FILES), target
+def _placed(method: str, options: HeadOptions, resources: Resources) -> tuple[Path, TorchTarget]:
+    """Return the folder of a method's head, and the target."""
+    target = _target(method, resources)
+    return trained_head(method, options.model, target.model, option="model", files=FILES), target
 
 
 def _drafter(
@@ -176,8 +179,8 @@ def _drafter(
     return RolloutDrafter((method,), rules, needs, begin, head.ends.ids)
 
 
-def _state_drafter(method: str, rules: GrowthRules, head: StateHead[Any], resources: Resources) -> RolloutDrafter:
-    model = _target(method, resources).with_model(HeadModel(head), rounded=True)
+def _state_drafter(method: str, rules: GrowthRules, head: StateHead[Any], target: TorchTarget) -> RolloutDrafter:
+    model = target.with_model(HeadModel(head), rounded=True)
     return _drafter(method, rules, head, lambda most: StateRollout(head, model, most), model)
 
 

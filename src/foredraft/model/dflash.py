@@ -17,6 +17,8 @@ from foredraft.contracts import TokenIds
 from foredraft.errors import StoreError, UsageError
 from foredraft.graph.layout import Layout, lay_out_text
 from foredraft.graph.tree import IntArray
+from foredraft.model.kv_cache import TreeCache
+from foredraft.model.mask import attention_mask
 from foredraft.model.speculators import Speculator
 from foredraft.model.state_heads import StateCache, StateHead, StateLayers, load_state_head
 
@@ -49,6 +51,19 @@ class DFlashLayers(StateLayers):
     def __init__(self, layer_config: Any, wide: int, markov_head: MarkovHead | None = None) -> None:
         super().__init__(layer_config, wide)
         self.hidden_norm, self.markov_head = self.normed(layer_config.hidden_size), markov_head
+
+    def new_cache(self) -> TreeCache:
+        return TreeCache((None,) * len(self.layers))
+
+    def arguments(self, layout: Layout, cache: TreeCache, like: torch.Tensor) -> dict[str, Any]:
+        """Return what every layer is given besides its rows: float[1, R, D] `like` these."""
+        positions = torch.from_numpy(layout.positions[None]).to(like.device)
+        return {
+            "attention_mask": attention_mask(layout, cache.spans[None], None, like.dtype).to(like.device),
+            "position_ids": positions,
+            "position_embeddings": self.rotary(like, positions),
+            "past_key_values": cache,
+        }
 
     def read(self, states: torch.Tensor, arguments: Mapping[str, Any]) -> None:
         """Write the keys and values of the target's states, float[1, R, K * D], into every layer's cache."""

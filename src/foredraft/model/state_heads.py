@@ -14,10 +14,8 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from foredraft.graph.layout import Layout
 from foredraft.model.compiled.package import MOST_ROWS
 from foredraft.model.kv_cache import TreeCache
-from foredraft.model.mask import attention_mask
 from foredraft.model.speculators import Ends, Speculator, read_speculator
 
 L_co = TypeVar("L_co", covariant=True)
@@ -46,19 +44,6 @@ class StateLayers(nn.Module):
         """Return a norm like the last one, for vectors of `size` numbers."""
         made: nn.Module = type(self.norm)(size, eps=self.config.rms_norm_eps)
         return made
-
-    def new_cache(self) -> TreeCache:
-        return TreeCache((None,) * len(self.layers))
-
-    def arguments(self, layout: Layout, cache: TreeCache, like: torch.Tensor) -> dict[str, Any]:
-        """Return what every layer is given besides its rows: float[1, R, D] `like` these."""
-        positions = torch.from_numpy(layout.positions[None]).to(like.device)
-        return {
-            "attention_mask": attention_mask(layout, cache.spans[None], None, like.dtype).to(like.device),
-            "position_ids": positions,
-            "position_embeddings": self.rotary(like, positions),
-            "past_key_values": cache,
-        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import torch
 from foredraft.model.compiled.processor import multiplies_integers
 from foredraft.model.gguf.files import parts_of, quantised_file
 from foredraft.model.gguf.reader import opened
-from foredraft.model.gguf.tensors import NUMBERS_AT_ONCE
+from foredraft.model.gguf.tensors import NUMBERS_AT_ONCE, Tensors
 from foredraft.model.mapped import MappedTensors
 
 DEPTH = 32
@@ -134,8 +134,9 @@ def packed_bytes(file: Path) -> int:
     _, tensors = opened(parts_of(file))
     size = 0.0
     for name, shape in tensors.shapes.items():
-        found = FORMATS.get(tensors.stored(name)[1].name) if len(shape) > 1 else None
-        size += math.prod(shape) * (found.layout.size / (STRIP * found.layout.numbers) if found else 2)
+        found = _format_of(tensors, name)
+        layout = FORMATS[found].layout if found else None
+        size += math.prod(shape) * (layout.size / (STRIP * layout.numbers) if layout else 2)
     return int(size)
 
 
@@ -147,8 +148,13 @@ def integers_file(model: Any) -> Path | None:
 def stored_formats(file: Path) -> list[str]:
     """Return which of `FORMATS` a GGUF file's matrices have, by name."""
     _, tensors = opened(parts_of(file))
-    kinds = {tensors.stored(name)[1].name for name, shape in tensors.shapes.items() if len(shape) > 1}
-    return sorted(kinds & FORMATS.keys())
+    return sorted({found for name in tensors if (found := _format_of(tensors, name))})
+
+
+def _format_of(tensors: Tensors, name: str) -> str | None:
+    """Return the name, of `FORMATS`, of a matrix's format; None for a vector or another format."""
+    kind: str = tensors.stored(name)[1].name
+    return kind if kind in FORMATS and len(tensors.shapes[name]) > 1 else None
 
 
 class QuantisedRows:
@@ -166,9 +172,9 @@ class QuantisedRows:
 
             _, tensors = opened(parts_of(file))
             for name in tensors:
-                stored, kind = tensors.stored(name)
-                if kind.name not in FORMATS or len(tensors.shapes[name]) == 1:
+                if _format_of(tensors, name) is None:
                     continue
+                stored, kind = tensors.stored(name)
                 step = _rows_at_once(tensors.shapes[name][-1])
                 for start in range(0, len(stored), step):
                     rows = quants.dequantize(stored[start : start + step], kind)
