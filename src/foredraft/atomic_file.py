@@ -6,6 +6,7 @@ Does not depend on what the files contain.
 import contextlib
 import os
 import tempfile
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -15,10 +16,15 @@ from foredraft.errors import StoreError
 TEMPORARY_SUFFIX = ".part"
 
 
+def temporary_beside(path: Path) -> Path:
+    """Return the path of a temporary file beside `path`, which no other thread or process uses."""
+    return path.with_name(f"{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Yield a file that replaces `path`, synced to disk, when the block ends; an error keeps the old file only."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
+    temporary = temporary_beside(path)
     try:
         with temporary.open("wb") as file:
             yield file

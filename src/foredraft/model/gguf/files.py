@@ -4,7 +4,6 @@ Finds the default model's file, and writes folders of the cache completely or no
 """
 
 import hashlib
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from typing import Any
 import filelock
 from safetensors import SafetensorError
 
-from foredraft.atomic_file import TEMPORARY_SUFFIX
+from foredraft.atomic_file import TEMPORARY_SUFFIX, temporary_beside, unwritable
 from foredraft.cache_folder import CACHE_VARIABLE, cache_folder
 from foredraft.errors import StoreError, UsageError, told
 
@@ -63,9 +62,12 @@ def gguf_folder(file: Path) -> Path:
     folder = filled_folder(cache_folder("gguf") / f"{digest}-{_FORMAT}", partial(write_folder, parts))
     link, target = folder / SOURCE, parts[0].resolve()
     if link.resolve() != target:  # first, or after the file was moved
-        other = link.with_name(f"{SOURCE}{TEMPORARY_SUFFIX}-{os.getpid()}")
-        other.symlink_to(target)
-        other.replace(link)
+        other = temporary_beside(link)
+        try:
+            other.symlink_to(target)
+            other.replace(link)
+        except OSError as error:
+            raise unwritable(link, error) from error
     return folder
 
 
