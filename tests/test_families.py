@@ -222,8 +222,9 @@ def test_what_cannot_be_verified_is_refused_with_a_sentence(name):
 
 
 def test_a_model_that_also_sees_is_refused_for_its_text_model():
-    with pytest.raises(UnsupportedModelError, match="this dots3_note_text model is of type"):
-        inspect(AutoConfig.for_model("dots3_note"))
+    text = {"layer_types": ["full_attention", "minimax_m3_sparse"] * 30}
+    with pytest.raises(UnsupportedModelError, match=r"this minimax_m3_vl_text model is of type.*blocks of tokens"):
+        inspect(AutoConfig.for_model("minimax_m3_vl", text_config=text))
 
 
 @pytest.mark.parametrize("name", ["gemma3", "gemma4", "llama4", "mllama"])
@@ -257,6 +258,10 @@ def test_attention_that_depends_on_a_rows_index_limits_the_window_to_where_it_do
     assert doge.window == inspect(AutoConfig.for_model("doge", keep_window_size=10**6)).window == 2048
     assert "row's index" in llama4.window_note
     assert inspect(AutoConfig.for_model("doge", keep_window_size=77)).window == 77
+    for family in ("deepseek_v32", "glm_moe_dsa", "dots3_note"):
+        indexed = inspect(AutoConfig.for_model(family))
+        assert indexed.window == 2048
+        assert "chooses the tokens" in indexed.window_note
 
 
 def untested(forward_of):

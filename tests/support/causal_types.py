@@ -25,14 +25,15 @@ _SIZES = _by_name({
     "head_dim global_head_dim dim_head d_head kv_channels qk_rope_head_dim qk_nope_head_dim v_head_dim index_head_dim "
     "laurel_rank hidden_size_per_layer_input query_pre_attn_scalar patch_size linear_head_dim "
     "linear_key_head_dim": 8,
-    "sliding_window window_size local_attention index_topk": WINDOW,
+    "sliding_window window_size local_attention": WINDOW,
     "q_lora_rank kv_lora_rank qk_head_dim moe_intermediate_size shared_expert_intermediate_size "
     "shared_intermediate_size num_buckets linear_value_head_dim": 16,
     "hidden_size n_embd d_model emb_dim embedding_size word_embed_proj_dim input_embedding_size output_embedding_size "
     "pronunciation_embed_dim shape_embed_dim image_size out_hidden_size projector_input_dim projector_output_dim "
-    "vision_output_dim input_size": 32,
+    "vision_output_dim input_size adapter_input_size adapter_in_dim "
+    "adapter_out_dim": 32,
     "intermediate_size ffn_dim decoder_ffn_dim encoder_ffn_dim ffn_hidden_size expert_ffn_hidden_size dff dim_ff "
-    "d_inner intermediate_size_mlp dense_intermediate_size keep_window_size": 64,
+    "d_inner intermediate_size_mlp dense_intermediate_size keep_window_size index_topk": 64,
     "vocab_size vocab_size_per_layer_input decoder_vocab_size audio_vocab_size pronunciation_vocab_size "
     "shape_vocab_size": VOCABULARY,
     "max_position_embeddings n_positions n_ctx max_seq_len max_target_positions max_source_positions": 256,
@@ -71,6 +72,7 @@ _OWN = _by_name({
     "deepseek_v2": {"num_experts_per_tok": 2},
     "mellum": {"layer_types": _MIXED},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "layer_types": _MIXED},
+    "dots3_note_vision_encoder": {"mlp_layer_types": ["dense"] * 2, "adapter_merge_size": 4},
     "gemma3n_text": {
         "num_hidden_layers": 4, "layer_types": _MIXED * 2, "num_kv_shared_layers": 2, "intermediate_size": [64] * 4,
         "activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0],
@@ -88,10 +90,10 @@ _OWN = _by_name({
     "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
     "xmod": {"default_language": "en_XX", **_DECODER},
 })  # fmt: skip
-"""What else a type's configuration needs, or the text's inside it."""
+"""What else a type's configuration needs, or a part's inside it."""
 
 _WHOLE = _by_name({
-    "blt dots3_note dots3_note_text gemma4_unified_assistant musicgen musicgen_melody qwen4_exp qwen4_exp_text "
+    "blt gemma4_unified_assistant musicgen musicgen_melody qwen4_exp qwen4_exp_text "
     "reformer zaya": {},
     "gemma4_assistant": {
         "text_config": {
@@ -114,7 +116,6 @@ STATES = {
 """What the recurrent layers of tested families keep of a text; the other layers, if any, keep keys and values."""
 
 LAYER_FAMILIES = {
-    "indexed_attention": ("axk2", "deepseek_v32", "dots3_note", "dots3_note_text", "glm_moe_dsa", "hy_v4"),
     "minimax_m3_sparse": ("minimax_m3_vl_text",),
     "heavily_compressed_attention": ("deepseek_v4",),
     "local_attention": ("gpt_neo",),
@@ -135,11 +136,10 @@ def tiny_configuration(model_type):
 
 def _shrunk(config, own):
     given, layers = {"tie_word_embeddings": False}, _layers(config)
-    heads = getattr(config, "num_attention_heads", None)
+    heads = vars(config).get("num_attention_heads")
     for name, value in vars(config).items():
         if name in config.sub_configs and value is not None:
-            text = config.get_text_config() is value
-            given[name] = _shrunk(value, _OWN.get(value.model_type, {}) if text else {})
+            given[name] = _shrunk(value, _OWN.get(value.model_type, {}))
         elif isinstance(value, list | tuple) and layers and len(value) == config.num_hidden_layers:
             given[name] = [_SIZES.get(name, value[layer]) for layer in layers]
         elif name in _SIZES and type(value) is int:

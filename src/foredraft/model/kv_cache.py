@@ -80,6 +80,14 @@ class TreeLayer(CacheLayerMixin):
         self.values[:, :, start:stop] = value_states
         return self.keys[:, :, :stop], self.values[:, :, :stop]
 
+    def update_indexer(self, index_keys: torch.Tensor) -> torch.Tensor:
+        """Return keys to choose tokens by, float[1, S, D], for as many slots as `update` returns.
+
+        In texts of at most `Support.window` tokens all are chosen, whatever these keys are; so they are not stored.
+        """
+        _, rows, size = index_keys.shape
+        return index_keys.new_zeros(1, self.span.stored + rows, size)
+
     def move(self, keys: torch.Tensor, values: torch.Tensor, start: int, stop: int) -> None:
         """Copy the slots from `start` to `stop` to the front of these buffers, and use the buffers from now on."""
         for old, new in ((self.keys, keys), (self.values, values)):
@@ -126,6 +134,9 @@ class BufferLayer(TreeLayer):
         self.keys.index_copy_(2, self._slots, key_states)
         self.values.index_copy_(2, self._slots, value_states)
         return self.keys[:, :, : self._visible], self.values[:, :, : self._visible]
+
+    def update_indexer(self, index_keys: torch.Tensor) -> torch.Tensor:
+        return index_keys.new_zeros(1, self._visible, index_keys.shape[-1])
 
 
 class RecordLayer(TreeLayer):

@@ -22,14 +22,18 @@ from foredraft.model.families import (
     UNMASKED_LAYERS,
 )
 
-_LAYERS = frozenset(("full_attention", "sliding_attention", "chunked_attention"))  # the types that a mask describes
+# the types that a mask describes
+_LAYERS = frozenset(("full_attention", "sliding_attention", "chunked_attention", "indexed_attention"))
 # fields of recurrent models, where the configuration names no types of layers
 _STATEFUL_MARKS = (
     "ssm_cfg", "state_size", "conv_kernel", "mamba_d_state", "linear_num_key_heads", "lru_width", "rwkv_version",
 )  # fmt: skip
 _LIMITS = {
     "attention_chunk_size": (1024, "its attention depends on a row's index in the pass beyond that"),
-    "keep_window_size": (0, "it chooses the tokens that it attends to beyond that, and among equal ones by the pass"),
+    **dict.fromkeys(
+        ("keep_window_size", "index_topk"),
+        (0, "it chooses the tokens that it attends to beyond that, and among equal ones by the pass"),
+    ),
 }
 """Fields that limit the tokens for which rows are exact, less so many rows that a pass can have, and why."""
 
