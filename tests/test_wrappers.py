@@ -180,7 +180,6 @@ def test_info_describes_the_text_model(tmp_path, capsys):
 
 REFUSED = {
     "clip": "This is a clip model with a text model of the type clip_text_model, which transformers has no causal",
-    "dots3_note": "of this dots3_note_text model is of type",
     "paligemma": "whose tokens attend to later ones",
     "muse_glimmer": "muse_glimmer_text, which changes its scores by final_logit_softcapping and output_multiplier",
     "vision-encoder-decoder": "vision-encoder-decoder model with a text model of the type bert",

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from transformers.cache_utils import DynamicLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from foredraft.errors import UnsupportedModelError
@@ -19,7 +18,7 @@ from foredraft.model.compiled.attention import replaced_attention
 from foredraft.model.compiled.export import FunctionalForward, row_arguments
 from foredraft.model.compiled.recurrence import write_states
 from foredraft.model.families import UNMASKED_LAYERS
-from foredraft.model.kv_cache import Span
+from foredraft.model.kv_cache import Span, TreeLayer
 from foredraft.model.recurrent.joint import JointStates
 from foredraft.model.recurrent.state import Rows, StateLayer
 from foredraft.model.support import inspect
@@ -88,7 +87,7 @@ def written_shapes(model: Any) -> tuple[tuple[tuple[int, int], ...], int]:
     of a state of the recurrent layers.
     """
     layers: list[Any] = [
-        StateLayer(Span(None, capacity=2)) if each else DynamicLayer() for each in inspect(model.config).recurrent
+        (StateLayer if each else TreeLayer)(Span(None, capacity=2)) for each in inspect(model.config).recurrent
     ]
     states = [layer for layer in layers if isinstance(layer, StateLayer)]
     for layer in states:

@@ -38,9 +38,13 @@ class _Compiled:
         self._layers, support = compiled.record.shapes, target.support
         attending = zip(support.windows, support.recurrent, strict=True)
         self.windows = tuple(dict.fromkeys(window for window, recurrent in attending if not recurrent))
-        self.shapes = [(0, 0) if each.taps else (each.heads, each.size) for each in self._layers] * 2
+        self.shapes = [
+            (0, 0) if each.taps else (each.heads, size)
+            for sizes in ([each.size for each in self._layers], [each.values for each in self._layers])
+            for each, size in zip(self._layers, sizes, strict=True)
+        ]
         self.state_size = sum(
-            (each.taps - 1 + _PENDING) * (each.size * target.dtype.itemsize + 4 * each.record)
+            (each.taps - 1 + _PENDING) * (each.size * target.dtype.itemsize + 4 * each.values)
             + 4 * (prod(each.matrices) if each.matrices else 0)
             for each in self._layers
             if each.taps

@@ -43,19 +43,23 @@ class Span:
 class LayerShape(NamedTuple):
     """The shape of what a layer keeps where passes are compiled.
 
-    Of attention these are its key heads and the numbers of each. Of a recurrent layer, in slots, the inputs of a
-    convolution of `size` channels and `taps` taps, and records of `record` float32 numbers; and its matrices.
+    Of attention these are its key heads and the numbers of a key and of a value; latents, of which both are made, are
+    kept as keys alone. Of a recurrent layer, in slots, the inputs of a convolution of `size` channels and `taps` taps,
+    and records of `values` float32 numbers, none for a layer that has a convolution alone; and its matrices.
     """
 
     heads: int
     size: int
+    values: int
     taps: int = 0
-    record: int = 0  # 0 for a layer that has a convolution alone
     matrices: tuple[int, ...] = ()  # as the kernel of recurrences takes them
 
 
 class TreeLayer(CacheLayerMixin):
-    """One layer's keys and values, [1, heads, capacity, head_dim] each, allocated at the first write."""
+    """One layer's keys and values, [1, heads, capacity, head_dim] each, allocated at the first write.
+
+    Latents (MLA) of two sizes are both kept as keys, side by side, and values are empty.
+    """
 
     is_compileable = False
     keys: torch.Tensor
@@ -73,12 +77,13 @@ class TreeLayer(CacheLayerMixin):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: object, **_kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = side_by_side(key_states, value_states)
         if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
+            self.lazy_initialization(keys, values)
         start, stop = self.span.stored, self.span.stored + key_states.shape[-2]
-        self.keys[:, :, start:stop] = key_states
-        self.values[:, :, start:stop] = value_states
-        return self.keys[:, :, :stop], self.values[:, :, :stop]
+        self.keys[:, :, start:stop] = keys
+        self.values[:, :, start:stop] = values
+        return apart(self.keys[:, :, :stop], self.values[:, :, :stop], key_states.shape[-1])
 
     def update_indexer(self, index_keys: torch.Tensor) -> torch.Tensor:
         """Return keys to choose tokens by, float[1, S, D], for as many slots as `update` returns.
@@ -97,8 +102,9 @@ class TreeLayer(CacheLayerMixin):
 
     def take_shape(self, shape: LayerShape, dtype: torch.dtype) -> None:
         """Initialise the layer on the CPU, before anything is written."""
-        nothing = torch.empty(1, shape.heads, 0, shape.size, dtype=dtype)
-        self.lazy_initialization(nothing, nothing)
+        self.lazy_initialization(
+            *(torch.empty(1, shape.heads, 0, size, dtype=dtype) for size in (shape.size, shape.values))
+        )
 
     def commit(self, kept: npt.NDArray[np.int64]) -> None:
         """Commit what these rows leave besides keys and values, which the cache gathers: nothing."""
@@ -131,9 +137,12 @@ class BufferLayer(TreeLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: object, **_kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        self.keys.index_copy_(2, self._slots, key_states)
-        self.values.index_copy_(2, self._slots, value_states)
-        return self.keys[:, :, : self._visible], self.values[:, :, : self._visible]
+        keys, values = side_by_side(key_states, value_states)
+        self.keys.index_copy_(2, self._slots, keys)
+        if values.shape[-1]:
+            self.values.index_copy_(2, self._slots, values)
+        visible = slice(self._visible)
+        return apart(self.keys[:, :, visible], self.values[:, :, visible], key_states.shape[-1])
 
     def update_indexer(self, index_keys: torch.Tensor) -> torch.Tensor:
         return index_keys.new_zeros(1, self._visible, index_keys.shape[-1])
@@ -149,9 +158,21 @@ class RecordLayer(TreeLayer):
     matrices: torch.Tensor  # float32[2, H, V / T, K, T]
 
     def take_shape(self, shape: LayerShape, dtype: torch.dtype) -> None:
-        inputs, records = torch.empty(1, 1, 0, shape.size, dtype=dtype), torch.empty(1, 1, 0, shape.record)
+        inputs, records = torch.empty(1, 1, 0, shape.size, dtype=dtype), torch.empty(1, 1, 0, shape.values)
         self.lazy_initialization(inputs, records)
         self.matrices = torch.zeros(2, *(shape.matrices or (0,)))
+
+
+def side_by_side(keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what is stored as keys and as values, float[1, heads, R, D]; latents, of two sizes, are stored as keys."""
+    if keys.shape[1] > 1 or keys.shape[-1] == values.shape[-1]:
+        return keys, values
+    return torch.cat((keys, values), dim=-1), values[..., :0]
+
+
+def apart(keys: torch.Tensor, values: torch.Tensor, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the keys, of this size, and values of which `side_by_side` made these."""
+    return (keys, values) if keys.shape[-1] == size else (keys[..., :size], keys[..., size:])
 
 
 def allocated(like: torch.Tensor, capacity: int) -> torch.Tensor:

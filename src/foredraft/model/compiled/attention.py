@@ -14,6 +14,7 @@ from torch.library import custom_op
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from foredraft.errors import UsageError
+from foredraft.model.compiled.latents import latent_heads
 
 if TYPE_CHECKING:
     from foredraft.model.compiled.export import FunctionalForward
@@ -97,11 +98,15 @@ def compiled_attention(
         """Attend as transformers' functions do, float[1, heads, R, head_dim] to float[1, key heads, C, head_dim]."""
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         layer = int(module.layer_idx)  # type: ignore[arg-type]  # every attention of transformers has it
+        ranges, mask = forward.ranges[layer], attention_mask[0, 0]
         if kernel != ("sdpa" if s_aux is None else "eager"):
             raise UsageError(f"The attention of layer {layer} is {kernel!r}, for which there is no kernel.")
         attended_by.append(layer)
+        if (heads := latent_heads(module)) is not None:
+            kept = (forward.keys[layer][0],) * 2
+            return heads.attend(query, value.shape[-1], lambda asked: attend(asked, *kept, mask, ranges, scale)), None
         sinks = () if s_aux is None else (s_aux,)
-        attended = attend(query[0], key[0], value[0], attention_mask[0, 0], forward.ranges[layer], scale, *sinks)
+        attended = attend(query[0], key[0], value[0], mask, ranges, scale, *sinks)
         return attended.unflatten(1, (query.shape[1], -1))[None], None
 
     with replaced_attention(forward.model, attention):

@@ -28,6 +28,7 @@ from foredraft.model.compiled.blocks import QuantisedRows, integers_file, packed
 from foredraft.model.compiled.experts import compiled_experts
 from foredraft.model.compiled.export import CONTEXT, Subject, run_pass
 from foredraft.model.compiled.kernels import own_kernels
+from foredraft.model.compiled.latents import attended_latents
 from foredraft.model.compiled.library import CompiledLibrary, can_load, return_memory, weights_apart, weights_beside
 from foredraft.model.compiled.package import (
     MOST_ROWS,
@@ -44,6 +45,7 @@ from foredraft.model.compiled.package import (
 )
 from foredraft.model.compiled.processor import multiplies_integers
 from foredraft.model.compiled.rewriting import gate_products, merge_products, turn_rows
+from foredraft.model.compiled.rotary import real_rotations
 from foredraft.model.families import COMPILED_RECURRENT
 from foredraft.model.gguf.files import quantised_file
 from foredraft.model.machine import COMPILING, last_cache, usable_memory
@@ -212,6 +214,9 @@ def _compile(subject: Subject, recipe: str, path: Path) -> str:
     token_ids = np.zeros(_TRACED_ROWS, np.int64)
     with ExitStack() as contexts:
         contexts.enter_context(torch.no_grad())
+        contexts.enter_context(real_rotations(subject.model))
+        if ranges:
+            contexts.enter_context(attended_latents(subject.model))
         if own:
             options |= contexts.enter_context(weights_apart(weights_beside(path)))
             if multiplies_integers() and subject.dtype == torch.bfloat16:

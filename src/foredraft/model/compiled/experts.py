@@ -38,7 +38,7 @@ def _(rows: torch.Tensor, weights: torch.Tensor, _experts: torch.Tensor) -> torc
     return rows.new_empty(rows.shape[0], weights.shape[1])
 
 
-def _multiplied(module: Any, name: str, rows: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+def multiplied(module: Any, name: str, rows: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
     """Return each row's product with its expert's matrix `name` and its bias, float[N, M]."""
     product: torch.Tensor
     if (blocks := getattr(module, name + BLOCKS, None)) is not None:
@@ -57,10 +57,10 @@ def _run_experts(module: Any, rows: torch.Tensor, chosen: torch.Tensor, shares: 
     count, experts = chosen.shape[-1], chosen.reshape(-1)
     inputs = rows.repeat_interleave(count, dim=0)
     if getattr(module, "has_gate", True):
-        inner = module._apply_gate(_multiplied(module, "gate_up_proj", inputs, experts))  # noqa: SLF001  # their interface
+        inner = module._apply_gate(multiplied(module, "gate_up_proj", inputs, experts))  # noqa: SLF001  # their interface
     else:
-        inner = module.act_fn(_multiplied(module, "up_proj", inputs, experts))
-    outputs = _multiplied(module, "down_proj", inner, experts)
+        inner = module.act_fn(multiplied(module, "up_proj", inputs, experts))
+    outputs = multiplied(module, "down_proj", inner, experts)
     if getattr(module, "has_post_expert_norm", False):
         outputs = module.post_expert_norm(outputs)
     together: torch.Tensor = (outputs * shares.reshape(-1, 1)).view(rows.shape[0], count, -1).sum(1)

@@ -19,6 +19,7 @@ from transformers.cache_utils import Cache
 from foredraft.graph.layout import Layout, lay_out_text
 from foredraft.graph.tree import I64
 from foredraft.model.compiled.attention import LANES, compiled_attention
+from foredraft.model.compiled.latents import attended_latents
 from foredraft.model.compiled.library import CompiledLibrary
 from foredraft.model.compiled.package import MOST_ROWS
 from foredraft.model.compiled.recurrence import Lineage, TracedLayer, layer_shapes, lineage
@@ -68,6 +69,7 @@ class FunctionalForward(nn.Module):
         self._one_mask = len(self._masks if records else support.masks) == 1
         # of the current pass, by layer; empty if all rows have the first slots
         self.ranges: dict[int, torch.Tensor] = {}
+        self.keys: Sequence[torch.Tensor] = ()  # the same, that the pass is given
         self.states: Mapping[int, Sequence[StateLayer]] = {}  # the same, of each sequence; for layers without records
 
     def forward(
@@ -92,7 +94,7 @@ class FunctionalForward(nn.Module):
         layers: list[Any] = []  # transformers' list type takes no subclass
         attending = {layer: window for layer, window in enumerate(self.window_of) if not self._recorded[layer]}
         self.ranges = {} if ranges is None else {layer: ranges[window] for layer, window in attending.items()}
-        found = iter(matrices)
+        self.keys, found = keys, iter(matrices)
         for layer, window in enumerate(self.window_of):
             if self._recorded[layer]:
                 assert steps is not None, "with layers that keep a state, it is given"
@@ -116,7 +118,7 @@ class FunctionalForward(nn.Module):
                 **given,
                 **options,
             )
-        self.ranges = {}  # the exporter objects to attributes that a forward leaves changed
+        self.ranges, self.keys = {}, ()  # the exporter objects to attributes that a forward leaves changed
         logits, hidden = output.logits[0], (output.hidden_states[-1] if self.width else states[LAST])[0]
         if scored is not None and not options:
             logits, hidden = logits[scored], hidden[scored]
@@ -149,7 +151,7 @@ class Subject:
             return False
         arguments = (*self.arguments(np.zeros(2, np.int64), ranges=True), *self.buffers())
         try:  # whether its layers ask transformers which attention to use shows only when they run
-            with torch.inference_mode(), compiled_attention(self.forward) as attended:
+            with attended_latents(self.model), torch.inference_mode(), compiled_attention(self.forward) as attended:
                 self.forward(*arguments)
         except Exception:  # noqa: BLE001  # there is no list of what other attention raises
             return False

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch.library import custom_op
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache
 
 from foredraft.errors import UsageError
 from foredraft.graph.layout import Layout
 from foredraft.graph.tree import I64
 from foredraft.model.compiled.package import MOST_ROWS
-from foredraft.model.kv_cache import LayerShape, Span
+from foredraft.model.kv_cache import LayerShape, Span, TreeLayer
 from foredraft.model.mask import seen_rows
 from foredraft.model.recurrent.layer import OperatorLayer, Reading
 from foredraft.model.recurrent.state import convolution_windows, parents_of
@@ -74,7 +74,7 @@ class RecordStates:
         self._rows: dict[int, tuple[int, int]] = {}  # by the place that they make: the first, and how many are applied
         self._pending = [0] * most  # the number of each place's records
         planes = {number: (each.size, dtype) for number, each in enumerate(shapes) if each.taps}
-        planes |= {len(shapes) + number: (shapes[number].record, torch.float32) for number in planes}
+        planes |= {len(shapes) + number: (shapes[number].values, torch.float32) for number in planes}
         self._stores, self.buffers = list[torch.Tensor](), dict[int, torch.Tensor]()
         for size, kind in dict.fromkeys(planes.values()):
             numbers = [number for number, plane in planes.items() if plane == (size, kind)]
@@ -216,7 +216,7 @@ class _ShapeLayer(OperatorLayer):
         raise UsageError(_PROMPTS_DIFFER)
 
     def convolution(self, taps: int, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        self.shapes.append(LayerShape(1, inputs.shape[1], taps))
+        self.shapes.append(LayerShape(1, inputs.shape[1], 0, taps))
         return inputs, torch.zeros(len(inputs), taps, dtype=torch.int64)
 
     def read(self, asked: Reading) -> tuple[torch.Tensor, torch.Tensor]:
@@ -225,7 +225,7 @@ class _ShapeLayer(OperatorLayer):
         tile = next(each for each in (_COLUMNS, _COLUMNS // 2, _COLUMNS // 4, 1) if size % each == 0)
         matrices = (heads, size // tile, keys.shape[-1], tile)
         record = keys[0].numel() + values[0].numel() + heads
-        whole = [each._replace(record=record, matrices=matrices) for each in self.shapes]
+        whole = [each._replace(values=record, matrices=matrices) for each in self.shapes]
         # what the kernel has no code for: matrices without a convolution, and decays or vectors of other sizes
         self.shapes = whole if tile > 1 and asked.gates.shape[-1] == 1 else []
         return values, values
@@ -244,7 +244,7 @@ def write_states(model: Any, layers: list[Any]) -> None:
 
 def layer_shapes(model: Any, recurrent: Sequence[bool]) -> tuple[LayerShape, ...]:
     """Return the shapes of what each layer keeps, as the model writes it; UsageError where that is not compiled."""
-    layers: list[Any] = [_ShapeLayer() if each else DynamicLayer() for each in recurrent]
+    layers: list[Any] = [_ShapeLayer() if each else TreeLayer(Span(None, capacity=_SHAPED[1])) for each in recurrent]
     write_states(model, layers)
     shapes = []
     for number, layer in enumerate(layers):
@@ -256,8 +256,8 @@ def layer_shapes(model: Any, recurrent: Sequence[bool]) -> tuple[LayerShape, ...
                     "with one decay a head and values of a multiple of 16 numbers; it is not compiled."
                 )
             shapes += layer.shapes
-        elif keys is None or values is None or keys.shape != values.shape:
+        elif keys is None or values is None or values.shape[3] not in (0, keys.shape[3]):
             raise UsageError(f"Layer {number} of this model keeps no keys and values of one shape; it is not compiled.")
         else:
-            shapes.append(LayerShape(keys.shape[1], keys.shape[3]))
+            shapes.append(LayerShape(keys.shape[1], keys.shape[3], values.shape[3]))
     return tuple(shapes)

@@ -1,0 +1,48 @@
+"""Rotary positions by complex numbers, for which a compiled forward has no code, as the same products of real ones.
+
+Uses the names in transformers' models that have them. Does not know what is rotated.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+_HEADS = {"deepseek_v2": 1, "llama4_text": 2}
+"""For each family whose `apply_rotary_emb` takes complex numbers, which dimension of what is rotated are the heads."""
+
+
+@contextmanager
+def real_rotations(model: Any) -> Iterator[None]:
+    """Make a model that rotates by complex numbers rotate by pairs of real ones, until the block ends."""
+    text = model.config.get_text_config()
+    heads = _HEADS.get(text.model_type)
+    with ExitStack() as changes:
+        if heads is not None:
+            code = sys.modules[type(model).__module__]
+            changes.enter_context(patch.object(code, "apply_rotary_emb", partial(_rotated, heads=heads)))
+            for module in [each for each in model.modules() if hasattr(each, "inv_freq")]:
+                changes.enter_context(patch.object(module, "forward", partial(_turns, module)))
+        yield
+
+
+def _turns(module: Any, _states: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+    """Return the cosines and sines of positions, int64[B, R], as float32[B, R, D / 2, 2]."""
+    angles = position_ids[..., None].float() * module.inv_freq.float()
+    turns: torch.Tensor = torch.stack((angles.cos(), angles.sin()), dim=-1) * module.attention_scaling
+    return turns
+
+
+def _rotated(xq: torch.Tensor, xk: torch.Tensor, freqs_cis: torch.Tensor, *, heads: int) -> tuple[torch.Tensor, ...]:
+    """Rotate each pair of neighbouring numbers of queries and keys, float[..., D], as transformers names them."""
+    cosine, sine = freqs_cis.unsqueeze(heads).unbind(-1)
+    rotated = []
+    for states in (xq, xk):
+        left, right = states.float().unflatten(-1, (-1, 2)).unbind(-1)
+        pairs = (left * cosine - right * sine, left * sine + right * cosine)
+        rotated.append(torch.stack(pairs, dim=-1).flatten(-2).type_as(states))
+    return tuple(rotated)
