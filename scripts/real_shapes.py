@@ -1,4 +1,4 @@
-"""Time models with recurrent layers or experts in published shapes, with random weights in Q4_0, beside llama.cpp.
+"""Time models with recurrent layers, experts or latents, in published shapes with random weights, beside llama.cpp.
 
 `python scripts/real_shapes.py [NAME ...]` writes a file of each shape, compiles it, and prints the passes of 1 to 256
 rows after 200 tokens, and the time of a token beside llama.cpp's on the same file, by turns. llama.cpp is installed at
@@ -50,8 +50,24 @@ SHAPES = {
         {".expert_count": 32, ".expert_used_count": 8, ".logit_scale": 6.0, ".residual_scale": 0.22,
          ".embedding_scale": 12.0, ".attention.scale": 1 / 64, ".rope.freq_base": 1.5e6},
         "output_norm", {"D": 1024, "H": 16, "K": 8, "hd": 64, "F": 512, "L": 24, "E": 32, "X": 512, "ctx": 4096})),
+    "GLM-4.7-Flash": (32_000, gguf_files.Case(
+        "GLM-4.7-Flash", "deepseek2",
+        lambda number: "attn_norm attn_q_a attn_q_a_norm attn_q_b attn_kv_a_mqa attn_kv_a_norm attn_k_b attn_v_b "
+            "attn_output ffn_norm" + (" ffn_gate_inp ffn_gate_exps ffn_up_exps ffn_down_exps exp_probs_b~ "
+            "ffn_gate_shexp ffn_up_shexp ffn_down_shexp" if number else " ffn_gate ffn_up ffn_down"),
+        {".expert_count": 64, ".expert_used_count": 4, ".expert_feed_forward_length": 1536, ".expert_shared_count": 1,
+         ".expert_gating_func": 2, ".expert_weights_scale": 1.8, ".expert_weights_norm": True,
+         ".leading_dense_block_count": 1, ".attention.q_lora_rank": 768, ".attention.kv_lora_rank": 512,
+         ".attention.key_length": 576, ".attention.value_length": 512, ".attention.key_length_mla": 256,
+         ".attention.value_length_mla": 256, ".attention.head_count_kv": 1, ".rope.dimension_count": 64,
+         ".rope.freq_base": 1e6},
+        "output_norm output", {"D": 2048, "H": 20, "F": 10_240, "L": 3, "E": 64, "X": 1536, "S": 1536, "ctx": 4096},
+        {"attn_q_a": (768, 2048), "attn_q_a_norm": (768,), "attn_q_b": (20 * 256, 768), "attn_kv_a_mqa": (576, 2048),
+         "attn_kv_a_norm": (512,), "attn_k_b": (20, 512, 192), "attn_v_b": (20, 256, 512),
+         "attn_output": (2048, 20 * 256)})),
 }  # fmt: skip
-"""Vocabulary and case by name; sizes are those of the published configurations."""
+"""Vocabulary and case by name; sizes are those of the published configurations, but for GLM-4.7-Flash's, which has the
+first three of its 47 layers and a fifth of its vocabulary."""
 
 
 def written(name: str, referee: Referee) -> Path:

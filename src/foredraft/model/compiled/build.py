@@ -128,6 +128,11 @@ def _check(model: Any) -> None:
         )
     if any(support.recurrent) and support.family not in COMPILED_RECURRENT:
         raise UsageError(f"The recurrent layers of this {support.family} model cannot be compiled; it runs uncompiled.")
+    if "indexed_attention" in support.layer_types:
+        raise UsageError(
+            f"This {support.family} model chooses the tokens that it attends to by an index, for which there is no "
+            "kernel; it runs uncompiled."
+        )
     if support.window is not None and support.window < CONTEXT + MOST_ROWS:
         raise UsageError(
             f"The model's window of {support.window} tokens is too short to compile; it needs {CONTEXT + MOST_ROWS}."

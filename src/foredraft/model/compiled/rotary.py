@@ -23,8 +23,9 @@ def real_rotations(model: Any) -> Iterator[None]:
     heads = _HEADS.get(text.model_type)
     with ExitStack() as changes:
         if heads is not None:
-            code = sys.modules[type(model).__module__]
-            changes.enter_context(patch.object(code, "apply_rotary_emb", partial(_rotated, heads=heads)))
+            for code in {sys.modules[type(each).__module__] for each in model.modules()}:
+                if hasattr(code, "apply_rotary_emb"):
+                    changes.enter_context(patch.object(code, "apply_rotary_emb", partial(_rotated, heads=heads)))
             for module in [each for each in model.modules() if hasattr(each, "inv_freq")]:
                 changes.enter_context(patch.object(module, "forward", partial(_turns, module)))
         yield

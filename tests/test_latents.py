@@ -1,0 +1,98 @@
+"""Latent attention that attends to latents: the scores and texts of the model's own attention, and what it keeps."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from foredraft.api import Generator
+from foredraft.drafters.none import NoDrafter
+from foredraft.errors import UsageError
+from foredraft.graph.layout import lay_out
+from foredraft.model.compiled.attention import compiled_attention
+from foredraft.model.compiled.build import compile_forward
+from foredraft.model.compiled.export import FunctionalForward, Subject, row_arguments
+from foredraft.model.compiled.latents import attended_latents
+from foredraft.model.compiled.rotary import real_rotations
+from foredraft.model.target import TorchTarget
+from support.causal_types import tiny_configuration
+from support.compilation import compiled_by
+from support.families import GREEDY, VOCABULARY, each_of, prompt_of, random_tree, tiny_model, written
+from support.scripted import AdversaryDrafter, OracleDrafter, RandomTreeDrafter, continuation_in
+
+LATENT, ROTATED = 32, 16
+SIZES = {
+    "hidden_size": 64, "kv_lora_rank": LATENT, "qk_rope_head_dim": ROTATED, "qk_nope_head_dim": 32, "v_head_dim": 32,
+    "qk_head_dim": 32 + ROTATED, "head_dim": ROTATED, "moe_intermediate_size": 32, "max_position_embeddings": 1024,
+}  # fmt: skip
+FAMILIES = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu", "axk1", "longcat_flash")
+
+
+def model_of(family):
+    config = tiny_configuration(family)
+    for name, value in SIZES.items():
+        setattr(config, name, value)
+    return tiny_model(config)
+
+
+def prefilled(target, ids):
+    cache = target.new_cache()
+    target.prefill(ids, cache)
+    return cache
+
+
+@each_of(FAMILIES, quick=("deepseek_v2",))
+def test_rows_that_attend_to_latents_score_as_those_that_attend_to_keys(family):
+    model, ids = model_of(family), prompt_of(12)
+    target, rng = TorchTarget(model), np.random.default_rng(4)
+    cache = prefilled(target, ids[:-1])
+    layout = lay_out(int(ids[-1]), *random_tree(rng, 9), len(ids) - 1)
+    expected = target.forward(layout, prefilled(target, ids[:-1])).logits
+    assert Subject(model).takes_ranges
+    functional, buffers = FunctionalForward(model), cache.reserved_buffers(layout.rows)
+    arguments = row_arguments([layout], {None: [(0, len(ids) - 1)]}, np.arange(layout.rows), target.dtype)
+    half = len(buffers) // 2
+    with real_rotations(model), attended_latents(model), torch.inference_mode(), compiled_attention(functional):
+        scores, _ = functional(*arguments, buffers[:half], buffers[half:], [])
+    torch.testing.assert_close(scores, expected, atol=1e-4, rtol=1e-4)
+    assert torch.equal(target.forward(layout, prefilled(target, ids[:-1])).logits, expected), "the model is as it was"
+
+
+def test_a_text_keeps_latents_and_one_rotated_key_of_each_token():
+    target = TorchTarget(model_of("deepseek_v3"))
+    for layer in prefilled(target, prompt_of(12)).layers:
+        assert layer.keys.shape[1::2] == (1, LATENT + ROTATED)
+        assert layer.values.numel() == 0
+
+
+def test_an_expansion_of_another_form_is_not_taken_for_transformers_own():
+    model = copy.deepcopy(model_of("deepseek_v3"))
+    projection = model.model.layers[1].self_attn.kv_b_proj
+    projection.bias = torch.nn.Parameter(torch.ones(projection.out_features))
+    with pytest.raises(UsageError, match="way of its own"), attended_latents(model):
+        pass
+    assert not Subject(model).takes_ranges
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own calls
+def test_a_compiled_model_writes_transformers_own_text_drafted_and_in_company(tmp_path):
+    model, prompt = model_of("deepseek_v2"), prompt_of(30)
+    target = compiled_by(model_of("deepseek_v2"), *compile_forward(model_of("deepseek_v2"), tmp_path))
+    assert target.compiled.record.same_bits
+    ids = torch.from_numpy(prompt)[None]
+    options = {"max_new_tokens": 40, "eos_token_id": [], "pad_token_id": 0, "do_sample": False}
+    own = model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, len(prompt) :].tolist()
+    known = continuation_in(np.append(prompt, own))
+    for drafter in (NoDrafter(), OracleDrafter(known, distractors=1), AdversaryDrafter(known), RandomTreeDrafter(5)):
+        assert written(target, prompt, GREEDY, drafter, nodes=8, new_tokens=40)[0] == own
+    writer = Generator(target, None, method="none", nodes=8)
+    batch, runs = writer.batch(), []
+    for each in (prompt[:9], prompt, prompt[5:20]):
+        drafter = RandomTreeDrafter(len(each), VOCABULARY)
+        runs.append(batch.join(writer.begin(each, GREEDY, max_new_tokens=40, drafter=drafter)))
+        batch.step()
+    while len(batch):
+        batch.step()
+    assert [token for record in runs[1].records for token in record.emitted] == own
