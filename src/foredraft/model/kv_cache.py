@@ -227,6 +227,9 @@ class TreeCache(Cache):
         given = [records if each else self.spans[window] for window, each in zip(windows, recorded, strict=True)]
         self._tree_layers = [kind(span) for kind, span in zip(classes, given, strict=True)]
         super().__init__(layers=list(self._tree_layers))
+        # of those that keep more than keys and values; found here, as a step has no time to ask every layer
+        self._recorded = [each for each in self._tree_layers if isinstance(each, RecordLayer)]
+        self._committing = [each for each in self._tree_layers if type(each).commit is not TreeLayer.commit]
         self.length = 0  # number of committed tokens
         self.held = 0  # number of rows held: written, visible to later passes, and not committed
         self._rows = 0  # of the last pass
@@ -285,8 +288,7 @@ class TreeCache(Cache):
 
     def matrices(self) -> list[torch.Tensor]:
         """Return the matrices of all recurrent layers that have some."""
-        layers = (each for each in self._tree_layers if isinstance(each, RecordLayer))
-        return [each.matrices for each in layers if each.matrices.numel()]
+        return [each.matrices for each in self._recorded if each.matrices.numel()]
 
     def advance(self) -> None:
         """Note that a pass has succeeded, which applies all pending records to the matrices."""
@@ -311,7 +313,7 @@ class TreeCache(Cache):
     def commit(self, rows: Sequence[int]) -> None:
         """Commit these rows of the held rows and then the last pass, ascending, and discard the others."""
         kept = kept_rows(rows, self.held + self._rows)
-        for layer in self._tree_layers:
+        for layer in self._committing:
             layer.commit(kept)
         if len(kept) and kept[-1] >= len(kept):  # not already at the front
             # a layer that never writes, such as one that shares another's keys, has no buffers

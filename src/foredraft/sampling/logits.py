@@ -85,7 +85,7 @@ def top_by_blocks(
     `maxima` is from `block_maxima`, and `totals`, float32[R], are the logarithms of the sums of exponentials. The
     probabilities of a row that cannot be used are NaN.
     """
-    shape = len(logits), min(TOP, logits.shape[1])
+    shape = logits.shape[0], min(TOP, logits.shape[1])
     best, tokens, probabilities = np.empty(shape[0], np.int32), np.empty(shape, np.int32), np.empty(shape, np.float32)
     _top_by_blocks(logits.numpy(), maxima.numpy(), totals.numpy(), best, tokens, probabilities)
     return best, (tokens, probabilities)

@@ -255,8 +255,8 @@ def _twice(layout: Layout) -> Layout:
 
 def flat(arguments: tuple[Any, ...]) -> list[torch.Tensor]:
     """Return arguments of `FunctionalForward.forward` in the order in which the exporter flattens them."""
-    leaves = torch.utils._pytree.tree_leaves(arguments)  # noqa: SLF001  # torch has no public name
-    return [leaf for leaf in leaves if leaf is not None]
+    groups = (each if isinstance(each, list) else [each] for each in arguments)
+    return [each for group in groups for each in group if each is not None]
 
 
 def row_arguments(
@@ -270,14 +270,18 @@ def row_arguments(
     rows are scored, int64[S]; the masks' dtype; whether the forward takes each row's own range of slots; and their
     lineage, where layers keep records, or states, as `JointForward` takes them.
     """
-    rows, masks, slots, bounds = [layout.rows for layout in layouts], [], [], []
+    total, masks, slots, bounds = sum(layout.rows for layout in layouts), [], [], []
     for window, place in places.items():
         committed = [stored - len(layout.held) for layout, (_, stored) in zip(layouts, place, strict=True)]
         masks.append(joined_mask(layouts, committed, dtype, window))
-        first, count = np.array(place).T
-        ends = np.cumsum(rows)
-        slots.append(torch.from_numpy(np.repeat(first + count - ends + rows, rows) + np.arange(ends[-1])))
-        bounds.append(torch.from_numpy(np.repeat([first, count + rows], rows, axis=1)))
+        own, seen, row = np.empty(total, np.int64), np.empty((2, total), np.int64), 0
+        for layout, (first, count) in zip(layouts, place, strict=True):
+            end, last = row + layout.rows, first + count + layout.rows
+            own[row:end] = np.arange(last - layout.rows, last)
+            seen[0, row:end], seen[1, row:end] = first, last - first
+            row = end
+        slots.append(torch.from_numpy(own))
+        bounds.append(torch.from_numpy(seen))
     return (
         torch.from_numpy(np.concatenate([layout.token_ids for layout in layouts])[None]),
         torch.from_numpy(np.concatenate([layout.positions for layout in layouts])[None]),
