@@ -27,38 +27,37 @@ from support.scripted import AdversaryDrafter, OracleDrafter, RandomTreeDrafter,
 NEW_TOKENS = 40
 PROMPT = prompt_of(30)
 SAMPLED = SamplingOptions(do_sample=True, temperature=0.7, seed=3)
+DELTA, SSD = {"linear_key_head_dim": 16, "linear_value_head_dim": 32}, {"hidden_size": 64, "mamba_d_head": 32}
 SIZES = {
-    "lfm2": {},
-    "qwen3_5_moe_text": {
-        "linear_key_head_dim": 16, "linear_value_head_dim": 32, "layer_types": ["linear_attention", "full_attention"],
-        "moe_intermediate_size": 32,
-    },
-    "granitemoehybrid": {"hidden_size": 64, "mamba_d_head": 32},
+    "lfm2": (torch.bfloat16, {}),
+    "lfm3": (torch.float32, {"hidden_size": 64}),
+    "qwen3_5_moe_text": (torch.float32, {
+        **DELTA, "layer_types": ["linear_attention", "full_attention"], "moe_intermediate_size": 32,
+    }),
+    "olmo_hybrid": (torch.bfloat16, DELTA),
+    "granitemoehybrid": (torch.bfloat16, SSD),
+    "bamba": (torch.float32, SSD),
 }  # fmt: skip
-"""Families that are compiled, one of each kind of layer, with values of a multiple of 16 numbers; two have experts."""
+"""Families that are compiled, two of each kind of recurrent layer, with values of a multiple of 16 numbers, and the
+dtype of each; two have experts."""
 
 
-def model_of(family, dtype):
-    config = tiny_configuration(family)
-    for name, value in {"head_dim": 16, "max_position_embeddings": 1024, **SIZES[family]}.items():
+def model_of(family):
+    (dtype, sizes), config = SIZES[family], tiny_configuration(family)
+    for name, value in {"head_dim": 16, "max_position_embeddings": 1024, **sizes}.items():
         setattr(config, name, value)
     return tiny_model(config).to(dtype)
 
 
 @pytest.fixture(scope="module", params=list(SIZES))
-def family(request):
-    return request.param
-
-
-@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def compiled(request, family, tmp_path_factory):
+def compiled(request, tmp_path_factory):
     """A compiled model as a target, and the model as it is."""
-    model = model_of(family, request.param)
+    model = model_of(request.param)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's compiler warns of its own calls
         folder, record = compile_forward(model, tmp_path_factory.mktemp("compiled"))
     assert record.same_bits
-    return compiled_by(model, folder, record), model_of(family, request.param)
+    return compiled_by(model, folder, record), model_of(request.param)
 
 
 def after(target, tokens, count=None):

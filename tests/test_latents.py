@@ -1,4 +1,4 @@
-"""Latent attention that attends to latents: the scores and texts of the model's own attention, and what it keeps."""
+"""Latent attention that attends to latents: the scores of the model's own attention, and what a text keeps of it."""
 
 import copy
 
@@ -6,20 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from foredraft.api import Generator
-from foredraft.drafters.none import NoDrafter
 from foredraft.errors import UsageError
 from foredraft.graph.layout import lay_out
 from foredraft.model.compiled.attention import compiled_attention
-from foredraft.model.compiled.build import compile_forward
 from foredraft.model.compiled.export import FunctionalForward, Subject, row_arguments
 from foredraft.model.compiled.latents import attended_latents
 from foredraft.model.compiled.rotary import real_rotations
 from foredraft.model.target import TorchTarget
 from support.causal_types import tiny_configuration
-from support.compilation import compiled_by
-from support.families import GREEDY, VOCABULARY, each_of, prompt_of, random_tree, tiny_model, written
-from support.scripted import AdversaryDrafter, OracleDrafter, RandomTreeDrafter, continuation_in
+from support.families import each_of, prompt_of, random_tree, tiny_model
 
 LATENT, ROTATED = 32, 16
 SIZES = {
@@ -73,26 +68,3 @@ def test_an_expansion_of_another_form_is_not_taken_for_transformers_own():
     with pytest.raises(UsageError, match="way of its own"), attended_latents(model):
         pass
     assert not Subject(model).takes_ranges
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own calls
-def test_a_compiled_model_writes_transformers_own_text_drafted_and_in_company(tmp_path):
-    model, prompt = model_of("deepseek_v2"), prompt_of(30)
-    target = compiled_by(model_of("deepseek_v2"), *compile_forward(model_of("deepseek_v2"), tmp_path))
-    assert target.compiled.record.same_bits
-    ids = torch.from_numpy(prompt)[None]
-    options = {"max_new_tokens": 40, "eos_token_id": [], "pad_token_id": 0, "do_sample": False}
-    own = model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, len(prompt) :].tolist()
-    known = continuation_in(np.append(prompt, own))
-    for drafter in (NoDrafter(), OracleDrafter(known, distractors=1), AdversaryDrafter(known), RandomTreeDrafter(5)):
-        assert written(target, prompt, GREEDY, drafter, nodes=8, new_tokens=40)[0] == own
-    writer = Generator(target, None, method="none", nodes=8)
-    batch, runs = writer.batch(), []
-    for each in (prompt[:9], prompt, prompt[5:20]):
-        drafter = RandomTreeDrafter(len(each), VOCABULARY)
-        runs.append(batch.join(writer.begin(each, GREEDY, max_new_tokens=40, drafter=drafter)))
-        batch.step()
-    while len(batch):
-        batch.step()
-    assert [token for record in runs[1].records for token in record.emitted] == own

@@ -154,6 +154,8 @@ def _compiled_pass(target: TorchTarget, hidden: tuple[int, ...]) -> _Compiled | 
     compiled = target.compiled
     if compiled is None or not compiled.returns(hidden) or not (compiled.record.same_bits and compiled.record.ranges):
         return None
+    if any(shape.prompts for shape in compiled.record.shapes):
+        return None
     return _Compiled(target, compiled)
 
 

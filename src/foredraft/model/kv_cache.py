@@ -52,6 +52,7 @@ class LayerShape(NamedTuple):
     size: int
     values: int
     taps: int = 0
+    prompts: bool = False  # whether a prompt's tokens leave other records than the same tokens as they are written
     matrices: tuple[int, ...] = ()  # as the kernel of recurrences takes them
 
 

@@ -23,6 +23,7 @@ from foredraft.model.compiled.latents import attended_latents
 from foredraft.model.compiled.library import CompiledLibrary
 from foredraft.model.compiled.package import MOST_ROWS
 from foredraft.model.compiled.recurrence import Lineage, TracedLayer, layer_shapes, lineage
+from foredraft.model.families import UNMASKED_LAYERS
 from foredraft.model.kv_cache import BufferLayer, Span, TreeCache, allocated
 from foredraft.model.layers import LAST, tapped_states, usual_taps
 from foredraft.model.mask import joined_mask, seen_rows
@@ -146,8 +147,8 @@ class Subject:
     @cached_property
     def takes_ranges(self) -> bool:
         """Whether `attend` can take the place of the model's attention, for rows of several sequences at once."""
-        attending = [shape for shape in self.shapes if not shape.taps]
-        if any(shape.size % LANES for shape in attending):
+        kinds = inspect(self.model.config).layer_types
+        if any(shape.size % LANES for shape in self.shapes if not shape.taps):
             return False
         arguments = (*self.arguments(np.zeros(2, np.int64), ranges=True), *self.buffers())
         try:  # whether its layers ask transformers which attention to use shows only when they run
@@ -155,7 +156,7 @@ class Subject:
                 self.forward(*arguments)
         except Exception:  # noqa: BLE001  # there is no list of what other attention raises
             return False
-        return len(attended) == len(attending)
+        return len(attended) == sum(kind not in UNMASKED_LAYERS for kind in kinds)
 
     def dynamic(self, *, ranges: bool) -> tuple[Any, ...]:
         """Return the dimensions that vary: of each window, the slots in use and allocated; and the rows."""
@@ -170,7 +171,7 @@ class Subject:
         of_rows = [{1: rows} for _ in visible] if ranges else None
         nodes = torch.export.Dim("nodes", min=2, max=2 * MOST_ROWS)  # with those that are held
         sequences = torch.export.Dim("sequences", min=2, max=MOST_ROWS)
-        steps = [{0: rows}, {0: rows}, {0: nodes}, {0: sequences}] if self.recurrent else None
+        steps = [{0: rows}, {0: rows}, {0: nodes}, {0: sequences}, {0: rows}] if self.recurrent else None
         places = torch.export.Dim("places", min=2, max=2**20)
         matrices = [{0: places}] * sum(bool(shape.matrices) for shape in self.shapes)
         return ({1: rows}, {1: rows}, {0: scored}, masks, slots, of_rows, steps, buffers, list(buffers), matrices)
@@ -233,7 +234,7 @@ def run_pass(
         return None
     rows, places = np.arange(layout.rows), {window: [(0, span.stored)] for window, span in spans.items()}
     rows = rows if scored is None else rows[-scored:]
-    steps = None if cache.records is None else lineage(layout, cache.records)
+    steps = None if cache.records is None else lineage(layout, cache.records, cache.prompt)
     arguments = row_arguments([layout], places, rows, dtype, ranges=package.ranges, steps=steps)
     inputs = flat(arguments) if embedded is None else [embedded[None], *flat(arguments)[1:]]
     result = package.run([*inputs, *buffers, *cache.matrices()])

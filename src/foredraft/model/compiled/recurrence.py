@@ -24,7 +24,6 @@ from foredraft.model.recurrent.layer import OperatorLayer, Reading
 from foredraft.model.recurrent.state import convolution_windows, parents_of
 from foredraft.model.support import cache_argument
 
-_PROMPTS_DIFFER = "This model limits the steps of a prompt's tokens alone; it is not compiled."
 _SHAPED = (1, 2)  # sequences, and tokens of each, that show what a model writes into its cache
 _COLUMNS = 64  # of a matrix that are walked together; with keys of 128 they fill a first cache of 32 KiB
 
@@ -38,16 +37,18 @@ class Lineage(NamedTuple):
     # int64[B, 5], of each sequence: the places of the matrices that are read and that are written, the first slot of
     # the records that are applied first and their number, and 1 if all its rows are applied too, as known text is
     sequences: torch.Tensor
+    prompt: torch.Tensor  # bool[R], which rows are of a prompt
 
 
-def lineage(layout: Layout, span: Span) -> Lineage:
-    """Return that of the rows of one sequence, whose records are in the slots of `span`."""
+def lineage(layout: Layout, span: Span, prompt: int = 0) -> Lineage:
+    """Return that of the rows of one sequence, whose records are in the slots of `span`, after so long a `prompt`."""
     assert span.window is not None, "of records, it is the taps of a convolution"
     root = span.stored - len(layout.held)
     slots = np.arange(root - (span.window - 1), span.stored + layout.rows)
     windows, parents = _descent(layout, slots)
     sequences = np.array([[span.at, 1 - span.at, root - span.pending, span.pending, 0]])
-    return Lineage(*map(torch.from_numpy, (windows, slots[-layout.rows :], parents, sequences)))
+    given = (windows, slots[-layout.rows :], parents, sequences, layout.positions < prompt)
+    return Lineage(*map(torch.from_numpy, given))
 
 
 def _descent(layout: Layout, slots: I64) -> tuple[I64, I64]:
@@ -105,7 +106,8 @@ class RecordStates:
             self._rows[after] = row, layout.rows * known
             row += layout.rows
         self._next, slots = row, np.arange(start, row)
-        given = (np.concatenate(windows), slots, np.concatenate(parents), np.array(sequences, np.int64))
+        prompt = np.zeros(len(slots), np.bool_)  # where it matters which are of one, texts share no passes
+        given = (np.concatenate(windows), slots, np.concatenate(parents), np.array(sequences, np.int64), prompt)
         return Lineage(*map(torch.from_numpy, given))
 
     def commit(self, before: int, after: int, kept: I64) -> None:
@@ -129,7 +131,7 @@ class TracedLayer(OperatorLayer):
         self._steps, self._inputs, self._records, self._matrices = steps, inputs, records, matrices
 
     def in_prompt(self) -> torch.Tensor:
-        raise UsageError(_PROMPTS_DIFFER)
+        return self._steps.prompt
 
     def convolution(self, taps: int, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         del taps
@@ -139,7 +141,7 @@ class TracedLayer(OperatorLayer):
     def read(self, asked: Reading) -> tuple[torch.Tensor, torch.Tensor]:
         queries, keys, values, gates, strengths = asked
         assert self._matrices is not None, "its shape has matrices"
-        decays, (_, *steps) = gates[..., 0].exp(), self._steps
+        decays, (_, *steps, _) = gates[..., 0].exp(), self._steps
         read = delta_rows(queries, keys, values, decays, strengths, *steps, self._matrices, self._records)
         return read, self._matrices
 
@@ -211,9 +213,11 @@ class _ShapeLayer(OperatorLayer):
     def __init__(self) -> None:
         super().__init__()
         self.shapes: list[LayerShape] = []
+        self._prompts = False
 
     def in_prompt(self) -> torch.Tensor:
-        raise UsageError(_PROMPTS_DIFFER)
+        self._prompts = True
+        return torch.ones(_SHAPED[1], dtype=torch.bool)
 
     def convolution(self, taps: int, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         self.shapes.append(LayerShape(1, inputs.shape[1], 0, taps))
@@ -225,7 +229,7 @@ class _ShapeLayer(OperatorLayer):
         tile = next(each for each in (_COLUMNS, _COLUMNS // 2, _COLUMNS // 4, 1) if size % each == 0)
         matrices = (heads, size // tile, keys.shape[-1], tile)
         record = keys[0].numel() + values[0].numel() + heads
-        whole = [each._replace(values=record, matrices=matrices) for each in self.shapes]
+        whole = [each._replace(values=record, prompts=self._prompts, matrices=matrices) for each in self.shapes]
         # what the kernel has no code for: matrices without a convolution, and decays or vectors of other sizes
         self.shapes = whole if tile > 1 and asked.gates.shape[-1] == 1 else []
         return values, values
@@ -256,7 +260,9 @@ def layer_shapes(model: Any, recurrent: Sequence[bool]) -> tuple[LayerShape, ...
                     "with one decay a head and values of a multiple of 16 numbers; it is not compiled."
                 )
             shapes += layer.shapes
-        elif keys is None or values is None or values.shape[3] not in (0, keys.shape[3]):
+        elif keys is None or values is None:  # it attends to nothing, or to another layer's
+            shapes.append(LayerShape(0, 0, 0))
+        elif values.shape[3] not in (0, keys.shape[3]):
             raise UsageError(f"Layer {number} of this model keeps no keys and values of one shape; it is not compiled.")
         else:
             shapes.append(LayerShape(keys.shape[1], keys.shape[3], values.shape[3]))
