@@ -65,9 +65,30 @@ SHAPES = {
         {"attn_q_a": (768, 2048), "attn_q_a_norm": (768,), "attn_q_b": (20 * 256, 768), "attn_kv_a_mqa": (576, 2048),
          "attn_kv_a_norm": (512,), "attn_k_b": (20, 512, 192), "attn_v_b": (20, 256, 512),
          "attn_output": (2048, 20 * 256)})),
+    "Gemma-4-E2B": (32_000, gguf_files.Case(
+        "Gemma-4-E2B", "gemma4",
+        lambda number: "attn_norm attn_q attn_q_norm attn_output post_attention_norm ffn_norm ffn_gate ffn_up ffn_down "
+            "post_ffw_norm layer_output_scale inp_gate proj post_norm" + (" attn_k attn_v attn_k_norm" if number < 5
+            else ""),
+        {".attention.key_length": 512, ".attention.value_length": 512, ".attention.key_length_swa": 256,
+         ".attention.value_length_swa": 256, ".rope.freq_base": 1e6, ".rope.freq_base_swa": 1e4,
+         ".rope.dimension_count": 512, ".rope.dimension_count_swa": 256, ".final_logit_softcapping": 30.0,
+         ".attention.sliding_window": 512, ".attention.sliding_window_pattern": ([True] * 4 + [False]) * 2,
+         ".embedding_length_per_layer_input": 256, ".attention.head_count_kv": 1, ".attention.shared_kv_layers": 5,
+         ".feed_forward_length": [6144] * 5 + [12_288] * 5},
+        "output_norm rope_freqs per_layer_token_embd per_layer_model_proj per_layer_proj_norm",
+        {"D": 1536, "H": 8, "L": 10, "ctx": 4096},
+        {f"{name}.{number}": shape for number in range(10) for wide in (512 if number % 5 == 4 else 256,)
+         for inner in (6144 if number < 5 else 12_288,) for name, shape in {
+             "attn_q": (8 * wide, 1536), "attn_k": (wide, 1536), "attn_v": (wide, 1536), "attn_q_norm": (wide,),
+             "attn_k_norm": (wide,), "attn_output": (1536, 8 * wide), "ffn_gate": (inner, 1536),
+             "ffn_up": (inner, 1536), "ffn_down": (1536, inner)}.items()} | {
+         "layer_output_scale": (1,), "rope_freqs": (256,), "inp_gate": (256, 1536), "proj": (1536, 256),
+         "per_layer_token_embd": (32_000, 2560), "per_layer_model_proj": (2560, 1536), "per_layer_proj_norm": (256,)},
+        {"rope_freqs": [1.0] * 64 + [1e30] * 192})),
 }  # fmt: skip
-"""Vocabulary and case by name; sizes are those of the published configurations, but for GLM-4.7-Flash's, which has the
-first three of its 47 layers and a fifth of its vocabulary."""
+"""Vocabulary and case by name; sizes are those of the published configurations, but for the last two: GLM-4.7-Flash has
+the first three of its 47 layers, Gemma 4 E2B ten of 35, half of which share keys, and both a smaller vocabulary."""
 
 
 def written(name: str, referee: Referee) -> Path:

@@ -20,14 +20,15 @@ SIZES = {
         "kv_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "head_dim": 16,
         "moe_intermediate_size": 32,
     },
+    "gemma3n_text": {"head_dim": 16},
     "gemma4_text": {"head_dim": 16},
     "nemotron_h": {
         "head_dim": 16, "mamba_num_heads": 4, "mamba_head_dim": 32, "n_groups": 2, "ssm_state_size": 16,
         "moe_intermediate_size": 32,
     },
 }  # fmt: skip
-"""Latents and rotation by complex numbers; layers that attend to another one's keys; and layers that keep nothing, and
-recurrent ones whose steps are limited in a prompt."""
+"""Latents and rotation by complex numbers; layers that attend to another one's keys, and products over few numbers, or
+heads of two sizes; and layers that keep nothing, and recurrent ones whose steps are limited in a prompt."""
 
 
 def model_of(family):

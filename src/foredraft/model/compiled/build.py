@@ -44,7 +44,7 @@ from foredraft.model.compiled.package import (
     write_record,
 )
 from foredraft.model.compiled.processor import multiplies_integers
-from foredraft.model.compiled.rewriting import gate_products, merge_products, turn_rows
+from foredraft.model.compiled.rewriting import gate_products, merge_products, sum_short_products, turn_rows
 from foredraft.model.compiled.rotary import real_rotations
 from foredraft.model.families import COMPILED_RECURRENT
 from foredraft.model.gguf.files import quantised_file
@@ -238,6 +238,7 @@ def _compile(subject: Subject, recipe: str, path: Path) -> str:
         dimensions = subject.dynamic(ranges=ranges)
         program = torch.export.export(subject.forward, arguments, strict=False, dynamic_shapes=dimensions)
         if own:
+            sum_short_products(program)
             merge_products(program)
             turn_rows(program)
             gate_products(program)

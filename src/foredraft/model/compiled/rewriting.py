@@ -1,8 +1,9 @@
-"""Changes of a traced forward before it is compiled: products of the same rows become one, and take their gates in.
+"""Changes of a traced forward before it is compiled: products are merged, take their gates in, or become sums.
 
 Works on the exporter's graph, whose numbers stay as they are. Does not depend on models, or on how it was traced.
 """
 
+from functools import reduce
 from operator import getitem
 from typing import Any
 
@@ -18,6 +19,7 @@ _BLOCKS = torch.ops.foredraft.multiply_blocks.default
 _EXPERT_BLOCKS = torch.ops.foredraft.multiply_expert_blocks.default
 _TURNED = (torch.ops.aten.transpose.int, torch.ops.aten.permute.default)
 _TAKEN_APART = (torch.ops.aten.view.default, torch.ops.aten.reshape.default, torch.ops.aten.unflatten.int)
+_SHORT = 16  # numbers that a product is over, at most, to be written as a sum; chosen
 _SLICE, _CHUNK = torch.ops.aten.slice.Tensor, torch.ops.aten.chunk.default
 _GATES: dict[tuple[Any, Any], str] = {
     (torch.ops.aten.silu.default, "none"): "silu",
@@ -85,6 +87,35 @@ def turn_rows(program: torch.export.ExportedProgram) -> None:
             with graph.inserting_before(node):
                 node.replace_input_with(node.args[0], _call(graph, torch.ops.foredraft.written.default, node.args[0]))
     program.graph_module.recompile()
+
+
+def sum_short_products(program: torch.export.ExportedProgram) -> None:
+    """Write products of activations over a few numbers, such as Gemma 3n's of four streams, as the sums that they are.
+
+    There is no kernel for them. The program is changed in place; sums are in float32, and rounded once.
+    """
+    graph = program.graph_module.graph
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.matmul.default):
+        left, right = node.args
+        count, dtype = left.meta["val"].shape[-1], node.meta["val"].dtype
+        if isinstance(count, int) and count <= _SHORT and right.meta["val"].ndim > 1:
+            with graph.inserting_before(node):
+                terms = [
+                    _call(
+                        graph, torch.ops.aten.mul.Tensor,
+                        _call(graph, torch.ops.aten.slice.Tensor, _float(graph, left), -1, number, number + 1),
+                        _call(graph, torch.ops.aten.slice.Tensor, _float(graph, right), -2, number, number + 1),
+                    )
+                    for number in range(count)
+                ]  # fmt: skip
+                total = reduce(lambda one, other: _call(graph, torch.ops.aten.add.Tensor, one, other), terms)
+                node.replace_all_uses_with(_call(graph, torch.ops.aten.to.dtype, total, dtype))
+    graph.eliminate_dead_code()
+    program.graph_module.recompile()
+
+
+def _float(graph: Graph, node: Any) -> Node:
+    return _call(graph, torch.ops.aten.to.dtype, node, torch.float32)
 
 
 def merge_products(program: torch.export.ExportedProgram, *, apart: bool = False) -> None:
