@@ -30,7 +30,7 @@ def test_every_function_that_a_variant_of_the_kernel_calls_is_in_it(tiles):
     values = dict.fromkeys(("queries", "summed", "at_once"), 4) | {"size": 64, "lanes": 16, "halves": 2}
     names = dict.fromkeys(("query_t", "input_t"), "at::BFloat16") | {"restrict_keyword": "", "num_threads": 2}
     inputs = dict.fromkeys(("query", "key", "value", "mask", "ranges", "output"))
-    flags = {"tiles": tiles, "paired": not tiles, "has_sinks": False, "scaling": "1.0"}
+    flags = {"tiles": tiles, "paired": not tiles, "has_sinks": False, "scaling": "1.0", "softcap": "9.0"}
     asked = dict.fromkeys(("def_kernel", "maybe_codegen_profile", "size", "stride", "index"), lambda *_, **__: "0")
     kernel, template = SimpleNamespace(kernel_name="k", **asked), SimpleNamespace(header=io.StringIO)
     source = _template("attention").render(
@@ -41,11 +41,11 @@ def test_every_function_that_a_variant_of_the_kernel_calls_is_in_it(tiles):
 
 
 @functools.cache
-def compiled(size):
+def compiled(size, softcap=0.0):
     """Return `attend` as it is compiled for heads of one size at its first call."""
     scaling = size**-0.5
     return torch.compile(
-        lambda query, key, value, mask, ranges, sinks: attend(query, key, value, mask, ranges, scaling, sinks)
+        lambda query, key, value, mask, ranges, sinks: attend(query, key, value, mask, ranges, scaling, sinks, softcap)
     )
 
 
@@ -54,13 +54,13 @@ def first_slots(rows, count):
     return torch.tensor([[0], [count]]).repeat(1, rows)
 
 
-def attended(query, key, value, mask, ranges=None, sinks=None):
+def attended(query, key, value, mask, ranges=None, sinks=None, softcap=0.0):
     """Attend by the kernel, which is compiled once for any number of rows and slots; to the first slots by default."""
     ranges = first_slots(*mask.shape) if ranges is None else ranges
     for tensor, dimensions in ((query, [1]), (key, [1]), (value, [1]), (mask, [0, 1]), (ranges, [1])):
         torch._dynamo.mark_dynamic(tensor, dimensions)
     with own_kernels():
-        return compiled(query.shape[-1])(query, key, value, mask, ranges, sinks)
+        return compiled(query.shape[-1], softcap)(query, key, value, mask, ranges, sinks)
 
 
 def arguments(dtype, heads, key_heads, rows, slots, size):
@@ -91,6 +91,19 @@ def test_the_kernel_sums_as_its_reference_does(dtype, tolerance, heads, key_head
             theirs = attend(*given, first_slots(rows, slots), size**-0.5, sinks)
             assert ours.shape == (rows, heads * size)
             assert torch.allclose(ours.double(), theirs.double(), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=["float32", "bfloat16"]
+)
+def test_the_kernel_caps_scores_as_its_reference_does(dtype, tolerance):
+    query, *others = arguments(dtype, 6, 2, 5, 33, 64)
+    query = query * 3
+    ours = attended(query, *others, softcap=2.0)
+    theirs, uncapped = (attend(query, *others, first_slots(5, 33), 64**-0.5, None, cap) for cap in (2.0, 0.0))
+    assert torch.allclose(ours.double(), theirs.double(), atol=tolerance, rtol=tolerance)
+    assert not torch.allclose(ours.double(), uncapped.double(), atol=0.1)
 
 
 def test_the_reference_attends_to_a_sink_as_to_a_slot_of_zeros():

@@ -31,6 +31,7 @@ def attend(
     ranges: torch.Tensor,  # int64[2, R], each row's first slot, and how many it has, 1 to W; equal ones stand together
     scaling: float,  # of the scores
     sinks: torch.Tensor | None = None,  # float[heads], the score of one more slot of every row, whose value is zero
+    softcap: float = 0.0,  # the scores are this times tanh of their share of it, before the mask is added; 0 for no cap
 ) -> torch.Tensor:
     """Attend from R rows to their slots; used where nothing is compiled, and to test the kernel.
 
@@ -43,7 +44,9 @@ def attend(
         rows = (ranges[0] == start) & (ranges[1] == count)
         slots = slice(start, start + count)
         keys, values = (each[:, slots].to(precise).repeat_interleave(groups, 0) for each in (key, value))
-        scores = query[:, rows].to(precise) * scaling @ keys.mT + mask[rows, :count].to(precise)
+        scores = query[:, rows].to(precise) * scaling @ keys.mT
+        scores = softcap * torch.tanh(scores / softcap) if softcap else scores
+        scores = scores + mask[rows, :count].to(precise)
         if sinks is not None:
             scores = torch.cat([scores, sinks[:, None, None].to(precise).expand(-1, len(mask[rows]), 1)], -1)
         weights = torch.softmax(scores, -1)[..., :count]
@@ -79,7 +82,7 @@ def compiled_attention(
 
     For passes that are given ranges, or what else `attend` takes in their place and the masks'. What is yielded lists
     the layers that attended so. UsageError in a layer whose own attention may compute something else: any but
-    transformers' `sdpa`, and the one with sinks, which has no `sdpa`.
+    transformers' `sdpa`, and those with sinks or capped scores, which have no `sdpa`.
     """
     attended_by: list[int] = []
     kernel = forward.model.config._attn_implementation  # noqa: SLF001  # transformers has no public name for it
@@ -93,20 +96,21 @@ def compiled_attention(
         dropout: float = 0.0,  # noqa: ARG001  # transformers' signature
         scaling: float | None = None,
         s_aux: torch.Tensor | None = None,
+        softcap: float | None = None,
         **_options: Any,
     ) -> tuple[torch.Tensor, None]:
         """Attend as transformers' functions do, float[1, heads, R, head_dim] to float[1, key heads, C, head_dim]."""
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         layer = int(module.layer_idx)  # type: ignore[arg-type]  # every attention of transformers has it
         ranges, mask = forward.ranges[layer], attention_mask[0, 0]
-        if kernel != ("sdpa" if s_aux is None else "eager"):
+        if kernel != ("sdpa" if s_aux is None and softcap is None else "eager"):
             raise UsageError(f"The attention of layer {layer} is {kernel!r}, for which there is no kernel.")
         attended_by.append(layer)
         if (heads := latent_heads(module)) is not None:
             kept = (forward.keys[layer][0],) * 2
             return heads.attend(query, value.shape[-1], lambda asked: attend(asked, *kept, mask, ranges, scale)), None
-        sinks = () if s_aux is None else (s_aux,)
-        attended = attend(query[0], key[0], value[0], mask, ranges, scale, *sinks)
+        others = (s_aux, softcap) if softcap else () if s_aux is None else (s_aux,)
+        attended = attend(query[0], key[0], value[0], mask, ranges, scale, *others)
         return attended.unflatten(1, (query.shape[1], -1))[None], None
 
     with replaced_attention(forward.model, attention):

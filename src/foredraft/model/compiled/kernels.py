@@ -157,7 +157,16 @@ def _kernel_call(name: str, template: str, inputs: Mapping[str, Any], layout: An
 
 
 def _lowered_attention(
-    query: Any, key: Any, value: Any, mask: Any, ranges: Any, scaling: float, sinks: Any = None, *, tiled: bool
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any,
+    ranges: Any,
+    scaling: float,
+    sinks: Any = None,
+    softcap: float = 0.0,
+    *,
+    tiled: bool,
 ) -> Any:
     """Return the kernel's call as torch's compiler represents it; the arguments are those of `attend`."""
     from torch._inductor.codegen.cpp_micro_gemm import get_restrict_keyword
@@ -190,6 +199,7 @@ def _lowered_attention(
         tiles=tiles,
         at_once=at_once,
         scaling=repr(float(scaling)),
+        softcap=softcap and repr(float(softcap)),
         has_sinks=sinks is not None,
         halves=halves,
         lanes=lanes,
