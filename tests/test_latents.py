@@ -68,3 +68,15 @@ def test_an_expansion_of_another_form_is_not_taken_for_transformers_own():
     with pytest.raises(UsageError, match="way of its own"), attended_latents(model):
         pass
     assert not Subject(model).takes_ranges
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "llama4_text"])
+def test_rotations_by_real_numbers_are_those_by_complex_ones_and_leave_other_models_alone(family):
+    model, other = tiny_model(tiny_configuration(family)), tiny_model(tiny_configuration(family))
+    ids = torch.from_numpy(prompt_of(12))[None]
+    with torch.inference_mode():
+        expected = model(ids).logits
+        with real_rotations(model):
+            torch.testing.assert_close(model(ids).logits, expected, atol=1e-4, rtol=1e-4)
+            assert torch.equal(other(ids).logits, expected)
+        assert torch.equal(model(ids).logits, expected)

@@ -4,7 +4,7 @@ Uses the names in transformers' models that have them. Does not know what is rot
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -18,14 +18,18 @@ _HEADS = {"deepseek_v2": 1, "llama4_text": 2}
 
 @contextmanager
 def real_rotations(model: Any) -> Iterator[None]:
-    """Make a model that rotates by complex numbers rotate by pairs of real ones, until the block ends."""
+    """Make a model that rotates by complex numbers rotate by pairs of real ones, until the block ends.
+
+    The function that rotates is that of its code's module, where other models of the family find it too.
+    """
     text = model.config.get_text_config()
     heads = _HEADS.get(text.model_type)
     with ExitStack() as changes:
         if heads is not None:
             for code in {sys.modules[type(each).__module__] for each in model.modules()}:
-                if hasattr(code, "apply_rotary_emb"):
-                    changes.enter_context(patch.object(code, "apply_rotary_emb", partial(_rotated, heads=heads)))
+                if theirs := getattr(code, "apply_rotary_emb", None):
+                    ours = partial(_rotated, theirs, heads)
+                    changes.enter_context(patch.object(code, "apply_rotary_emb", ours))
             for module in [each for each in model.modules() if hasattr(each, "inv_freq")]:
                 changes.enter_context(patch.object(module, "forward", partial(_turns, module)))
         yield
@@ -38,8 +42,13 @@ def _turns(module: Any, _states: torch.Tensor, position_ids: torch.Tensor) -> to
     return turns
 
 
-def _rotated(xq: torch.Tensor, xk: torch.Tensor, freqs_cis: torch.Tensor, *, heads: int) -> tuple[torch.Tensor, ...]:
+def _rotated(
+    theirs: Callable[..., tuple[torch.Tensor, ...]], heads: int,
+    xq: torch.Tensor, xk: torch.Tensor, freqs_cis: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
     """Rotate each pair of neighbouring numbers of queries and keys, float[..., D], as transformers names them."""
+    if freqs_cis.is_complex():  # of another model of the family, which another thread runs
+        return theirs(xq, xk, freqs_cis)
     cosine, sine = freqs_cis.unsqueeze(heads).unbind(-1)
     rotated = []
     for states in (xq, xk):
