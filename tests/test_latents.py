@@ -70,9 +70,8 @@ def test_an_expansion_of_another_form_is_not_taken_for_transformers_own():
     assert not Subject(model).takes_ranges
 
 
-@pytest.mark.parametrize("family", ["deepseek_v2", "llama4_text"])
-def test_rotations_by_real_numbers_are_those_by_complex_ones_and_leave_other_models_alone(family):
-    model, other = tiny_model(tiny_configuration(family)), tiny_model(tiny_configuration(family))
+def test_rotations_by_real_numbers_are_those_by_complex_ones_and_leave_other_models_alone():
+    model, other = model_of("deepseek_v2"), model_of("deepseek_v2")
     ids = torch.from_numpy(prompt_of(12))[None]
     with torch.inference_mode():
         expected = model(ids).logits

@@ -1,6 +1,6 @@
-"""Rotary positions by complex numbers, for which a compiled forward has no code, as the same products of real ones.
+"""DeepSeek-V2's rotary positions by complex numbers, for which the compiler has no code, as products of real ones.
 
-Uses the names in transformers' models that have them. Does not know what is rotated.
+Uses the names of transformers' code of that model. Does not know what is rotated.
 """
 
 import sys
@@ -12,8 +12,7 @@ from unittest.mock import patch
 
 import torch
 
-_HEADS = {"deepseek_v2": 1, "llama4_text": 2}
-"""For each family whose `apply_rotary_emb` takes complex numbers, which dimension of what is rotated are the heads."""
+_FAMILY = "deepseek_v2"
 
 
 @contextmanager
@@ -22,14 +21,11 @@ def real_rotations(model: Any) -> Iterator[None]:
 
     The function that rotates is that of its code's module, where other models of the family find it too.
     """
-    text = model.config.get_text_config()
-    heads = _HEADS.get(text.model_type)
     with ExitStack() as changes:
-        if heads is not None:
-            for code in {sys.modules[type(each).__module__] for each in model.modules()}:
-                if theirs := getattr(code, "apply_rotary_emb", None):
-                    ours = partial(_rotated, theirs, heads)
-                    changes.enter_context(patch.object(code, "apply_rotary_emb", ours))
+        if model.config.model_type == _FAMILY:
+            code = sys.modules[type(model).__module__]
+            ours = partial(_rotated, code.apply_rotary_emb)
+            changes.enter_context(patch.object(code, "apply_rotary_emb", ours))
             for module in [each for each in model.modules() if hasattr(each, "inv_freq")]:
                 changes.enter_context(patch.object(module, "forward", partial(_turns, module)))
         yield
@@ -43,13 +39,12 @@ def _turns(module: Any, _states: torch.Tensor, position_ids: torch.Tensor) -> to
 
 
 def _rotated(
-    theirs: Callable[..., tuple[torch.Tensor, ...]], heads: int,
-    xq: torch.Tensor, xk: torch.Tensor, freqs_cis: torch.Tensor,
-) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """Rotate each pair of neighbouring numbers of queries and keys, float[..., D], as transformers names them."""
+    theirs: Callable[..., tuple[torch.Tensor, ...]], xq: torch.Tensor, xk: torch.Tensor, freqs_cis: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Rotate each pair of neighbouring numbers of queries and keys, float[B, heads, R, D]; transformers' names."""
     if freqs_cis.is_complex():  # of another model of the family, which another thread runs
         return theirs(xq, xk, freqs_cis)
-    cosine, sine = freqs_cis.unsqueeze(heads).unbind(-1)
+    cosine, sine = freqs_cis.unsqueeze(1).unbind(-1)
     rotated = []
     for states in (xq, xk):
         left, right = states.float().unflatten(-1, (-1, 2)).unbind(-1)
