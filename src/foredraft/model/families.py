@@ -63,6 +63,8 @@ REFUSED_FAMILIES = {
 
 RECURRENT_LAYERS = frozenset(("linear_attention", "conv", "hybrid", "hybrid_sliding"))
 """The types of layers that keep a recurrent state."""
+INDEXED = "indexed_attention"
+"""The type of layers that choose the tokens that they attend to by an index of all slots."""
 MASK_NAMES = {"hybrid": "full_attention", "hybrid_sliding": "sliding_attention"}
 """The names of masks that differ from those of the layers."""
 UNMASKED_LAYERS = frozenset(("linear_attention", "conv", "mlp", "moe"))

@@ -17,7 +17,7 @@ from foredraft.graph.layout import lay_out_text
 from foredraft.model.compiled.attention import replaced_attention
 from foredraft.model.compiled.export import FunctionalForward, row_arguments
 from foredraft.model.compiled.recurrence import write_states
-from foredraft.model.families import UNMASKED_LAYERS
+from foredraft.model.families import INDEXED, UNMASKED_LAYERS
 from foredraft.model.kv_cache import Span, TreeLayer
 from foredraft.model.recurrent.joint import JointStates
 from foredraft.model.recurrent.state import Rows, StateLayer
@@ -29,14 +29,16 @@ _EAGER = "eager_attention_forward"  # beside a model's code: its attention where
 class JointForward:
     """Runs passes of a model with the arguments of `FunctionalForward`, ranges included, and its buffers' `shapes`.
 
-    The buffers are of `dtype`; a state of its recurrent layers has `state_size` bytes. UnsupportedModelError unless
-    every layer asks transformers which attention to use, as a pass of two sequences shows.
+    The buffers are of `dtype`; a state of its recurrent layers has `state_size` bytes. UnsupportedModelError if a layer
+    chooses tokens by an index, or does not ask transformers which attention to use, as a pass of two sequences shows.
     """
 
     def __init__(self, model: Any, dtype: torch.dtype) -> None:
         self._model, self._forward = model, FunctionalForward(model, records=False).eval()
         self._kernel, self._attended = model.config._attn_implementation, 0  # noqa: SLF001  # transformers has no public name for it
         self.windows, support = self._forward.windows, inspect(model.config)
+        if INDEXED in support.layer_types:
+            raise UnsupportedModelError("The model chooses tokens by an index of the slots of all sequences.")
         self._recurrent = [number for number, each in enumerate(support.recurrent) if each]
         self.shapes, self.state_size = written_shapes(model)
         layouts, rows = [lay_out_text(np.zeros(1, np.int64), 0)] * 2, np.arange(2)

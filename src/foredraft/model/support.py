@@ -13,6 +13,7 @@ from foredraft.errors import ForedraftWarning, UnsupportedModelError
 from foredraft.model.families import (
     ALIBI,
     DECODERS,
+    INDEXED,
     LAYER_REASONS,
     MASK_NAMES,
     RECURRENT,
@@ -23,7 +24,7 @@ from foredraft.model.families import (
 )
 
 # the types that a mask describes
-_LAYERS = frozenset(("full_attention", "sliding_attention", "chunked_attention", "indexed_attention"))
+_LAYERS = frozenset(("full_attention", "sliding_attention", "chunked_attention", INDEXED))
 # fields of recurrent models, where the configuration names no types of layers
 _STATEFUL_MARKS = (
     "ssm_cfg", "state_size", "conv_kernel", "mamba_d_state", "linear_num_key_heads", "lru_width", "rwkv_version",

@@ -46,7 +46,7 @@ from foredraft.model.compiled.package import (
 from foredraft.model.compiled.processor import multiplies_integers
 from foredraft.model.compiled.rewriting import gate_products, merge_products, sum_short_products, turn_rows
 from foredraft.model.compiled.rotary import real_rotations
-from foredraft.model.families import COMPILED_RECURRENT
+from foredraft.model.families import COMPILED_RECURRENT, INDEXED
 from foredraft.model.gguf.files import quantised_file
 from foredraft.model.machine import COMPILING, last_cache, usable_memory
 from foredraft.model.rounding import dtype_name
@@ -128,7 +128,7 @@ def _check(model: Any) -> None:
         )
     if any(support.recurrent) and support.family not in COMPILED_RECURRENT:
         raise UsageError(f"The recurrent layers of this {support.family} model cannot be compiled; it runs uncompiled.")
-    if "indexed_attention" in support.layer_types:
+    if INDEXED in support.layer_types:
         raise UsageError(
             f"This {support.family} model chooses the tokens that it attends to by an index, for which there is no "
             "kernel; it runs uncompiled."
