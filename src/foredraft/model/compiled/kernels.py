@@ -157,17 +157,9 @@ def _kernel_call(name: str, template: str, inputs: Mapping[str, Any], layout: An
 
 
 def _lowered_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    mask: Any,
-    ranges: Any,
-    scaling: float,
-    sinks: Any = None,
-    softcap: float = 0.0,
-    *,
-    tiled: bool,
-) -> Any:
+    query: Any, key: Any, value: Any, mask: Any, ranges: Any, scaling: float, sinks: Any = None, softcap: float = 0.0,
+    *, tiled: bool,
+) -> Any:  # fmt: skip
     """Return the kernel's call as torch's compiler represents it; the arguments are those of `attend`."""
     from torch._inductor.codegen.cpp_micro_gemm import get_restrict_keyword
     from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
