@@ -9,13 +9,13 @@ import pytest
 import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from foredraft.api import Generator
 from foredraft.errors import UnsupportedModelError
 from foredraft.model.families import DECODERS, LAYER_REASONS, REFUSED_FAMILIES, TESTED_FAMILIES
 from foredraft.model.support import inspect
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from foredraft.sampling.noise import gumbel_noise
+from support.batches import in_company
 from support.causal_types import LAYER_FAMILIES, tiny_configuration
 from support.families import VOCABULARY, prompt_of, tiny_model, written
 from support.scripted import AdversaryDrafter, OracleDrafter, RandomTreeDrafter, continuation_in
@@ -56,19 +56,6 @@ def writes(target, text, sampling, drafter):
     return drafted == text and sum(record.drafted for record in records) >= NEW_TOKENS // 2
 
 
-def writes_in_company(target, text):
-    """Whether a batch writes the text after `PROMPT`, beside two others that begin at other times."""
-    writer = Generator(target, None, method="none", nodes=8)
-    batch, runs = writer.batch(), []
-    for prompt in (PROMPT[:9], PROMPT, PROMPT[5:30]):
-        drafter = RandomTreeDrafter(len(prompt), VOCABULARY)
-        runs.append(batch.join(writer.begin(prompt, GREEDY, max_new_tokens=NEW_TOKENS, drafter=drafter)))
-        batch.step()
-    while len(batch):
-        batch.step()
-    return [token for record in runs[1].records for token in record.emitted] == text
-
-
 def known(text):
     return continuation_in(np.concatenate([PROMPT, np.array(text, np.int64)]))
 
@@ -88,7 +75,7 @@ def test_drafted_texts_equal_transformers_own_or_the_model_is_refused(model_type
     assert writes(target, greedy, GREEDY, AdversaryDrafter(known(greedy), VOCABULARY))
     assert writes(target, sampled, SAMPLED, OracleDrafter(known(sampled), vocabulary=VOCABULARY))
     assert writes(target, sampled, SAMPLED, RandomTreeDrafter(5, VOCABULARY))
-    assert writes_in_company(target, greedy)
+    assert in_company(target, (PROMPT[:9], PROMPT, PROMPT[5:30]), NEW_TOKENS) == greedy
     assert model_type in TESTED_FAMILIES, "it works: add it to the table of families"
 
 

@@ -3,11 +3,12 @@
 import numpy as np
 import torch
 
+from foredraft.api import Generator
 from foredraft.contracts import Rows
 from foredraft.engine.batch import steps
 from foredraft.graph.layout import lay_out_text
 from foredraft.sampling import SamplingOptions
-from support.families import VOCABULARY
+from support.families import GREEDY, VOCABULARY
 from support.scripted import AdversaryDrafter, OracleDrafter, RandomTreeDrafter, continuation_in
 
 
@@ -28,6 +29,18 @@ def theirs(target, prompt, count):
 
 def emitted(run):
     return [token for record in run.records for token in record.emitted]
+
+
+def in_company(target, prompts, count):
+    """What a batch writes, greedily and by random drafts, after the second of three prompts that begin in turn."""
+    writer = Generator(target, None, method="none", nodes=8)
+    batch, runs = writer.batch(), []
+    for prompt in prompts:
+        drafter = RandomTreeDrafter(len(prompt), VOCABULARY)
+        runs.append(batch.join(writer.begin(prompt, GREEDY, max_new_tokens=count, drafter=drafter)))
+        batch.step()
+    finish(batch)
+    return emitted(runs[1])
 
 
 def drafters(prompt, text):

@@ -22,6 +22,7 @@ from foredraft.model.compiled.export import flat, row_arguments
 from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, runs_on_cpu
 from foredraft.model.compiled.recurrence import RecordStates
 from foredraft.model.joint_forward import JointForward
+from foredraft.model.kv_cache import LayerShape
 from foredraft.model.layers import LAST
 from foredraft.model.target import TorchTarget, device_errors, scores_of_pass, states_of_pass
 
@@ -38,11 +39,9 @@ class _Compiled:
         self._layers, support = compiled.record.shapes, target.support
         attending = zip(support.windows, support.recurrent, strict=True)
         self.windows = tuple(dict.fromkeys(window for window, recurrent in attending if not recurrent))
-        self.shapes = [
-            (0, 0) if each.taps else (each.heads, size)
-            for sizes in ([each.size for each in self._layers], [each.values for each in self._layers])
-            for each, size in zip(self._layers, sizes, strict=True)
-        ]
+        attended = [LayerShape(0, 0, 0) if each.taps else each for each in self._layers]
+        self.shapes = [(each.heads, each.size) for each in attended]
+        self.shapes += [(each.heads, each.values) for each in attended]
         self.state_size = sum(
             (each.taps - 1 + _PENDING) * (each.size * target.dtype.itemsize + 4 * each.values)
             + 4 * (prod(each.matrices) if each.matrices else 0)

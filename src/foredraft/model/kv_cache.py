@@ -145,9 +145,6 @@ class BufferLayer(TreeLayer):
         visible = slice(self._visible)
         return apart(self.keys[:, :, visible], self.values[:, :, visible], key_states.shape[-1])
 
-    def update_indexer(self, index_keys: torch.Tensor) -> torch.Tensor:
-        return index_keys.new_zeros(1, self._visible, index_keys.shape[-1])
-
 
 class RecordLayer(TreeLayer):
     """A recurrent layer of compiled passes: in place of keys, inputs of a convolution, and of values, records of rows.
@@ -228,9 +225,6 @@ class TreeCache(Cache):
         given = [records if each else self.spans[window] for window, each in zip(windows, recorded, strict=True)]
         self._tree_layers = [kind(span) for kind, span in zip(classes, given, strict=True)]
         super().__init__(layers=list(self._tree_layers))
-        # of those that keep more than keys and values; found here, as a step has no time to ask every layer
-        self._recorded = [each for each in self._tree_layers if isinstance(each, RecordLayer)]
-        self._committing = [each for each in self._tree_layers if type(each).commit is not TreeLayer.commit]
         self.length = 0  # number of committed tokens
         self.held = 0  # number of rows held: written, visible to later passes, and not committed
         self._rows = 0  # of the last pass
@@ -289,7 +283,10 @@ class TreeCache(Cache):
 
     def matrices(self) -> list[torch.Tensor]:
         """Return the matrices of all recurrent layers that have some."""
-        return [each.matrices for each in self._recorded if each.matrices.numel()]
+        if self.records is None:  # a step has no time to ask every layer
+            return []
+        layers = (each for each in self._tree_layers if isinstance(each, RecordLayer))
+        return [each.matrices for each in layers if each.matrices.numel()]
 
     def advance(self) -> None:
         """Note that a pass has succeeded, which applies all pending records to the matrices."""
@@ -314,7 +311,7 @@ class TreeCache(Cache):
     def commit(self, rows: Sequence[int]) -> None:
         """Commit these rows of the held rows and then the last pass, ascending, and discard the others."""
         kept = kept_rows(rows, self.held + self._rows)
-        for layer in self._committing:
+        for layer in self._tree_layers:
             layer.commit(kept)
         if len(kept) and kept[-1] >= len(kept):  # not already at the front
             # a layer that never writes, such as one that shares another's keys, has no buffers

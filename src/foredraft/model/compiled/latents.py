@@ -55,9 +55,7 @@ class LatentHeads(nn.Module):
         latents = multiplied(self, "keys", plain.transpose(0, 1).flatten(0, 1), experts)
         asked = torch.cat((latents.unflatten(0, (rows, self.heads)).transpose(0, 1), turned), dim=-1)
         attended = attend(asked).unflatten(1, (self.heads, -1))[..., : self.latent]
-        values: torch.Tensor = multiplied(self, "values", attended.flatten(0, 1), experts)
-        by_head: torch.Tensor = values.unflatten(0, (rows, self.heads))
-        return by_head[None]
+        return multiplied(self, "values", attended.flatten(0, 1), experts).view(1, rows, self.heads, -1)
 
 
 def latent_heads(attention: nn.Module) -> LatentHeads | None:

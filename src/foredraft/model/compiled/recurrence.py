@@ -141,7 +141,8 @@ class TracedLayer(OperatorLayer):
     def read(self, asked: Reading) -> tuple[torch.Tensor, torch.Tensor]:
         queries, keys, values, gates, strengths = asked
         assert self._matrices is not None, "its shape has matrices"
-        decays, (_, *steps, _) = gates[..., 0].exp(), self._steps
+        steps = (self._steps.slots, self._steps.parents, self._steps.sequences)
+        decays = gates[..., 0].exp()
         read = delta_rows(queries, keys, values, decays, strengths, *steps, self._matrices, self._records)
         return read, self._matrices
 

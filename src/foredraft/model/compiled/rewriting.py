@@ -19,7 +19,7 @@ _BLOCKS = torch.ops.foredraft.multiply_blocks.default
 _EXPERT_BLOCKS = torch.ops.foredraft.multiply_expert_blocks.default
 _TURNED = (torch.ops.aten.transpose.int, torch.ops.aten.permute.default)
 _TAKEN_APART = (torch.ops.aten.view.default, torch.ops.aten.reshape.default, torch.ops.aten.unflatten.int)
-_SHORT = 16  # numbers that a product is over, at most, to be written as a sum; chosen
+_SHORT = 16  # numbers that a product is over, at most, to be written as a sum of as many terms; Gemma 3n's are over 4
 _SLICE, _CHUNK = torch.ops.aten.slice.Tensor, torch.ops.aten.chunk.default
 _GATES: dict[tuple[Any, Any], str] = {
     (torch.ops.aten.silu.default, "none"): "silu",
@@ -100,11 +100,12 @@ def sum_short_products(program: torch.export.ExportedProgram) -> None:
         count, dtype = left.meta["val"].shape[-1], node.meta["val"].dtype
         if isinstance(count, int) and count <= _SHORT and right.meta["val"].ndim > 1:
             with graph.inserting_before(node):
+                columns, rows = (_call(graph, torch.ops.aten.to.dtype, each, torch.float32) for each in node.args)
                 terms = [
                     _call(
                         graph, torch.ops.aten.mul.Tensor,
-                        _call(graph, torch.ops.aten.slice.Tensor, _float(graph, left), -1, number, number + 1),
-                        _call(graph, torch.ops.aten.slice.Tensor, _float(graph, right), -2, number, number + 1),
+                        _call(graph, _SLICE, columns, -1, number, number + 1),
+                        _call(graph, _SLICE, rows, -2, number, number + 1),
                     )
                     for number in range(count)
                 ]  # fmt: skip
@@ -112,10 +113,6 @@ def sum_short_products(program: torch.export.ExportedProgram) -> None:
                 node.replace_all_uses_with(_call(graph, torch.ops.aten.to.dtype, total, dtype))
     graph.eliminate_dead_code()
     program.graph_module.recompile()
-
-
-def _float(graph: Graph, node: Any) -> Node:
-    return _call(graph, torch.ops.aten.to.dtype, node, torch.float32)
 
 
 def merge_products(program: torch.export.ExportedProgram, *, apart: bool = False) -> None:
