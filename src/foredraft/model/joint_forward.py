@@ -70,8 +70,8 @@ class JointForward:
     ) -> tuple[torch.Tensor, None]:  # fmt: skip
         """Attend as transformers' interface asks, [1, heads, R, D] to [1, key heads, C, D], by what `module` uses."""
         own = ALL_ATTENTION_FUNCTIONS.get(self._kernel) or vars(sys.modules[type(module).__module__])[_EAGER]
-        layer = int(module.layer_idx)  # type: ignore[arg-type]  # every attention of transformers has it
-        ranges, counts = self._forward.ranges[layer].unique_consecutive(dim=1, return_counts=True)
+        ranges = self._forward.ranges[self._forward.layer_of(module)]
+        ranges, counts = ranges.unique_consecutive(dim=1, return_counts=True)
         attended, row = [], 0
         for (start, width), count in zip(ranges.T.tolist(), counts.tolist(), strict=True):
             rows, slots = slice(row, row + count), slice(start, start + width)

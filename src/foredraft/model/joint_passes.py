@@ -36,9 +36,9 @@ class _Compiled:
 
     def __init__(self, target: TorchTarget, compiled: CompiledForward) -> None:
         self._library, self._dtype = compiled.library, target.dtype
-        self._layers, support = compiled.record.shapes, target.support
-        attending = zip(support.windows, support.recurrent, strict=True)
-        self.windows = tuple(dict.fromkeys(window for window, recurrent in attending if not recurrent))
+        self._layers = compiled.record.shapes
+        attending = zip(target.support.windows, self._layers, strict=False)  # after which states may come
+        self.windows = tuple(dict.fromkeys(window for window, shape in attending if not shape.taps))
         attended = [LayerShape(0, 0, 0) if each.taps else each for each in self._layers]
         self.shapes = [(each.heads, each.size) for each in attended]
         self.shapes += [(each.heads, each.values) for each in attended]

@@ -233,9 +233,13 @@ class TreeCache(Cache):
 
     @classmethod
     def of_shapes(cls, windows: Sequence[int | None], shapes: Sequence[LayerShape], dtype: torch.dtype) -> "TreeCache":
-        """Return the cache of a compiled model, whose layers are initialised on the CPU."""
+        """Return the cache of a compiled model, initialised on the CPU.
+
+        After the layers that `windows` are of may come the states of those that keep keys and values too.
+        """
         kinds = [RecordLayer if shape.taps else TreeLayer for shape in shapes]
-        cache = cls(windows, kinds, max(shape.taps for shape in shapes))
+        both = [None] * (len(shapes) - len(windows))
+        cache = cls([*windows, *both], kinds, max(shape.taps for shape in shapes))
         for layer, shape in zip(cache._tree_layers, shapes, strict=True):
             layer.take_shape(shape, dtype)
         return cache

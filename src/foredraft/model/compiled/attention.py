@@ -101,7 +101,7 @@ def compiled_attention(
     ) -> tuple[torch.Tensor, None]:
         """Attend as transformers' functions do, float[1, heads, R, head_dim] to float[1, key heads, C, head_dim]."""
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        layer = int(module.layer_idx)  # type: ignore[arg-type]  # every attention of transformers has it
+        layer = forward.layer_of(module)
         ranges, mask = forward.ranges[layer], attention_mask[0, 0]
         if kernel != ("sdpa" if s_aux is None and softcap is None else "eager"):
             raise UsageError(f"The attention of layer {layer} is {kernel!r}, for which there is no kernel.")

@@ -29,6 +29,7 @@ from foredraft.model.layers import LAST, tapped_states, usual_taps
 from foredraft.model.mask import joined_mask, seen_rows
 from foredraft.model.recurrent.adoption import adopt
 from foredraft.model.recurrent.joint import JointLayer
+from foredraft.model.recurrent.layer import BothLayer, OperatorLayer
 from foredraft.model.recurrent.state import StateLayer
 from foredraft.model.support import cache_argument, inspect
 from foredraft.sampling.logits import block_maxima
@@ -54,16 +55,21 @@ class FunctionalForward(nn.Module):
         self._scores_some = "logits_to_keep" in signature(model.forward).parameters
         self._cache_argument = cache_argument(model)
         support = inspect(model.config)
-        self._recorded = [records and each for each in support.recurrent]
-        attending = zip(support.windows, self._recorded, strict=True)
-        self.windows = tuple(dict.fromkeys(window for window, recorded in attending if not recorded))
-        # the number of each layer's window; after these, that of records
+        self._layers = len(support.layer_types)
+        recorded = [number for number, each in enumerate(support.recurrent) if each and records]
+        both = [number for number in recorded if support.layer_types[number] not in UNMASKED_LAYERS]
+        attending = {n: window for n, window in enumerate(support.windows) if n in both or n not in recorded}
+        self.windows = tuple(dict.fromkeys(attending.values()))
+        # the number of each layer's window; after these, that of records; and after the layers, those of the states of
+        # layers that keep keys and values too
         self.window_of = [
-            len(self.windows) if recorded else self.windows.index(window)
-            for window, recorded in zip(support.windows, self._recorded, strict=True)
-        ]
+            self.windows.index(attending[n]) if n in attending else len(self.windows) for n in range(self._layers)
+        ] + [len(self.windows)] * len(both)
+        # of each layer that keeps records, where the buffers of its state are
+        self._records = {n: self._layers + both.index(n) if n in both else n for n in recorded}
         # the number of each mask, None for none, by the names that layers know them by
-        self._masks = dict.fromkeys(support.layer_types) | {
+        recurrent = ["linear_attention"] * any(support.recurrent)  # also of layers that attend too
+        self._masks = dict.fromkeys((*support.layer_types, *recurrent)) | {
             name: self.windows.index(window) for name, window in support.masks.items()
         }
         self._attends = bool(support.masks)
@@ -93,19 +99,26 @@ class FunctionalForward(nn.Module):
         if it summarises float[S, V / 64], float[S] and the states of the `taps`, float[R, K * D] for K layers.
         """
         layers: list[Any] = []  # transformers' list type takes no subclass
-        attending = {layer: window for layer, window in enumerate(self.window_of) if not self._recorded[layer]}
+        attending = {layer: window for layer, window in enumerate(self.window_of) if window < len(masks)}
         self.ranges = {} if ranges is None else {layer: ranges[window] for layer, window in attending.items()}
-        self.keys, found = keys, iter(matrices)
-        for layer, window in enumerate(self.window_of):
-            if self._recorded[layer]:
-                assert steps is not None, "with layers that keep a state, it is given"
-                own = next(found) if values[layer].shape[-1] else None
-                layers.append(TracedLayer(Lineage(*steps), keys[layer], values[layer], own))
+        self.keys = keys
+        operators: dict[int, OperatorLayer] = {layer: JointLayer(of) for layer, of in self.states.items()}
+        if steps is not None:
+            places = sorted(place for place in self._records.values() if values[place].shape[-1])
+            own = dict(zip(places, matrices, strict=True))
+            operators = {
+                layer: TracedLayer(Lineage(*steps), keys[place], values[place], own.get(place))
+                for layer, place in self._records.items()
+            }
+        for layer in range(self._layers):
+            if layer not in attending:
+                layers.append(operators[layer])
                 continue
+            window = attending[layer]
             visible = masks[window].shape[-1] if ranges is None else keys[layer].shape[2]
             torch._check(visible <= keys[layer].shape[2])  # noqa: SLF001  # the documented way to tell the exporter
             buffer = BufferLayer(keys[layer], values[layer], slots[window], visible)
-            layers.append(JointLayer(buffer, self.states[layer]) if layer in self.states else buffer)
+            layers.append(BothLayer(buffer, operators[layer]) if layer in operators else buffer)
         mask: Any = {name: None if of is None else masks[of] for name, of in self._masks.items()}
         if self._one_mask:  # then layers that attend to nothing are given none
             (mask,) = (each for each in mask.values() if each is not None)
@@ -128,6 +141,15 @@ class FunctionalForward(nn.Module):
         logits = logits.float()
         tapped = [torch.cat([states[number][0] for number in layers], dim=-1) for layers in self.taps]
         return logits, hidden, block_maxima(logits), logits.logsumexp(-1), *tapped
+
+    def layer_of(self, attention: nn.Module) -> int:
+        """Return the number of the layer that an attention is of, or of another one with its window.
+
+        A block that several layers share, as Zamba 2's do, does not know which of them calls it; then -1 if they may
+        have several windows.
+        """
+        number = int(attention.layer_idx)  # type: ignore[arg-type]  # every attention of transformers has it
+        return next(iter(self.ranges)) if number < 0 and len(self.windows) == 1 else number
 
 
 class Subject:

@@ -20,7 +20,7 @@ from foredraft.graph.tree import I64
 from foredraft.model.compiled.package import MOST_ROWS
 from foredraft.model.kv_cache import LayerShape, Span, TreeLayer
 from foredraft.model.mask import seen_rows
-from foredraft.model.recurrent.layer import OperatorLayer, Reading
+from foredraft.model.recurrent.layer import BothLayer, OperatorLayer, Reading
 from foredraft.model.recurrent.state import convolution_windows, parents_of
 from foredraft.model.support import cache_argument
 
@@ -248,23 +248,29 @@ def write_states(model: Any, layers: list[Any]) -> None:
 
 
 def layer_shapes(model: Any, recurrent: Sequence[bool]) -> tuple[LayerShape, ...]:
-    """Return the shapes of what each layer keeps, as the model writes it; UsageError where that is not compiled."""
-    layers: list[Any] = [_ShapeLayer() if each else TreeLayer(Span(None, capacity=_SHAPED[1])) for each in recurrent]
-    write_states(model, layers)
-    shapes = []
-    for number, layer in enumerate(layers):
+    """Return the shapes of what each layer keeps, as the model writes it; UsageError where that is not compiled.
+
+    After those of all layers come those of the states of layers that keep keys and values too.
+    """
+    states = {number: _ShapeLayer() for number, each in enumerate(recurrent) if each}
+    kept = [TreeLayer(Span(None, capacity=_SHAPED[1])) for _ in recurrent]
+    write_states(model, [BothLayer(each, states[n]) if n in states else each for n, each in enumerate(kept)])
+    shapes, both = list[LayerShape](), list[LayerShape]()
+    for number, layer in enumerate(kept):
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
-        if isinstance(layer, _ShapeLayer):
-            if len(layer.shapes) != 1:
+        if number in states:
+            if len(states[number].shapes) != 1:
                 raise UsageError(
                     f"Layer {number} of this model keeps a recurrent state other than one convolution and matrices "
                     "with one decay a head and values of a multiple of 16 numbers; it is not compiled."
                 )
-            shapes += layer.shapes
-        elif keys is None or values is None:  # it attends to nothing, or to another layer's
+            (shapes if keys is None else both).extend(states[number].shapes)
+        if keys is None and number in states:
+            continue
+        if keys is None or values is None:  # it attends to nothing, or to another layer's
             shapes.append(LayerShape(0, 0, 0))
         elif values.shape[3] not in (0, keys.shape[3]):
             raise UsageError(f"Layer {number} of this model keeps no keys and values of one shape; it is not compiled.")
         else:
             shapes.append(LayerShape(keys.shape[1], keys.shape[3], values.shape[3]))
-    return tuple(shapes)
+    return (*shapes, *both)

@@ -6,32 +6,23 @@ state that is kept for a later text costs no copy. Does not know which places ar
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
-
 import torch
 
 from foredraft.errors import UnsupportedModelError
 from foredraft.graph.layout import Layout
 from foredraft.graph.tree import I64
-from foredraft.model.kv_cache import Span, TreeLayer
+from foredraft.model.kv_cache import Span
 from foredraft.model.recurrent.layer import OperatorLayer, Reading
 from foredraft.model.recurrent.state import Rows, StateLayer
 
 
-class JointLayer(TreeLayer, OperatorLayer):
-    """A layer of a pass over several sequences: each one's rows read its own states; `buffer` takes keys and values."""
+class JointLayer(OperatorLayer):
+    """A recurrent layer of a pass over several sequences: each one's rows read its own states."""
 
-    def __init__(self, buffer: TreeLayer, layers: Sequence[StateLayer]) -> None:
-        OperatorLayer.__init__(self)
-        TreeLayer.__init__(self, buffer.span)
-        self._buffer, self._layers = buffer, layers
+    def __init__(self, layers: Sequence[StateLayer]) -> None:
+        super().__init__()
+        self._layers = layers
         self._rows = [len(each.rows.in_prompt) for each in layers]
-
-    def lazy_initialization(self, *_states: Any, **_options: Any) -> None:
-        """Do nothing: the buffer and the layers initialise themselves."""
-
-    def update(self, *states: Any, **_options: object) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._buffer.update(*states[:2])
 
     def in_prompt(self) -> torch.Tensor:
         # what a prompt's tokens leave is then not what the same tokens leave as they are written

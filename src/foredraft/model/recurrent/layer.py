@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from foredraft.model.kv_cache import TreeLayer
+
 try:
     from transformers.cache_utils import LinearAttentionCacheLayerMixin
 except ImportError:  # transformers before 5.8, whose recurrent models are refused
@@ -60,3 +62,30 @@ class OperatorLayer(LinearAttentionCacheLayerMixin):
     @abstractmethod
     def read(self, asked: Reading) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what rows read after their ancestors' updates and their own, [R, H, V], and the committed matrices."""
+
+
+class BothLayer(TreeLayer, OperatorLayer):
+    """A layer with keys and values, which `buffer` takes, and with a state, which `operators` reads.
+
+    Falcon-H1's and Zamba 2's are. Of others, one of the two is not asked for anything.
+    """
+
+    def __init__(self, buffer: TreeLayer, operators: OperatorLayer) -> None:
+        OperatorLayer.__init__(self)
+        TreeLayer.__init__(self, buffer.span)
+        self.buffer, self.operators = buffer, operators
+
+    def lazy_initialization(self, *_states: Any, **_options: Any) -> None:
+        """Do nothing: both parts initialise themselves."""
+
+    def update(self, *states: Any, **_options: object) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.buffer.update(*states[:2])
+
+    def in_prompt(self) -> torch.Tensor:
+        return self.operators.in_prompt()
+
+    def convolution(self, taps: int, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.operators.convolution(taps, inputs)
+
+    def read(self, asked: Reading) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.operators.read(asked)
