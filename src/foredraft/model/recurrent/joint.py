@@ -6,6 +6,7 @@ state that is kept for a later text costs no copy. Does not know which places ar
 
 from collections.abc import Sequence
 from itertools import accumulate
+
 import torch
 
 from foredraft.errors import UnsupportedModelError
