@@ -312,4 +312,55 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "nemotron_h": Architecture(
         "nemotron_h", complete=families.nemotron_h, keys=_SSM_KEYS, tensors={"mixer.out_proj": "ssm_out"}, changes=_SSM
     ),
+    "nemotron_h_moe": Architecture(
+        "nemotron_h",
+        complete=families.nemotron_h,
+        keys={**_SSM_KEYS, "expert_gating_func": SIGMOID},
+        tensors={
+            "mixer.out_proj": "ssm_out", "mixer.experts.up_proj": "ffn_up_exps",
+            "mixer.experts.down_proj": "ffn_down_exps",
+        },
+        changes=_SSM,
+    ),
+    "falcon-h1": Architecture(
+        "falcon_h1", complete=families.falcon_h1, keys=_SSM_KEYS, fixed={"mamba_norm_before_gate": False}, changes=_SSM
+    ),
+    "hunyuan-dense": Architecture("hunyuan_v1_dense"),
+    "hunyuan-moe": Architecture(
+        "hunyuan_v1_moe",
+        keys={
+            "feed_forward_length": (), "expert_feed_forward_length": ("intermediate_size",),
+            "expert_shared_feed_forward_length": (), "expert_shared_count": 1, "expert_used_count": ("moe_topk",),
+        },
+    ),
+    "ernie4_5-moe": Architecture(
+        "ernie4_5_moe",
+        keys={
+            "expert_count": ("moe_num_experts",), "expert_used_count": ("moe_k",),
+            "expert_shared_count": ("moe_num_shared_experts",), "expert_shared_feed_forward_length": (),
+            "interleave_moe_layer_step": ("moe_layer_interval",),
+            "leading_dense_block_count": ("moe_layer_start_index",),
+        },
+        tensors={"mlp.gate.moe_statics.e_score_correction": "exp_probs_b"},
+    ),
+    "dots1": Architecture("dots1", keys={"expert_gating_func": SIGMOID}),
+    "afmoe": Architecture(
+        "afmoe",
+        keys={
+            "expert_shared_count": ("num_shared_experts",), "expert_weights_scale": ("route_scale",),
+            "expert_weights_norm": True, "expert_gating_func": SIGMOID,
+        },
+        fixed={"mup_enabled": True},
+        sliding=4,
+    ),
+    "exaone-moe": Architecture(
+        "exaone_moe",
+        keys={
+            "expert_shared_count": ("num_shared_experts",), "expert_shared_feed_forward_length": (),
+            "expert_gating_func": SIGMOID,
+        },
+        sliding=4,
+    ),
+    "internlm2": Architecture("llama", changes=_INTERLEAVED),
+    "minicpm": Architecture("granite", complete=families.minicpm, changes=_INTERLEAVED),
 }  # fmt: skip

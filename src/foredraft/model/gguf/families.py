@@ -132,8 +132,25 @@ def granite_hybrid(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
 def nemotron_h(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
     """Set the kind of each layer: with key heads, with a network, or neither; and the sizes of the last kind."""
     heads, lengths, inner = fields["num_key_value_heads"], fields["intermediate_size"], keys.get("ssm.inner_size")
-    kinds = ["attention" if head else "mlp" if length else "mamba" for head, length in zip(heads, lengths, strict=True)]
+    wide = "moe" if keys.get("expert_count") else "mlp"
+    kinds = ["attention" if head else wide if length else "mamba" for head, length in zip(heads, lengths, strict=True)]
     fields |= {
         "layers_block_type": kinds, "num_key_value_heads": max(heads), "intermediate_size": max(lengths),
         "mamba_head_dim": inner // fields["mamba_num_heads"], "expand": inner // fields["hidden_size"],
     }  # fmt: skip
+
+
+def falcon_h1(fields: Fields, keys: Keys, shapes: Shapes) -> None:
+    """Set the sizes of Mamba-2's heads, and whether their outputs are normed."""
+    inner = keys.get("ssm.inner_size")
+    fields |= {
+        "mamba_d_ssm": inner, "mamba_d_head": inner // fields["mamba_n_heads"],
+        "mamba_rms_norm": "blk.0.ssm_norm.weight" in shapes,
+    }  # fmt: skip
+
+
+def minicpm(fields: Fields, _keys: Keys, _shapes: Shapes) -> None:
+    """Set the scales that files of the first conversions leave out."""
+    usual = {"embedding_multiplier": 12.0, "residual_multiplier": 1.4 / fields["num_hidden_layers"] ** 0.5,
+             "logits_scaling": fields["hidden_size"] / 256}  # fmt: skip
+    fields |= usual | {name: fields[name] for name in usual if name in fields}
