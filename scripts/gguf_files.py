@@ -250,6 +250,12 @@ _SSM_KEYS = {".ssm.conv_kernel": 4, ".ssm.inner_size": 256, ".ssm.state_size": 3
              ".ssm.group_count": 1}  # fmt: skip
 _SSM_SHAPES = {"ssm_in": (584, 128), "ssm_conv1d": (320, 4), "ssm_dt": (8,), "ssm_a": (8, 1), "ssm_d": (8, 1),
                "ssm_norm": (1, 256), "ssm_out": (128, 256)}  # fmt: skip
+_MAMBA = "attn_norm ssm_in ssm_conv1d+ ssm_x ssm_dt+ ssm_a! ssm_d! ssm_out ssm_dt_norm ssm_b_norm ssm_c_norm"
+_MAMBA_KEYS = {".ssm.conv_kernel": 4, ".ssm.inner_size": 256, ".ssm.state_size": 16, ".ssm.time_step_rank": 8,
+               ".rope.freq_base": None, ".rope.dimension_count": None}  # fmt: skip
+_MAMBA_SHAPES = {"ssm_in": (512, 128), "ssm_conv1d": (256, 4), "ssm_x": (40, 256), "ssm_dt": (256, 8),
+                 "ssm_a": (256, 16), "ssm_d": (256,), "ssm_out": (128, 256), "ssm_dt_norm": (8,), "ssm_b_norm": (16,),
+                 "ssm_c_norm": (16,)}  # fmt: skip
 _DELTA_KEYS = _head(64) | {
     ".ssm.conv_kernel": 4, ".ssm.inner_size": 128, ".ssm.state_size": 32, ".ssm.time_step_rank": 4,
     ".ssm.group_count": 2,
@@ -268,6 +274,11 @@ _LATENT_SHAPES = {
     "attn_q": (192, 128), "attn_q_a": (24, 128), "attn_q_a_norm": (24,), "attn_q_b": (192, 24),
     "attn_kv_a_mqa": (48, 128), "attn_kv_a_norm": (32,), "attn_k_b": (4, 32, 32), "attn_v_b": (4, 32, 32),
     "attn_kv_b": (256, 32), "attn_output": (128, 128),
+}  # fmt: skip
+_KIMI_SHAPES = {name: shape for name, shape in _LATENT_SHAPES.items() if name != "attn_q"} | {
+    "attn_q.3": (192, 128), **{f"ssm_conv1d_{part}": (1, 128, 1, 4) for part in "qkv"}, "ssm_f_a": (32, 128),
+    "ssm_f_b": (128, 32), "ssm_beta": (4, 128), "ssm_a": (1, 1, 4, 1), "ssm_dt": (128,), "ssm_g_a": (32, 128),
+    "ssm_g_b": (128, 32), "ssm_norm": (32,),
 }  # fmt: skip
 
 
@@ -531,5 +542,27 @@ CASES: Sequence[Case] = (
     Case("internlm2", "internlm2", _LINES, pieces=True),
     Case("minicpm", "minicpm", _LINES, {".logit_scale": 9.0, ".residual_scale": 0.3, ".embedding_scale": 12.0},
          pieces=True),
+    Case("jamba", "jamba", lambda number: ("attn_norm attn_q attn_k attn_v attn_output" if number % 2 else _MAMBA)
+         + " ffn_norm" + (_EXPERTS if number % 2 else " ffn_gate ffn_up ffn_down"), _MAMBA_KEYS | {
+         ".attention.head_count_kv": [0, 2, 0, 2], ".expert_count": 4, ".expert_used_count": 2},
+         sizes={"L": 4, "X": 192}, shapes=_MAMBA_SHAPES),
+    Case("jamba dense", "jamba", lambda number: ("attn_norm attn_q attn_k attn_v attn_output" if number == 2 else
+         _MAMBA) + " ffn_norm ffn_gate ffn_up ffn_down", _MAMBA_KEYS | {".attention.head_count_kv": [0, 0, 2, 0],
+         ".expert_count": 1, ".expert_used_count": 1}, sizes={"L": 4}, shapes=_MAMBA_SHAPES),
+    Case("kimi-linear", "kimi-linear", lambda number: _after_dense("attn_norm ffn_norm attn_output " + (
+         "attn_q attn_kv_a_mqa attn_kv_a_norm attn_k_b attn_v_b" if number == 3 else
+         "attn_q attn_k attn_v ssm_conv1d_q ssm_conv1d_k ssm_conv1d_v ssm_f_a ssm_f_b ssm_beta ssm_a! ssm_dt~ ssm_g_a "
+         "ssm_g_b ssm_norm"))(number), _moe(64) | _LATENT | {".attention.head_count_kv": [0, 0, 0, 1],
+         ".kda.head_dim": 32, ".ssm.conv_kernel": 4, ".expert_gating_func": 2, ".expert_weights_scale": 2.5,
+         ".rope.freq_base": None},
+         sizes={"L": 4, "K": 4}, shapes=_KIMI_SHAPES),
+    Case("apertus", "apertus", _NORMED + " ffn_up ffn_down", {"xielu.alpha_p": [0.3, 0.7], "xielu.alpha_n": [0.2, 0.9],
+         "xielu.beta": [0.5, 0.5], "xielu.eps": [-1e-6, -1e-6]}),
+    Case("jais2", "jais2", _BIASED, {}, "output_norm+ output", sizes={"K": 4}, centred=True),
+    Case("exaone", "exaone", _LINES, {".rope.freq_base": 1e6}, "output_norm output rope_freqs", _BIG,
+         {"rope_freqs": (32,)}, {"rope_freqs": _llama3(64, 1e6, 8.0)}),
+    Case("llama4", "llama4", lambda number: "attn_norm attn_q attn_k attn_v attn_output ffn_norm" + (
+         _EXPERTS + _SHARED if number % 2 else " ffn_gate ffn_up ffn_down"), _moe(64) | {".expert_used_count": 1,
+         ".interleave_moe_layer_step": 2, ".leading_dense_block_count": 0}, sizes={"L": 4, "ctx": 16384}),
 )  # fmt: skip
 """Files of every architecture that foredraft reads, and of the ways in which those of one differ."""

@@ -109,6 +109,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "ffn_gate_up": ("ffn_gate", "ffn_up"),
     "attn_kv_b": ("attn_k_b", "attn_v_b"),
     "ssm_qkvz": ("attn_qkv", "attn_gate"),
+    "ssm_conv1d_qkv": ("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v"),
 }
 """A fused tensor -> those that are joined, row after row, where a file has them instead."""
 
@@ -363,4 +364,40 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "internlm2": Architecture("llama", changes=_INTERLEAVED),
     "minicpm": Architecture("granite", complete=families.minicpm, changes=_INTERLEAVED),
+    "jamba": Architecture(
+        "jamba",
+        complete=families.jamba,
+        keys={**_SSM_KEYS, "ssm.time_step_rank": ("mamba_dt_rank",)},
+        tensors={"feed_forward.experts.gate_up_proj": "ffn_gate_up_exps"},
+        changes={"ssm_a": "log_of_minus", "ssm_conv1d": "depthwise"},
+    ),
+    "kimi-linear": Architecture(
+        "kimi_linear",
+        complete=families.kimi_linear,
+        keys={
+            **dict.fromkeys(("leading_dense_block_count", "attention.key_length", "attention.value_length"), ()),
+            **dict.fromkeys(("attention.key_length_mla", "attention.value_length_mla"), ()),
+            "kda.head_dim": ("linear_head_dim",), "expert_gating_func": SIGMOID,
+        },
+        tensors={
+            "self_attn.conv1d": "ssm_conv1d_qkv", "self_attn.forget_gate.dt": "ssm_dt",
+            "self_attn.forget_gate.A_log": "ssm_a", "self_attn.forget_gate.f_a_proj": "ssm_f_a",
+            "self_attn.forget_gate.f_b_proj": "ssm_f_b",
+        },
+        changes={"ssm_a": "log_of_minus", "ssm_conv1d_qkv": "depthwise"},
+    ),
+    "apertus": Architecture("apertus", complete=families.apertus),
+    "jais2": Architecture("jais2"),
+    "exaone": Architecture("llama"),
+    "llama4": Architecture(
+        "llama4_text",
+        complete=families.llama4,
+        keys={
+            "feed_forward_length": ("intermediate_size_mlp",), "expert_feed_forward_length": ("intermediate_size",),
+            "interleave_moe_layer_step": ("interleave_moe_layer_step",), "leading_dense_block_count": 0,
+            "expert_gating_func": SIGMOID,
+        },
+        tensors={"feed_forward.experts.gate_up_proj": "ffn_gate_up_exps"},
+        changes=dict.fromkeys(("ffn_gate_up_exps", "ffn_down_exps"), "experts_across"),
+    ),
 }  # fmt: skip

@@ -154,3 +154,40 @@ def minicpm(fields: Fields, _keys: Keys, _shapes: Shapes) -> None:
     usual = {"embedding_multiplier": 12.0, "residual_multiplier": 1.4 / fields["num_hidden_layers"] ** 0.5,
              "logits_scaling": fields["hidden_size"] / 256}  # fmt: skip
     fields |= usual | {name: fields[name] for name in usual if name in fields}
+
+
+def jamba(fields: Fields, keys: Keys, shapes: Shapes) -> None:
+    """Set how often a layer attends, and how often it has experts: from which layer on, and every how many."""
+    heads, layers = fields["num_key_value_heads"], fields["num_hidden_layers"]
+    attends = [number for number, count in enumerate(heads) if count]
+    chooses = [number for number in range(layers) if f"blk.{number}.ffn_gate_inp.weight" in shapes]
+    fields |= {"num_key_value_heads": max(heads), "mamba_expand": keys.get("ssm.inner_size") // fields["hidden_size"]}
+    for name, found in (("attn", attends), ("expert", chooses)):
+        first, second = [*found, layers, 2 * layers][:2]
+        fields |= {f"{name}_layer_offset": first, f"{name}_layer_period": max(second - first, first + 1)}
+
+
+def kimi_linear(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
+    """Set which layers follow the delta rule, those without key heads, and which have experts."""
+    heads, dense = fields["num_key_value_heads"], keys.get("leading_dense_block_count", 0)
+    rotated = keys.get("rope.dimension_count")
+    fields |= {
+        "layer_types": ["full_attention" if count else "linear_attention" for count in heads],
+        "mlp_layer_types": ["dense" if number < dense else "sparse" for number in range(len(heads))],
+        "num_key_value_heads": fields["num_attention_heads"], "linear_num_heads": fields["num_attention_heads"],
+        "qk_rope_head_dim": rotated, "qk_nope_head_dim": keys.get("attention.key_length_mla") - rotated,
+        "v_head_dim": keys.get("attention.value_length_mla"),
+    }  # fmt: skip
+
+
+def apertus(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
+    """Set the numbers of each layer's activation, which are no tensors in the file, and weights in the model."""
+    fields["xielu"] = {name: keys.plain(f"xielu.{name}") for name in ("alpha_p", "alpha_n", "beta", "eps")}
+    for name, only in (("beta", 0.5), ("eps", -1e-6)):  # of transformers' code
+        if not all(math.isclose(value, only, rel_tol=1e-6) for value in fields["xielu"][name]):
+            raise ValueError(f"xielu.{name} is {fields['xielu'][name]}, and in transformers {only}")
+
+
+def llama4(fields: Fields, _keys: Keys, _shapes: Shapes) -> None:
+    """Set whether queries and keys are normed, which llama.cpp knows by the number of experts (not in Maverick)."""
+    fields["use_qk_norm"] = fields["num_local_experts"] != 128

@@ -63,6 +63,12 @@ class Keys:
         value = self._metadata.get(self._prefix + key, default)
         return float(str(np.float32(value))) if isinstance(value, float) else value
 
+    def plain(self, key: str) -> Any:
+        """Return the value of a key that has no architecture's name before it; KeyError without one."""
+        if key not in self._metadata:
+            raise KeyError(key)
+        return self._metadata.get(key)
+
     def unread(self) -> list[str]:
         """Return the keys of the architecture that nobody read, with its name."""
         return [key for key in self._metadata.unread() if key.startswith(self._prefix)]

@@ -86,7 +86,7 @@ def _depthwise(tensor: torch.Tensor, _config: Any) -> torch.Tensor:
 
 def _log_of_minus(tensor: torch.Tensor, _config: Any) -> torch.Tensor:
     """Return the logarithms of decays, which the file has as they are, negative."""
-    return torch.log(-tensor.flatten())
+    return torch.log(-tensor)
 
 
 CHANGES: Mapping[str, Change] = {

@@ -108,7 +108,7 @@ def _weight(
         values = values if source.number is None else values[source.number]
         break
     else:
-        values = _absent(name, like)
+        values = _absent(name, like, config)
     if values.squeeze().shape != like.squeeze().shape:
         raise UnsupportedModelError(
             f"The weight {name} has the shape {tuple(values.shape)} in this GGUF file, but its keys say "
@@ -117,9 +117,15 @@ def _weight(
     return values.reshape(like.shape).to(dtype).contiguous()
 
 
-def _absent(name: str, like: torch.Tensor) -> torch.Tensor:
-    """Return the weight that a file leaves out where it changes nothing; UnsupportedModelError for another one."""
+def _absent(name: str, like: torch.Tensor, config: Any) -> torch.Tensor:
+    """Return the weight that a file has as a key, or leaves out where it changes nothing.
+
+    UnsupportedModelError for another one.
+    """
     value = next((value for end, value in ABSENT.items() if name.endswith(end)), None)
+    found, numbers = _LAYER.fullmatch(name), getattr(config, "xielu", {})
+    if found and ".act_fn." in name and numbers:
+        value = numbers[name.rpartition(".")[2]][int(found[1])]
     if value is None:
         raise UnsupportedModelError(
             f"This GGUF file has no tensor for the weight {name}. Download it again, or give the model as a "
@@ -150,6 +156,8 @@ def _joined(
     parts = [f"{prefix}{part}{suffix}" for part in PARTS.get(base, ())]
     if parts and all(part in tensors for part in parts):
         found = [tensors.read(part, dtype) for part in parts]
+        if base == "ssm_conv1d_qkv":  # with dimensions of one
+            return torch.cat([part.flatten(0, -2) for part in found])
         if base == "attn_kv_b":  # of each head, its key's rows, which the file has as columns, then its value's
             return torch.cat([found[0].transpose(1, 2), found[1]], dim=1).flatten(0, 1)
         return torch.cat(found, dim=-1 if suffix == ".bias" else -2)
