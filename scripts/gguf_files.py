@@ -19,7 +19,9 @@ VOCABULARY = 288
 SEED = 7
 _DEEP = 8
 """Layers from here on add a hundredth to the states, so that rounding does not grow with the depth. Chosen."""
-_ADDED = ("attn_output", "ffn_down", "post_attention_norm", "post_ffw_norm", "post_norm", "laurel_post_norm")
+_ADDED = (
+    "attn_output", "ffn_down", "ssm_out", "post_attention_norm", "post_ffw_norm", "post_norm", "laurel_post_norm",
+)  # fmt: skip
 
 Layer = str | Callable[[int], str]
 

@@ -26,6 +26,7 @@ _ATTENDING = (2, 5, 8, 10, 12, 14)  # LFM2's layers
 _WIDE = 16 * 128  # of Qwen3.5's recurrent heads
 _LFM2 = " shortconv.conv shortconv.in_proj shortconv.out_proj"
 _ATTENTION = " attn_q attn_k attn_v attn_output attn_q_norm attn_k_norm"
+_MAMBA2 = " ssm_in ssm_conv1d+ ssm_dt~ ssm_a! ssm_d! ssm_out"
 SHAPES = {
     "LFM2-350M": (65_536, gguf_files.Case(
         "LFM2-350M", "lfm2",
@@ -86,9 +87,32 @@ SHAPES = {
          "layer_output_scale": (1,), "rope_freqs": (256,), "inp_gate": (256, 1536), "proj": (1536, 256),
          "per_layer_token_embd": (32_000, 2560), "per_layer_model_proj": (2560, 1536), "per_layer_proj_norm": (256,)},
         {"rope_freqs": [1.0] * 64 + [1e30] * 192})),
+    "Falcon-H1-0.5B": (32_784, gguf_files.Case(
+        "Falcon-H1-0.5B", "falcon-h1",
+        "attn_norm attn_q attn_k attn_v attn_output ffn_norm! ffn_gate ffn_up ffn_down" + _MAMBA2,
+        {".attention.key_length": 64, ".attention.value_length": 64, ".ssm.conv_kernel": 4, ".ssm.inner_size": 1536,
+         ".ssm.state_size": 128, ".ssm.time_step_rank": 24, ".ssm.group_count": 1, ".rope.freq_base": 1e11},
+        "output_norm output", {"D": 1024, "H": 8, "K": 2, "hd": 64, "F": 2048, "L": 36, "ctx": 4096},
+        {"ssm_in": (3352, 1024), "ssm_conv1d": (1792, 4), "ssm_dt": (24,), "ssm_a": (24, 1), "ssm_d": (24, 1),
+         "ssm_out": (1024, 1536)})),
+    "Nemotron-3-Nano": (32_000, gguf_files.Case(
+        "Nemotron-3-Nano", "nemotron_h_moe",
+        lambda number: "attn_norm" + (" ffn_gate_inp exp_probs_b~ ffn_up_exps ffn_down_exps ffn_up_shexp ffn_down_shexp"
+            if number == 1 else " attn_q attn_k attn_v attn_output" if number == 2 else _MAMBA2 + " ssm_norm"),
+        {".attention.key_length": 128, ".attention.value_length": 128, ".attention.head_count_kv": [0, 0, 2, 0],
+         ".feed_forward_length": [0, 1856, 0, 0], ".attention.layer_norm_epsilon": 1e-5, ".expert_count": 128,
+         ".expert_used_count": 6, ".expert_feed_forward_length": 1856, ".expert_shared_feed_forward_length": 3712,
+         ".expert_shared_count": 1, ".expert_weights_norm": True, ".expert_weights_scale": 2.5,
+         ".expert_group_count": 1, ".ssm.conv_kernel": 4, ".ssm.inner_size": 4096, ".ssm.state_size": 128,
+         ".ssm.time_step_rank": 64, ".ssm.group_count": 8},
+        "output_norm output", {"D": 2688, "H": 32, "hd": 128, "K": 2, "L": 4, "E": 128, "X": 1856, "S": 3712,
+                               "ctx": 4096},
+        {"ssm_in": (10_304, 2688), "ssm_conv1d": (6144, 4), "ssm_dt": (64,), "ssm_a": (64, 1), "ssm_d": (64, 1),
+         "ssm_norm": (8, 512), "ssm_out": (2688, 4096)})),
 }  # fmt: skip
-"""Vocabulary and case by name; sizes are those of the published configurations, but for the last two: GLM-4.7-Flash has
-the first three of its 47 layers, Gemma 4 E2B ten of 35, half of which share keys, and both a smaller vocabulary."""
+"""Vocabulary and case by name, in the sizes of the published configurations. Three have fewer layers and a smaller
+vocabulary: GLM-4.7-Flash the first three of 47, Gemma 4 E2B ten of 35, half of which share keys, and Nemotron 3 Nano
+four of 52, two of which are Mamba-2's and one has experts."""
 
 
 def written(name: str, referee: Referee) -> Path:

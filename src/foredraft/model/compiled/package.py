@@ -31,7 +31,7 @@ from foredraft.model.kv_cache import LayerShape
 from foredraft.model.layers import LAST
 
 MOST_ROWS = 256  # of a compiled pass; longer prompts take several passes; chosen
-_FORMAT = 27  # of a folder; increased when the code that a package is compiled from changes
+_FORMAT = 28  # of a folder; increased when the code that a package is compiled from changes
 PACKAGE, RECORD = "forward.pt2", "compiled.json"  # the files of a folder
 _FOLDER = "compiled"
 _FILES = ".files"  # suffix of an empty file that says which checkpoint's files a package is of

@@ -18,7 +18,7 @@ from foredraft.errors import UsageError
 from foredraft.graph.layout import Layout
 from foredraft.graph.tree import I64
 from foredraft.model.compiled.package import MOST_ROWS
-from foredraft.model.kv_cache import LayerShape, Span, TreeLayer
+from foredraft.model.kv_cache import PENDING, LayerShape, Span, TreeLayer
 from foredraft.model.mask import seen_rows
 from foredraft.model.recurrent.layer import BothLayer, OperatorLayer, Reading
 from foredraft.model.recurrent.state import convolution_windows, parents_of
@@ -34,8 +34,8 @@ class Lineage(NamedTuple):
     windows: torch.Tensor  # int64[R, L], the slots whose inputs each row's convolution takes
     slots: torch.Tensor  # int64[R], those of the rows, one after another; those of held rows come before them
     parents: torch.Tensor  # int64[H + R], as `parents_of` returns them; of sequence `b`, a root's is -1 - b
-    # int64[B, 5], of each sequence: the places of the matrices that are read and that are written, the first slot of
-    # the records that are applied first and their number, and 1 if all its rows are applied too, as known text is
+    # int64[B, 5], of each sequence: the place of the matrices that are read, and of those that are written or -1, the
+    # first slot of the records that are applied first and their number, and 1 if all its rows are too, as known text is
     sequences: torch.Tensor
     prompt: torch.Tensor  # bool[R], which rows are of a prompt
 
@@ -46,7 +46,8 @@ def lineage(layout: Layout, span: Span, prompt: int = 0) -> Lineage:
     root = span.stored - len(layout.held)
     slots = np.arange(root - (span.window - 1), span.stored + layout.rows)
     windows, parents = _descent(layout, slots)
-    sequences = np.array([[span.at, 1 - span.at, root - span.pending, span.pending, 0]])
+    written = 1 - span.at if span.pending >= PENDING else -1
+    sequences = np.array([[span.at, written, root - span.pending, span.pending, 0]])
     given = (windows, slots[-layout.rows :], parents, sequences, layout.positions < prompt)
     return Lineage(*map(torch.from_numpy, given))
 
@@ -198,6 +199,8 @@ def delta_rows(
             read.append((states[node] * query[row].repeat_interleave(groups, 0)[..., None]).sum(1))
         last = {number: node if of == parent else of for number, of in last.items()}
     for number, (_, place, _, _, known) in enumerate(sequences.tolist(), start=1):
+        if place < 0:
+            continue
         state = states[last[-number] if known else -number]
         matrices[place] = state.unflatten(2, (-1, matrices.shape[-1])).transpose(1, 2)
     return torch.stack(read)
