@@ -241,6 +241,7 @@ def _lowered_recurrence(query: Any, key: Any, value: Any, decay: Any, strength: 
         key_heads=int(key.get_size()[1]),
         key_size=key_size,
         value_size=int(size),
+        decay_size=int(decay.get_size()[2]),
         tile=tile,
         lanes=vector_lanes(),
         at_once=min(tile // vector_lanes(), _UPDATED),

@@ -143,8 +143,7 @@ class TracedLayer(OperatorLayer):
         queries, keys, values, gates, strengths = asked
         assert self._matrices is not None, "its shape has matrices"
         steps = (self._steps.slots, self._steps.parents, self._steps.sequences)
-        decays = gates[..., 0].exp()
-        read = delta_rows(queries, keys, values, decays, strengths, *steps, self._matrices, self._records)
+        read = delta_rows(queries, keys, values, gates.exp(), strengths, *steps, self._matrices, self._records)
         return read, self._matrices
 
 
@@ -153,13 +152,13 @@ def delta_rows(
     query: torch.Tensor,  # float32[R, Hk, K]
     key: torch.Tensor,  # float32[R, Hk, K]; each serves H / Hk heads in a row, as each query does
     value: torch.Tensor,  # float32[R, H, V]
-    decay: torch.Tensor,  # float32[R, H]
+    decay: torch.Tensor,  # float32[R, H, 1], or float32[R, H, K] with one for each number of a key
     strength: torch.Tensor | None,  # float32[R, H], of the delta rule; None where the update is the value
     slots: torch.Tensor,  # these three as `Lineage` has them
     parents: torch.Tensor,
     sequences: torch.Tensor,
     matrices: torch.Tensor,  # float32[N, H, V / T, K, T], written in the places that `sequences` says
-    records: torch.Tensor,  # float32[1, 1, C, Hk K + H V + H], written: keys, updates, decays
+    records: torch.Tensor,  # float32[1, 1, C, D], written: keys, updates, decays
 ) -> torch.Tensor:
     """Return what rows read, float32[R, H, V]; used where nothing is compiled, and to test the kernel.
 
@@ -167,13 +166,13 @@ def delta_rows(
     what it believes to change. No sequence reads a place that another one writes.
     """
     heads, groups = value.shape[1], value.shape[1] // key.shape[1]
-    sizes = (key[0].numel(), value[0].numel(), heads)
+    sizes = (key[0].numel(), value[0].numel(), decay[0].numel())
     held = len(parents) - len(query)
     states, read = dict[int, torch.Tensor](), []
 
     def record(slot: int) -> list[torch.Tensor]:
         keys, updates, decays = records[0, 0, slot].split(sizes)
-        return [keys.view(*key.shape[1:]).repeat_interleave(groups, 0), updates.view(heads, -1), decays[:, None, None]]
+        return [keys.view(*key.shape[1:]).repeat_interleave(groups, 0), updates.view(heads, -1), decays.view(heads, -1, 1)]
 
     def applied(state: torch.Tensor, slot: int) -> torch.Tensor:
         keys, updates, decays = record(slot)
@@ -190,9 +189,9 @@ def delta_rows(
         if row >= 0:
             new = value[row]
             if strength is not None:
-                seen = (states[parent] * key[row].repeat_interleave(groups, 0)[..., None]).sum(1)
-                new = strength[row][:, None] * (new - decay[row][:, None] * seen)
-            records[0, 0, slot] = torch.cat([key[row].flatten(), new.flatten(), decay[row]])
+                keys = key[row].repeat_interleave(groups, 0) * decay[row]
+                new = strength[row][:, None] * (new - (states[parent] * keys[..., None]).sum(1))
+            records[0, 0, slot] = torch.cat([key[row].flatten(), new.flatten(), decay[row].flatten()])
         if parent != node:
             states[node] = applied(states[parent], slot)
         if row >= 0:
@@ -232,10 +231,10 @@ class _ShapeLayer(OperatorLayer):
         heads, size = values.shape[1:]
         tile = next(each for each in (_COLUMNS, _COLUMNS // 2, _COLUMNS // 4, 1) if size % each == 0)
         matrices = (heads, size // tile, keys.shape[-1], tile)
-        record = keys[0].numel() + values[0].numel() + heads
+        record = keys[0].numel() + values[0].numel() + asked.gates[0].numel()
         whole = [each._replace(values=record, prompts=self._prompts, matrices=matrices) for each in self.shapes]
-        # what the kernel has no code for: matrices without a convolution, and decays or vectors of other sizes
-        self.shapes = whole if tile > 1 and asked.gates.shape[-1] == 1 else []
+        # what the kernel has no code for: matrices without a convolution, and vectors of other sizes
+        self.shapes = whole if tile > 1 else []
         return values, values
 
 
@@ -265,7 +264,7 @@ def layer_shapes(model: Any, recurrent: Sequence[bool]) -> tuple[LayerShape, ...
             if len(states[number].shapes) != 1:
                 raise UsageError(
                     f"Layer {number} of this model keeps a recurrent state other than one convolution and matrices "
-                    "with one decay a head and values of a multiple of 16 numbers; it is not compiled."
+                    "with values of a multiple of 16 numbers; it is not compiled."
                 )
             (shapes if keys is None else both).extend(states[number].shapes)
         if keys is None and number in states:
