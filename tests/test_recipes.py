@@ -42,10 +42,10 @@ def only(monkeypatch, *working):
     """Have every recipe fail but those that are named."""
     compile_by = build._compile
 
-    def compile_if_working(subject, recipe, path):
+    def compile_if_working(subject, recipe, path, **options):
         if recipe not in working:
             raise RuntimeError(f"{recipe} are broken\nin a long trace")
-        return compile_by(subject, recipe, path)
+        return compile_by(subject, recipe, path, **options)
 
     monkeypatch.setattr(build, "_compile", compile_if_working)
 
@@ -105,7 +105,7 @@ def test_every_failed_recipe_gives_its_reason(tmp_path, monkeypatch):
 @pytest.mark.parametrize("rows", [1, 2, 13, 17, 48, 255])
 def test_one_bit_that_differs_in_passes_of_one_size_is_found(cache, tmp_path, monkeypatch, rows):
     shutil.copytree(cache, tmp_path, dirs_exist_ok=True)
-    monkeypatch.setattr(build, "_compiled", lambda _subject, folder: read_record(folder))  # it is in the cache
+    monkeypatch.setattr(build, "_compiled", lambda _subject, folder, **_: read_record(folder))  # it is in the cache
     run = CompiledLibrary.run
 
     def run_otherwise(package, tensors):

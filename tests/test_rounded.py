@@ -1,5 +1,7 @@
 """Checkpoints rounded to GGUF's blocks as they are loaded: the weights, the integers beside them, and refusals."""
 
+from copy import deepcopy
+
 import numpy as np
 import pytest
 import torch
@@ -11,9 +13,11 @@ import foredraft
 from foredraft import UsageError
 from foredraft.cache_folder import CACHE_VARIABLE
 from foredraft.engine.batch import steps
+from foredraft.graph.layout import lay_out_text
 from foredraft.model import rounded
 from foredraft.model.compiled.block_layers import quantised_weights
 from foredraft.model.compiled.blocks import QuantisedRows
+from foredraft.model.compiled.build import compile_forward
 from foredraft.model.gguf.files import SOURCE, quantised_file
 from foredraft.model.loading import load_model
 from foredraft.model.target import TorchTarget
@@ -88,6 +92,23 @@ def test_a_compiled_rounded_model_reads_integers_and_drafts_what_it_would_write(
         texts.append([token for record in records for token in record.emitted])
     assert texts[0] == texts[1]
     assert len(records) == len(texts[1])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own calls
+def test_a_precise_package_rounds_rows_less_and_stays_until_another_one_is_asked_for(checkpoint, cache):
+    model, ids = load_model(checkpoint, "q4_0", device="cpu"), np.arange(5, 69)
+    with torch.inference_mode():
+        exact = deepcopy(model).float()(torch.from_numpy(ids)[None]).logits[0]
+    generator, errors = foredraft.Generator(TorchTarget(model), None, method="none"), []
+    for precise in (True, None, False):
+        ((_, record),) = generator.compile(precise=precise)
+        found = generator.target.forward(lay_out_text(ids, 0), generator.target.new_cache()).logits
+        errors.append(float((found - exact).norm()))
+        assert record.precise == (precise is not False)
+    assert errors[0] == errors[1] < errors[2]
+    with pytest.raises(UsageError, match="multiplied as they are"):
+        compile_forward(load_model(checkpoint, device="cpu"), cache, precise=True)
 
 
 def test_what_cannot_be_rounded_is_refused_in_a_sentence(checkpoint, cache, monkeypatch, tmp_path):

@@ -135,13 +135,19 @@ class Generator:
         return self._curve
 
     def compile(
-        self, *, again: bool = False, same_bits: bool = True, progress: Progress | None = None
+        self,
+        *,
+        again: bool = False,
+        precise: bool | None = None,
+        same_bits: bool = True,
+        progress: Progress | None = None,
     ) -> list[tuple[Path, CompiledRecord]]:
         """Compile the forward of the model, and of the models that the method runs, for this machine and use them.
 
-        Existing packages are kept, unless all are compiled `again`. Returns each model's folder with its package and
-        what it holds. On a CUDA device passes are compiled and recorded at their first use instead; without
-        `same_bits`, passes of few rows may be faster there, but drafts may change a text in reduced precision.
+        Existing packages are kept, unless all are compiled `again`, or the model's is not as `precise` as is asked
+        (`compile_forward`). Returns each model's folder with its package and what it holds. On a CUDA device passes are
+        compiled and recorded at their first use instead; without `same_bits`, passes of few rows may be faster there,
+        but drafts may change a text in reduced precision.
         UsageError for a model that cannot be compiled here, StoreError for a cache folder that is damaged or cannot be
         written, and ForedraftError if there is no compiler or it fails.
         """
@@ -152,7 +158,8 @@ class Generator:
         made = []
         for each in (self.target, *self.drafter.needs.models):
             tell = progress or self._progress
-            made.append(compile_forward(each.model, cache_folder(), again=again, progress=tell))
+            own = precise if each is self.target else None
+            made.append(compile_forward(each.model, cache_folder(), again=again, precise=own, progress=tell))
             each.compiled = kept_forward(each.model)
         self._curve = None
         return made

@@ -30,4 +30,4 @@ def compiled_by(model, folder, record):
 def record_of(recipe="torch's kernels", warning=""):
     """Return the record of a package that does not exist."""
     shapes = (LayerShape(2, 16, 16),) * 2
-    return CompiledRecord("", "9.9", recipe, ("attention",), {}, "", False, shapes, (), True, warning)
+    return CompiledRecord("", "9.9", recipe, ("attention",), {}, "", False, shapes, (), False, True, warning)

@@ -134,6 +134,12 @@ def compile_model(
     dtype: Annotated[str, flags.in_model(help="auto takes the checkpoint's")] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="Threads to compile for; default: torch's number")] = None,
     again: Annotated[bool, typer.Option("--again", help="Compile existing packages again")] = False,
+    precise: Annotated[
+        bool | None,
+        typer.Option(
+            help="Round rows to 15 bits rather than 8, where weights are integers; default: as compiled before"
+        ),
+    ] = None,
     as_json: flags.JsonOption = False,
     background: Annotated[bool, typer.Option("--background", help="Run at low priority")] = False,
     method: Annotated[
@@ -161,7 +167,7 @@ def compile_model(
             torch.set_num_threads(threads)
         tokenizer = None if method is None else load_tokenizer(model)
         generator = Generator(target, tokenizer, **drafting.drafting, progress=tell)
-        made = generator.compile(again=again)
+        made = generator.compile(again=again, precise=precise)
         if target.compiled is not None:
             target.compiled.remember(files)
         if background:  # nobody reads what would be printed, and costs would be those beside a generation

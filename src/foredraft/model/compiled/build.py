@@ -68,25 +68,27 @@ Progress = Callable[[float, str], None]
 
 
 def compile_forward(
-    model: Any, cache: Path, *, again: bool = False, progress: Progress | None = None
+    model: Any, cache: Path, *, again: bool = False, precise: bool | None = None, progress: Progress | None = None
 ) -> tuple[Path, CompiledRecord]:
     """Compile a model's forward unless it is compiled, or `again`.
 
+    Where its weights are integers, rows are rounded to 15 bits if `precise`, and to 8 in most blocks if not; None takes
+    what was compiled.
     The model is in evaluation mode on the CPU, and the cache folder writable. `progress` is called before each step.
     Returns the folder of the package and its record. Waits for another process that compiles the same. A killed
     compilation leaves a complete package intact. Raises UsageError with the reason for a model that cannot be compiled
     here, StoreError if what was compiled is damaged, and ForedraftError without a compiler, for a forward that cannot
     be compiled, or if the disk is full.
     """
-    _check(model)
+    _check(model, precise=bool(precise))
     tell = progress or (lambda _share, _what: None)
     folder = compiled_folder(model, cache)
     with _as_sentence(), compiling(folder):
         record = None if again else checked_record(folder)
-        if record is None:
+        if record is None or precise not in (None, record.precise):
             subject, before = Subject(model), records_of(folder)
             tell(0.0, "compiling the forward")
-            record = _compiled(subject, folder)
+            record = _compiled(subject, folder, precise=bool(precise))
             if lost := _lost_recipe(record, before):
                 warnings.warn(lost, ForedraftWarning, stacklevel=2)
             tell(0.9, "comparing the bits of its rows")
@@ -108,7 +110,7 @@ def _lost_recipe(record: CompiledRecord, before: list[CompiledRecord]) -> str:
     return ""
 
 
-def _check(model: Any) -> None:
+def _check(model: Any, *, precise: bool) -> None:
     """Raise UsageError with the reason for a model that cannot be compiled, or would gain nothing."""
     support = inspect(model.config)
     size = sum(each.numel() * each.element_size() for each in chain(model.parameters(), model.buffers()))
@@ -118,7 +120,13 @@ def _check(model: Any) -> None:
         raise UsageError(f"The model is on {model.device}; foredraft compiles for the CPU. Load it with --device cpu.")
     if dtype_name(model) not in _DTYPES or getattr(model, "is_quantized", False):
         raise UsageError(f"The model's dtype is {dtype_name(model)}; foredraft compiles {', '.join(_DTYPES)}.")
-    if (file := integers_file(model)) is not None:
+    file = integers_file(model)
+    if precise and (file is None or not _rounds_rows(model)):
+        raise UsageError(
+            "This model's weights are multiplied as they are, and not as integers, so rows are not rounded; compile it "
+            "without --precise."
+        )
+    if file is not None:
         size = min(size, packed_bytes(file))
     if COMPILING * size > (memory := usable_memory()):
         raise UsageError(
@@ -137,6 +145,11 @@ def _check(model: Any) -> None:
         raise UsageError(
             f"The model's window of {support.window} tokens is too short to compile; it needs {CONTEXT + MOST_ROWS}."
         )
+
+
+def _rounds_rows(model: Any) -> bool:
+    """Return whether rows are rounded to integers where weights are."""
+    return multiplies_integers() and model.dtype == torch.bfloat16
 
 
 @contextmanager
@@ -160,7 +173,7 @@ def _as_sentence() -> Iterator[None]:
         ) from error
 
 
-def _compiled(subject: Subject, folder: Path) -> CompiledRecord:
+def _compiled(subject: Subject, folder: Path, *, precise: bool) -> CompiledRecord:
     """Compile the forward by the first recipe that succeeds, and return its record; its file is complete or absent."""
     path = folder / PACKAGE
     beside = folder / f"forward.{os.getpid()}{TEMPORARY_SUFFIX}.pt2"  # torch insists on the ending
@@ -168,7 +181,7 @@ def _compiled(subject: Subject, folder: Path) -> CompiledRecord:
     try:
         for recipe in RECIPES if not subject.recurrent else (_OWN,):  # torch has no kernel of recurrences
             try:
-                dequantised = _compile(subject, recipe, beside)
+                dequantised = _compile(subject, recipe, beside, precise=precise)
                 kernels = kernels_in(beside)
                 if recipe == _OWN and any("linear_pointwise" in kernel for kernel in kernels):
                     raise RuntimeError("some products are left to the vendor's library")
@@ -199,10 +212,11 @@ def _compiled(subject: Subject, folder: Path) -> CompiledRecord:
         ranges=recipe == _OWN and subject.takes_ranges,
         shapes=subject.shapes,
         taps=subject.forward.taps,
+        precise=precise,
     )
 
 
-def _compile(subject: Subject, recipe: str, path: Path) -> str:
+def _compile(subject: Subject, recipe: str, path: Path, *, precise: bool) -> str:
     """Trace the forward and compile it by one recipe, to the file `path`; return the record's `dequantised`."""
     from torch._inductor import aoti_compile_and_package  # the documented compiler; slow to import
 
@@ -224,12 +238,12 @@ def _compile(subject: Subject, recipe: str, path: Path) -> str:
             contexts.enter_context(attended_latents(subject.model))
         if own:
             options |= contexts.enter_context(weights_apart(weights_beside(path)))
-            if multiplies_integers() and subject.dtype == torch.bfloat16:
+            if _rounds_rows(subject.model):
                 rows = QuantisedRows(quantised_file(subject.model), subject.dtype)
                 if quantised := contexts.enter_context(quantised_weights(subject.model, rows)):
                     dequantised = dequantised_told(subject.model)
             cached = product_bytes(subject.model) <= last_cache()
-            contexts.enter_context(own_kernels(cached=cached, tiles=not quantised))
+            contexts.enter_context(own_kernels(cached=cached, tiles=not quantised, precise=precise))
         contexts.enter_context(compiled_experts(subject.model, own=own))
         contexts.enter_context(_precise_logits(subject.model))
         if ranges:

@@ -57,13 +57,14 @@ torch.library.register_fake("foredraft::written", lambda rows: rows.clone(memory
 
 
 @contextmanager
-def own_kernels(*, cached: bool = False, tiles: bool = True) -> Iterator[None]:
+def own_kernels(*, cached: bool = False, tiles: bool = True, precise: bool = False) -> Iterator[None]:
     """Make torch's compiler use these kernels until the block ends.
 
     Weights that are `cached`, as a draft model's can be, are prefetched into the caches. Others are prefetched past
     them, so that what steps need beside passes, such as the draft model's weights, is found there. (Not by tiles,
     where this was not measured.) With `tiles`, bfloat16 is multiplied by them where the processor has some (Intel's
-    AMX), which rounds otherwise than other processors do. Without, every x86 gives the same bits.
+    AMX), which rounds otherwise than other processors do. Without, every x86 gives the same bits. Where weights are
+    integers, all blocks of rows have 15 bits if `precise`.
 
     Products stay the compiler's where the processor has neither AVX-512 nor AVX2. Sines and cosines are kept, which the
     compiler counts as cheap and would compute again, those of every position, for every head of every layer.
@@ -81,9 +82,10 @@ def own_kernels(*, cached: bool = False, tiles: bool = True) -> Iterator[None]:
     lowerings.register_lowering(operations.written.default, type_promotion_kind=None)(_lowered_rows)
     lowerings.register_lowering(operations.delta_rows.default, type_promotion_kind=None)(_lowered_recurrence)
     lowerings.register_lowering(operations.multiply_experts.default, type_promotion_kind=None)(_lowered_experts)
-    blocks = partial(_lowered_blocks, locality=locality)
+    reading = {"locality": locality, "stands_out": 0.0 if precise else _STANDS_OUT}
+    blocks = partial(_lowered_blocks, reading=reading)
     lowerings.register_lowering(operations.multiply_blocks.default, type_promotion_kind=None)(blocks)
-    expert_blocks = partial(_lowered_expert_blocks, locality=locality)
+    expert_blocks = partial(_lowered_expert_blocks, reading=reading)
     lowerings.register_lowering(operations.multiply_expert_blocks.default, type_promotion_kind=None)(expert_blocks)
     theirs = {angle: table[angle] for angle in (torch.ops.aten.cos.default, torch.ops.aten.sin.default)}
     blocking = division.GEMM_TEMPLATE_INIT_BLOCKING_EXTENDED
@@ -275,7 +277,7 @@ def _lowered_experts(rows: Any, weights: Any, experts: Any) -> Any:
     )
 
 
-def _lowered_blocks(rows: Any, blocks: Any, precise: bool, gate: str = "", *, locality: int) -> Any:
+def _lowered_blocks(rows: Any, blocks: Any, precise: bool, gate: str = "", *, reading: dict[str, float]) -> Any:
     """Return the kernel's call as torch's compiler represents it; the arguments are those of `multiply_blocks`."""
     from torch._inductor.lowering import view
 
@@ -283,20 +285,18 @@ def _lowered_blocks(rows: Any, blocks: Any, precise: bool, gate: str = "", *, lo
     flat = view(rows, [prod(leading), depth])
     dtype = torch.float32 if precise else rows.get_dtype()
     inputs = {"rows": flat, "blocks": blocks}
-    result = _integer_call("blocks", inputs, dtype, locality, gate, serial=_QUANTISED_ALONE)
+    result = _integer_call("blocks", inputs, dtype, gate, serial=_QUANTISED_ALONE, **reading)
     return view(result, [*leading, result.get_size()[1]])
 
 
-def _lowered_expert_blocks(rows: Any, blocks: Any, experts: Any, gate: str = "", *, locality: int) -> Any:
+def _lowered_expert_blocks(rows: Any, blocks: Any, experts: Any, gate: str = "", *, reading: dict[str, float]) -> Any:
     """Return the kernel's call as torch's compiler represents it; arguments are those of `multiply_expert_blocks`."""
     inputs = {"rows": rows, "blocks": blocks, "experts": experts}
     count = int(blocks.get_size()[0])
-    return _integer_call("expert_blocks", inputs, rows.get_dtype(), locality, gate, matrices=count)
+    return _integer_call("expert_blocks", inputs, rows.get_dtype(), gate, matrices=count, **reading)
 
 
-def _integer_call(
-    template: str, given: Mapping[str, Any], dtype: torch.dtype, locality: int, gate: str, **values: Any
-) -> Any:
+def _integer_call(template: str, given: Mapping[str, Any], dtype: torch.dtype, gate: str, **values: Any) -> Any:
     """Return the call of a kernel that multiplies `rows` by `blocks`, as torch's compiler represents it."""
     from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
     from torch._inductor.ir import ExternKernel, FixedLayout
@@ -314,9 +314,7 @@ def _integer_call(
         strips=int(strips),
         written=written,
         activation=GATES[gate] if gate else "",
-        stands_out=_STANDS_OUT,
         lanes=vector_lanes(),
-        locality=locality,
         **layout_of(int(size), given["blocks"].get_dtype())._asdict(),
         **values,
     )

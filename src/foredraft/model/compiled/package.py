@@ -50,6 +50,7 @@ class CompiledRecord:
     ranges: bool  # whether each row has its own range of slots, as passes over several sequences need
     shapes: tuple[LayerShape, ...]  # of each layer
     taps: tuple[tuple[int, ...], ...]  # layers whose states a pass returns, beside the last
+    precise: bool = False  # whether rows have 15 bits in all blocks, where weights are integers
     same_bits: bool = False  # whether a row's bits do not depend on the other rows of its pass, as far as compared
     warning: str = ""  # what an earlier torch compiled better; "" for nothing
 

@@ -172,7 +172,11 @@ def delta_rows(
 
     def record(slot: int) -> list[torch.Tensor]:
         keys, updates, decays = records[0, 0, slot].split(sizes)
-        return [keys.view(*key.shape[1:]).repeat_interleave(groups, 0), updates.view(heads, -1), decays.view(heads, -1, 1)]
+        return [
+            keys.view(*key.shape[1:]).repeat_interleave(groups, 0),
+            updates.view(heads, -1),
+            decays.view(heads, -1, 1),
+        ]
 
     def applied(state: torch.Tensor, slot: int) -> torch.Tensor:
         keys, updates, decays = record(slot)
