@@ -297,16 +297,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         "qwen3_5_moe_text", complete=families.delta, keys={**_DELTA_KEYS, "feed_forward_length": ()}, changes=_DELTA
     ),
     "qwen3next": Architecture(
-        "qwen3_next",
-        complete=families.delta,
-        keys=_DELTA_KEYS,
-        fixed={"norm_topk_prob": True},
+        "qwen3_next", complete=families.delta, keys=_DELTA_KEYS, fixed={"norm_topk_prob": True},
         tensors={"linear_attn.in_proj_qkvz": "ssm_qkvz"},
         changes={**_NORMS_FROM_ONE, "ssm_a": "log_of_minus", "ssm_conv1d": "depthwise", "ssm_qkvz": "by_key_heads"},
     ),
     "mamba2": Architecture(
-        "mamba2",
-        complete=families.mamba,
+        "mamba2", complete=families.mamba,
         keys={**_SSM_KEYS, "attention.head_count": (), "feed_forward_length": (), "context_length": ()},
         changes=_SSM,
     ),
@@ -314,13 +310,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         "nemotron_h", complete=families.nemotron_h, keys=_SSM_KEYS, tensors={"mixer.out_proj": "ssm_out"}, changes=_SSM
     ),
     "nemotron_h_moe": Architecture(
-        "nemotron_h",
-        complete=families.nemotron_h,
-        keys={**_SSM_KEYS, "expert_gating_func": SIGMOID},
-        tensors={
-            "mixer.out_proj": "ssm_out", "mixer.experts.up_proj": "ffn_up_exps",
-            "mixer.experts.down_proj": "ffn_down_exps",
-        },
+        "nemotron_h", complete=families.nemotron_h, keys={**_SSM_KEYS, "expert_gating_func": SIGMOID},
+        tensors={"mixer.out_proj": "ssm_out", "mixer.experts.up_proj": "ffn_up_exps",
+                 "mixer.experts.down_proj": "ffn_down_exps"},
         changes=_SSM,
     ),
     "falcon-h1": Architecture(
@@ -365,9 +357,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "internlm2": Architecture("llama", changes=_INTERLEAVED),
     "minicpm": Architecture("granite", complete=families.minicpm, changes=_INTERLEAVED),
     "jamba": Architecture(
-        "jamba",
-        complete=families.jamba,
-        keys={**_SSM_KEYS, "ssm.time_step_rank": ("mamba_dt_rank",)},
+        "jamba", complete=families.jamba, keys={**_SSM_KEYS, "ssm.time_step_rank": ("mamba_dt_rank",)},
         tensors={"feed_forward.experts.gate_up_proj": "ffn_gate_up_exps"},
         changes={"ssm_a": "log_of_minus", "ssm_conv1d": "depthwise"},
     ),
