@@ -69,8 +69,7 @@ def page() -> str:
         f"**What layers keep of a text,** in the models with which the tests try these families: {usual}, or",
         *(f"- {each}: {listed(names)}" for each, names in kept.items() if each != usual),
         f"**Compiled, of those with recurrent layers:** {listed(COMPILED_RECURRENT)}.",
-        f"**GGUF files of {len(ARCHITECTURES)} architectures are read,** with llama.cpp's scores: "
-        f"{listed(ARCHITECTURES)}.",
+        f"**GGUF files of {len(ARCHITECTURES)} architectures score as in llama.cpp:** {listed(ARCHITECTURES)}.",
         f"**Refused: {count} families,** because such a model",
         *(f"- {reason}: {listed(names)}" for reason, names in refused.items()),
     ]
