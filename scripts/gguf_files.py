@@ -476,7 +476,7 @@ CASES: Sequence[Case] = (
          ".rope.scaling.yarn_log_multiplier": 0.0707}, sizes={"K": 4, "L": 27, "D": 128}, shapes=_LATENT_SHAPES),
     Case("glm4moe with a drafting head", "glm4moe", lambda number: _after_dense("attn_norm attn_q+ attn_k+ attn_v+ "
          "attn_output attn_q_norm attn_k_norm post_attention_norm")(number) + (" nextn.eh_proj nextn.enorm "
-         "nextn.hnorm" if
+         "nextn.hnorm nextn.shared_head_norm" if
          number == 2 else ""), _moe(64) | {".leading_dense_block_count": 1, ".expert_shared_count": 1,
          ".expert_weights_scale": 1.5, ".expert_weights_norm": True, ".expert_gating_func": 2,
          ".rope.dimension_count": 16,
@@ -492,6 +492,11 @@ CASES: Sequence[Case] = (
          ".leading_dense_block_count": 2, ".expert_gating_func": 2}, "token_embd_norm", {"L": 6}),
     Case("qwen35", "qwen35", _delta(_ATTENTION, _DELTA + " ssm_beta ssm_alpha", "ffn_gate ffn_up ffn_down"),
          _DELTA_KEYS | {".rope.dimension_sections": [3, 3, 2, 0]}, sizes={"L": 4, "hd": 64}, shapes=_DELTA_SHAPES),
+    Case("qwen35 with a drafting head", "qwen35", lambda number: _delta(_ATTENTION, _DELTA + " ssm_beta ssm_alpha",
+         "ffn_gate ffn_up ffn_down")(number) if number < 4 else
+         "attn_norm post_attention_norm ffn_gate ffn_up ffn_down " + _ATTENTION + " nextn.eh_proj nextn.enorm nextn.hnorm nextn.shared_head_norm", _DELTA_KEYS | {
+         ".rope.dimension_sections": [3, 3, 2, 0], ".nextn_predict_layers": 1}, sizes={"L": 5, "hd": 64},
+         shapes=_DELTA_SHAPES | {"nextn.eh_proj": (128, 256)}),
     Case("qwen35moe", "qwen35moe", _delta(_ATTENTION, _DELTA + " ssm_beta ssm_alpha", _EXPERTS + _SHARED +
          " ffn_gate_inp_shexp"), _DELTA_KEYS | _moe(64) | {".rope.dimension_sections": [3, 3, 2, 0],
          ".expert_shared_feed_forward_length": 64}, sizes={"L": 4, "hd": 64}, shapes=_DELTA_SHAPES),

@@ -5,6 +5,8 @@ import pytest
 import torch
 from transformers.cache_utils import MtpCache
 
+import gguf_files
+from foredraft.api import load
 from foredraft.contracts import SequenceView
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import StoreError, UsageError
@@ -12,9 +14,10 @@ from foredraft.model.mtp import load_mtp
 from foredraft.model.state_heads import HeadModel
 from foredraft.model.state_rollout import StateRollout
 from foredraft.model.target import TorchTarget
+from foredraft.sampling import SamplingOptions
 from support import exits
 from support.causal_types import tiny_configuration
-from support.families import LONG, NEW_TOKENS, VOCABULARY, each_of, prompt_of, tiny_model
+from support.families import LONG, NEW_TOKENS, VOCABULARY, each_of, prompt_of, tiny_model, written
 from support.mtp import LAYOUTS, save_checkpoint
 
 SHAPES = {"chain": {"out_degree": 1, "least_probability": 0.0}, "tree": {"out_degree": 3, "least_probability": 0.0}}
@@ -80,3 +83,27 @@ def test_a_checkpoint_without_the_layer_or_with_a_part_of_it_is_refused(tmp_path
     part = save_checkpoint(tmp_path, "qwen3_5_text", without="mtp.norm.weight")[0]
     with pytest.raises(StoreError, match="post_norm"):
         drafter_of(TorchTarget(part))
+
+
+@pytest.mark.parametrize("name", ["glm4moe with a drafting head", "qwen35 with a drafting head"])
+def test_the_layer_of_a_gguf_file_is_found_and_drafts_its_models_text(name, tmp_path, monkeypatch):
+    """GLM's file has the weights as they are; Qwen's has norms that multiply, and the model's add one first."""
+    monkeypatch.setenv("FOREDRAFT_CACHE", str(tmp_path / "cache"))
+    case = next(case for case in gguf_files.CASES if case.name == name)
+    target = load(
+        str(gguf_files.write(case, tmp_path / "it.gguf")), dtype="float32", device="cpu", compile=False
+    ).target
+    stored, block = gguf_files.tensors_of(case), f"blk.{target.model.config.num_hidden_layers}."
+    layer, add = load_mtp(target.model).layers.layer, float("qwen" in name)
+    assert np.array_equal(layer.eh_proj.weight, stored[f"{block}nextn.eh_proj.weight"])
+    for norm, named in (("enorm", "enorm"), ("hnorm", "hnorm"), ("post_norm", "shared_head_norm")):
+        expected = stored[f"{block}nextn.{named}.weight"] - add
+        assert np.allclose(layer.get_submodule(norm).weight, expected, atol=1e-6)
+    assert np.array_equal(layer.mtp_block.self_attn.k_proj.weight, stored[f"{block}attn_k.weight"])
+    prompt, texts = np.arange(5, 5 + LONG), []
+    for method, options in (("none", {}), ("mtp", SHAPES["tree"])):
+        drafter = make_drafter(method, options, Resources(gguf_files.VOCABULARY, target=target))
+        text, records = written(target, prompt, SamplingOptions(), drafter, nodes=8, new_tokens=NEW_TOKENS)
+        texts.append(text)
+    assert texts[0] == texts[1]
+    assert sum(record.drafted for record in records) > NEW_TOKENS

@@ -2,13 +2,14 @@
 
 DeepSeek-AI, "DeepSeek-V3 Technical Report" (2024), section 2.2. A row's inputs are a token's embedding and the last
 state of the token before it; its output is the LM head's input and the next state. transformers builds the layer and
-reads its weights (`MtpModel`), which the model leaves in its checkpoint. Does not depend on which nodes are expanded.
+reads its weights (`MtpModel`), which the model leaves in its checkpoint; those of a GGUF file are read by the tables of
+`gguf/`. Does not depend on which nodes are expanded.
 """
 
 import copy
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,16 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers.utils import logging
 
-from foredraft.errors import StoreError, UsageError, told
+from foredraft.errors import StoreError, UnsupportedModelError, UsageError, told
+from foredraft.model.gguf.files import weights_of
+from foredraft.model.gguf.reader import opened
+from foredraft.model.gguf.weights import weights_named
 from foredraft.model.layers import model_parts, shared_copy
 from foredraft.model.speculators import Ends
 from foredraft.model.state_heads import StateHead
 
 _FILES = ("model.safetensors.index.json", "model.safetensors")
+_SHARED = ("nextn.embed_tokens.weight", "nextn.shared_head_head.weight")  # in a file; transformers takes the model's
 # by field of a configuration, its value for the layer where the configuration does not say
 _USUAL = {"mtp_layer_types": "full_attention", "mtp_mlp_layer_types": "sparse"}
 
@@ -64,6 +69,10 @@ def mtp_tensors(config: Any) -> list[str]:
 
     Raises StoreError if the checkpoint cannot be read.
     """
+    if files := weights_of(str(config.name_or_path)):
+        block = f"blk.{config.num_hidden_layers}."
+        names = [name for name in opened(files)[1] if name.startswith(block)]
+        return names if f"{block}nextn.eh_proj.weight" in names else []
     return [name for name in _names(str(config.name_or_path)) if name.startswith(_prefixes(config))]
 
 
@@ -79,13 +88,16 @@ def load_mtp(model: Any) -> StateHead[MtpLayers]:
     if not mtp_tensors(model.config):
         raise UsageError(
             f"The checkpoint of {model.config.name_or_path or 'this model'} holds no MTP layer (tensors "
-            f"{' or '.join(_prefixes(model.config))}); conversions, such as to GGUF, often drop it. Load the "
+            f"{' or '.join(_prefixes(model.config))}, in a GGUF file nextn.*); conversions often drop it. Load the "
             "publisher's own checkpoint, or choose another method."
         )
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # it would report the tensors that belong to the model
     try:
-        loaded = MtpModel.from_pretrained(_declared(model), device_map={"": model.device}).eval()
+        if files := weights_of(str(model.config.name_or_path)):
+            loaded = _of_file(model, MtpModel, files).eval()
+        else:
+            loaded = MtpModel.from_pretrained(_declared(model), device_map={"": model.device}).eval()
     except (ValueError, AttributeError, KeyError) as error:
         raise UsageError(
             f"transformers cannot run the MTP layer of a {model.config.model_type} model ({told(error)}); choose "
@@ -101,6 +113,29 @@ def load_mtp(model: Any) -> StateHead[MtpLayers]:
     ends = Ends(model.get_input_embeddings().weight, model.get_output_embeddings(), None)
     parts = model_parts(model)
     return StateHead(MtpLayers(loaded, model.get_submodule(parts.norm)), ends, (parts.count,), loaded.config)
+
+
+def _of_file(model: Any, kind: type[Any], files: Sequence[Path]) -> Any:
+    """Return transformers' `MtpModel`, which is `kind`, with the layer that lies behind the last one in a GGUF file.
+
+    Raises UnsupportedModelError if the layer has another tensor, or lacks one.
+    """
+    with torch.device("meta"):
+        loaded = kind(_declared(model), 1)
+    layer, prefix = loaded.layers[0], _prefixes(model.config)[-1]
+    wanted = {prefix + name.removeprefix("mtp_block."): like for name, like in layer.state_dict().items()}
+    metadata, tensors = opened(files)
+    state = weights_named(metadata.architecture, tensors, wanted, model.config, model.dtype)
+    block = f"blk.{model.config.num_hidden_layers}."
+    if left := [name for name in tensors.unused() if name.startswith(block) and not name.endswith(_SHARED)]:
+        raise UnsupportedModelError(
+            f"The MTP layer in {files[0]} has the tensor {left[0]}, which transformers does not know; choose another "
+            "method, and report the tensor."
+        )
+    own = {name: state[prefix + name.removeprefix("mtp_block.")] for name in layer.state_dict()}
+    layer.load_state_dict(own, assign=True)
+    layer.to(model.device)
+    return loaded
 
 
 def _prefixes(config: Any) -> tuple[str, ...]:

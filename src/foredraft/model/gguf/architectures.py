@@ -93,6 +93,7 @@ UNUSED = ("tensor_data_layout", "rope.scaling.finetuned", "attention.value_lengt
 TENSORS: Mapping[str, str] = {
     "linear_attn.dt": "ssm_dt", "mixer.dt": "ssm_dt", "mamba.dt": "ssm_dt",
     "mlp.experts.gate_up_proj": "ffn_gate_up_exps", "mlp.e_score_correction": "exp_probs_b",
+    "enorm": "nextn.enorm", "hnorm": "nextn.hnorm", "eh_proj": "nextn.eh_proj", "post_norm": "nextn.shared_head_norm",
 }  # fmt: skip
 """A module of transformers, in a layer or the model, or a weight of its own -> its tensor, where `gguf` has no name."""
 
@@ -158,6 +159,9 @@ _NORMS_FROM_ONE = {
         "attn_k_norm",
         "post_attention_norm",
         "post_ffw_norm",
+        "nextn.enorm",
+        "nextn.hnorm",
+        "nextn.shared_head_norm",
     )
 }  # the file's norms multiply, the model's add one first
 _WITH_POSITIONS: Mapping[str, tuple[str, ...] | float] = {"rope.scaling.finetuned": True}  # llama.cpp's switch

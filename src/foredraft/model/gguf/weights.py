@@ -40,6 +40,22 @@ def state_of(
 
     Raises UnsupportedModelError if the file lacks one, if a shape differs, or if a tensor is left over.
     """
+    state = weights_named(architecture, tensors, wanted, config, dtype, keep)
+    left = [name for name in tensors.unused() if name not in _OF_ROTARY and not _is_idle(name, config)]
+    if left:
+        raise UnsupportedModelError(
+            f"This GGUF file has {len(left)} tensors that the model has no weight for, such as {left[0]}, so "
+            "its scores could be another model's. Give the model as a transformers folder or a hub id, and report the "
+            "tensor."
+        )
+    return state
+
+
+def weights_named(
+    architecture: str, tensors: Tensors, wanted: Mapping[str, torch.Tensor], config: Any, dtype: torch.dtype,
+    keep: Callable[[torch.Tensor], torch.Tensor] = lambda weight: weight,
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """Return these weights as `state_of` does, whatever other tensors the file has."""
     row, state = row_of(architecture), {}
     table = {**_known_names(architecture), **TENSORS, **row.tensors}
     for name, like in wanted.items():
@@ -50,13 +66,6 @@ def state_of(
                 f"The tensors of the weight {name} do not have the sizes that this GGUF file's keys say "
                 f"({told(error)}); download it again, or give the model as a transformers folder or a hub id."
             ) from error
-    left = [name for name in tensors.unused() if name not in _OF_ROTARY and not _is_idle(name, config)]
-    if left:
-        raise UnsupportedModelError(
-            f"This GGUF file has {len(left)} tensors that the model has no weight for, such as {left[0]}, so "
-            "its scores could be another model's. Give the model as a transformers folder or a hub id, and report the "
-            "tensor."
-        )
     return state
 
 
