@@ -493,8 +493,8 @@ CASES: Sequence[Case] = (
     Case("qwen35", "qwen35", _delta(_ATTENTION, _DELTA + " ssm_beta ssm_alpha", "ffn_gate ffn_up ffn_down"),
          _DELTA_KEYS | {".rope.dimension_sections": [3, 3, 2, 0]}, sizes={"L": 4, "hd": 64}, shapes=_DELTA_SHAPES),
     Case("qwen35 with a drafting head", "qwen35", lambda number: _delta(_ATTENTION, _DELTA + " ssm_beta ssm_alpha",
-         "ffn_gate ffn_up ffn_down")(number) if number < 4 else
-         "attn_norm post_attention_norm ffn_gate ffn_up ffn_down " + _ATTENTION + " nextn.eh_proj nextn.enorm nextn.hnorm nextn.shared_head_norm", _DELTA_KEYS | {
+         "ffn_gate ffn_up ffn_down")(number) if number < 4 else _ATTENTION + " attn_norm post_attention_norm ffn_gate "
+         "ffn_up ffn_down nextn.eh_proj nextn.enorm nextn.hnorm nextn.shared_head_norm", _DELTA_KEYS | {
          ".rope.dimension_sections": [3, 3, 2, 0], ".nextn_predict_layers": 1}, sizes={"L": 5, "hd": 64},
          shapes=_DELTA_SHAPES | {"nextn.eh_proj": (128, 256)}),
     Case("qwen35moe", "qwen35moe", _delta(_ATTENTION, _DELTA + " ssm_beta ssm_alpha", _EXPERTS + _SHARED +
