@@ -21,6 +21,7 @@ SIZES = {
     "falcon_h1": {"head_dim": 16, "mamba_d_ssm": 128, "mamba_d_head": 32},
     "gemma3n_text": {"head_dim": 16},
     "gemma4_text": {"head_dim": 16},
+    "mamba2": {"num_heads": 8, "head_dim": 16},
     "nemotron_h": {
         "head_dim": 16, "mamba_num_heads": 4, "mamba_head_dim": 32, "n_groups": 2, "ssm_state_size": 16,
         "moe_intermediate_size": 32,
@@ -28,8 +29,8 @@ SIZES = {
     "zamba2": {"attention_hidden_size": 128, "attention_head_dim": 32, "n_mamba_heads": 4, "mamba_headdim": 32},
 }  # fmt: skip
 """Latents and rotation by complex numbers; layers that attend and keep a state; layers that attend to another one's
-keys, and products over few numbers, or heads of two sizes; layers that keep nothing, and recurrent ones whose steps are
-limited in a prompt; and layers that share one attention."""
+keys, and products over few numbers, or heads of two sizes; no attention; layers that keep nothing, and recurrent ones
+whose steps are limited in a prompt; and layers that share one attention."""
 
 
 def model_of(family):

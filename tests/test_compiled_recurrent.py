@@ -29,6 +29,7 @@ PROMPT = prompt_of(30)
 SAMPLED = SamplingOptions(do_sample=True, temperature=0.7, seed=3)
 DELTA, SSD = {"linear_key_head_dim": 16, "linear_value_head_dim": 32}, {"hidden_size": 64, "mamba_d_head": 32}
 SIZES = {
+    "jamba": (torch.float32, {"hidden_size": 64}),
     "lfm2": (torch.bfloat16, {}),
     "lfm3": (torch.float32, {"hidden_size": 64}),
     "qwen3_5_moe_text": (torch.float32, {
@@ -42,8 +43,9 @@ SIZES = {
     "granitemoehybrid": (torch.bfloat16, SSD),
     "bamba": (torch.float32, SSD),
 }  # fmt: skip
-"""Families that are compiled, two of each kind of recurrent layer and one with decays of channels, with values of a
-multiple of 16 numbers, and the dtype of each; three have experts."""
+"""Families that are compiled, with values of a multiple of 16 numbers, and the dtype of each: two of each kind of
+recurrent layer, one with decays of a key's numbers, and one with a decay for each number of a matrix; four have
+experts."""
 
 
 def model_of(family):

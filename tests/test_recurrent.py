@@ -178,8 +178,8 @@ def test_a_layer_wrapped_by_another_library_is_a_refusal():
 
 
 def test_compiling_is_refused_with_a_sentence(tmp_path):
-    with pytest.raises(UsageError, match="recurrent layers of this jamba model cannot be compiled"):
-        compile_forward(model_of("jamba"), tmp_path)
+    with pytest.raises(UsageError, match="recurrent layers of this zamba model cannot be compiled"):
+        compile_forward(model_of("zamba"), tmp_path)
 
 
 @pytest.mark.slow

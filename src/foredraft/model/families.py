@@ -38,8 +38,9 @@ DECODERS = frozenset(
 RECURRENT = "keeps a recurrent state by code of its own, which cannot step back after a rejected draft"
 ALIBI = "uses ALiBi, which it derives from a row's index in the pass and not from its position"
 COMPILED_RECURRENT = frozenset(
-    ("bamba", "falcon_h1", "granitemoehybrid", "kimi_linear", "lfm2", "lfm2_moe", "lfm3", "nemotron_h", "olmo_hybrid",
-     "qwen3_next", "qwen3_5_moe_text", "qwen3_5_text", "zamba2")
+    ("bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2",
+     "lfm2_moe", "lfm3", "mamba", "mamba2", "nemotron_h", "olmo_hybrid", "qwen3_next", "qwen3_5_moe_text",
+     "qwen3_5_text", "zamba2")
 )  # fmt: skip
 """Families with recurrent layers whose compiled forwards were tried; others run uncompiled."""
 

@@ -48,6 +48,7 @@ from foredraft.model.compiled.rewriting import gate_products, merge_products, su
 from foredraft.model.compiled.rotary import real_rotations
 from foredraft.model.families import COMPILED_RECURRENT, INDEXED
 from foredraft.model.gguf.files import quantised_file
+from foredraft.model.kv_cache import Span
 from foredraft.model.machine import COMPILING, last_cache, usable_memory
 from foredraft.model.rounding import dtype_name
 from foredraft.model.support import inspect
@@ -285,13 +286,14 @@ def _same_bits(subject: Subject, library: CompiledLibrary) -> bool:
         """Return the scores of the first `rows` rows, `together` at a time, and all keys and values up to them."""
         cache, noise = subject.new_cache(), torch.Generator().manual_seed(1)
         cache.reserve_text(CONTEXT + MOST_ROWS)
-        span = cache.spans[None]
         shapes = (*subject.shapes, *subject.shapes)  # of keys, then of values
         kept = [each for each, shape in zip(cache.reserved_buffers(0), shapes, strict=True) if not shape.taps]
         for each in kept:
             each[:, :, :CONTEXT] = torch.randn((*each.shape[:2], CONTEXT, each.shape[3]), generator=noise)
-        span.stored = cache.length = CONTEXT
-        spans = dict.fromkeys(subject.forward.windows, span)  # all layers keep all positions
+        cache.length = CONTEXT
+        spans = dict[int | None, Span]()
+        for span in cache.spans.values():  # one, as all layers keep all positions; none without attention
+            span.stored, spans = CONTEXT, dict.fromkeys(subject.forward.windows, span)
         scores = []
         for first in range(0, rows, together):
             of_pass = slice(first, min(first + together, rows))

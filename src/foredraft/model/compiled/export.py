@@ -73,7 +73,7 @@ class FunctionalForward(nn.Module):
             name: self.windows.index(window) for name, window in support.masks.items()
         }
         self._attends = bool(support.masks)
-        self._one_mask = len(self._masks if records else support.masks) == 1
+        self._one_mask = self._attends and len(self._masks if records else support.masks) == 1
         # of the current pass, by layer; empty if all rows have the first slots
         self.ranges: dict[int, torch.Tensor] = {}
         self.keys: Sequence[torch.Tensor] = ()  # the same, that the pass is given

@@ -225,7 +225,8 @@ def _lowered_recurrence(query: Any, key: Any, value: Any, decay: Any, strength: 
     from torch._inductor.ir import ExternKernel, FixedLayout
 
     given = {"query": query, "key": key, "value": value, "decay": decay, "strength": strength}
-    given |= dict(zip(("slots", "parents", "sequences", "matrices", "records"), others, strict=True))
+    # the last may be left out
+    given |= dict(zip(("slots", "parents", "sequences", "matrices", "records", "rate"), others, strict=False))
     inputs = {
         name: ExternKernel.require_contiguous(ExternKernel.realize_input(tensor))
         for name, tensor in given.items()
@@ -239,6 +240,7 @@ def _lowered_recurrence(query: Any, key: Any, value: Any, decay: Any, strength: 
         inputs,
         FixedLayout(query.get_device(), torch.float32, [rows, heads, size], [heads * size, size, 1]),
         delta=strength is not None,
+        columns="rate" in inputs,
         heads=int(heads),
         key_heads=int(key.get_size()[1]),
         key_size=key_size,

@@ -140,11 +140,12 @@ class TracedLayer(OperatorLayer):
         return self._inputs[0, 0], self._steps.windows
 
     def read(self, asked: Reading) -> tuple[torch.Tensor, torch.Tensor]:
-        queries, keys, values, gates, strengths = asked
+        queries, keys, values, gates, strengths, factors = asked.joined()
         assert self._matrices is not None, "its shape has matrices"
         steps = (self._steps.slots, self._steps.parents, self._steps.sequences)
-        read = delta_rows(queries, keys, values, gates.exp(), strengths, *steps, self._matrices, self._records)
-        return read, self._matrices
+        decays, rates = (gates.exp(), None) if factors is None else (gates, factors[1].T.contiguous())
+        read = delta_rows(queries, keys, values, decays, strengths, *steps, self._matrices, self._records, rates)
+        return read if factors is None else read.mT, self._matrices
 
 
 @custom_op("foredraft::delta_rows", mutates_args=())
@@ -152,13 +153,14 @@ def delta_rows(
     query: torch.Tensor,  # float32[R, Hk, K]
     key: torch.Tensor,  # float32[R, Hk, K]; each serves H / Hk heads in a row, as each query does
     value: torch.Tensor,  # float32[R, H, V]
-    decay: torch.Tensor,  # float32[R, H, 1], or float32[R, H, K] with one for each number of a key
+    decay: torch.Tensor,  # float32[R, H, 1], or [R, H, K] with one for each number of a key, or [R, 1, V] with `rates`
     strength: torch.Tensor | None,  # float32[R, H], of the delta rule; None where the update is the value
     slots: torch.Tensor,  # these three as `Lineage` has them
     parents: torch.Tensor,
     sequences: torch.Tensor,
     matrices: torch.Tensor,  # float32[N, H, V / T, K, T], written in the places that `sequences` says
     records: torch.Tensor,  # float32[1, 1, C, D], written: keys, updates, decays
+    rates: torch.Tensor | None = None,  # float32[K, V], which multiplied by `decay` are the logarithms of decays
 ) -> torch.Tensor:
     """Return what rows read, float32[R, H, V]; used where nothing is compiled, and to test the kernel.
 
@@ -172,11 +174,8 @@ def delta_rows(
 
     def record(slot: int) -> list[torch.Tensor]:
         keys, updates, decays = records[0, 0, slot].split(sizes)
-        return [
-            keys.view(*key.shape[1:]).repeat_interleave(groups, 0),
-            updates.view(heads, -1),
-            decays.view(heads, -1, 1),
-        ]
+        each = decays.view(heads, -1, 1) if rates is None else (decays * rates).exp()[None]
+        return [keys.view(*key.shape[1:]).repeat_interleave(groups, 0), updates.view(heads, -1), each]
 
     def applied(state: torch.Tensor, slot: int) -> torch.Tensor:
         keys, updates, decays = record(slot)
@@ -231,15 +230,16 @@ class _ShapeLayer(OperatorLayer):
         return inputs, torch.zeros(len(inputs), taps, dtype=torch.int64)
 
     def read(self, asked: Reading) -> tuple[torch.Tensor, torch.Tensor]:
-        keys, values = asked.keys, asked.values
+        _, keys, values, gates, *_ = asked.joined()
         heads, size = values.shape[1:]
         tile = next(each for each in (_COLUMNS, _COLUMNS // 2, _COLUMNS // 4, 1) if size % each == 0)
         matrices = (heads, size // tile, keys.shape[-1], tile)
-        record = keys[0].numel() + values[0].numel() + asked.gates[0].numel()
+        record = keys[0].numel() + values[0].numel() + gates[0].numel()
+        # what the kernel has no code for: matrices without a convolution, several of them, and vectors of other sizes
+        one = tile > 1 and not any(each.matrices for each in self.shapes)
         whole = [each._replace(values=record, prompts=self._prompts, matrices=matrices) for each in self.shapes]
-        # what the kernel has no code for: matrices without a convolution, and vectors of other sizes
-        self.shapes = whole if tile > 1 else []
-        return values, values
+        self.shapes = whole if one else []
+        return asked.values, values
 
 
 def write_states(model: Any, layers: list[Any]) -> None:

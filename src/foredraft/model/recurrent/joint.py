@@ -37,7 +37,8 @@ class JointLayer(OperatorLayer):
         return torch.cat([taken for taken, _ in found]), torch.cat(windows)
 
     def read(self, asked: Reading) -> tuple[torch.Tensor, torch.Tensor]:
-        parts = [[None] * len(self._rows) if each is None else each.split(self._rows) for each in asked]
+        of_rows = asked[:-1]  # all but factors, which gates are made of
+        parts = [[None] * len(self._rows) if each is None else each.split(self._rows) for each in of_rows]
         found = [layer.read(Reading(*own)) for layer, *own in zip(self._layers, *parts, strict=True)]
         return torch.cat([read for read, _ in found]), found[0][1]
 

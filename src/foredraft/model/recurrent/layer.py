@@ -30,6 +30,16 @@ class Reading(NamedTuple):
     values: torch.Tensor  # [R, H, V]
     gates: torch.Tensor  # [R, H, 1], the logarithms of decays, or [R, H, K] with a decay for each channel
     strengths: torch.Tensor | None = None  # [R, H]
+    # where values are single numbers and all heads have the same queries and keys: [R, H] and [H, K], which multiplied
+    # by each other are the gates
+    factors: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def joined(self) -> "Reading":
+        """Return the same of one head, with a value of H numbers and gates [R, 1, H], where there are factors."""
+        if self.factors is None:
+            return self
+        one = (self.queries[:, :1], self.keys[:, :1], self.values.mT, self.factors[0][:, None])
+        return Reading(*one, factors=self.factors)
 
 
 class OperatorLayer(LinearAttentionCacheLayerMixin):
@@ -65,10 +75,7 @@ class OperatorLayer(LinearAttentionCacheLayerMixin):
 
 
 class BothLayer(TreeLayer, OperatorLayer):
-    """A layer with keys and values, which `buffer` takes, and with a state, which `operators` reads.
-
-    Falcon-H1's and Zamba 2's are. Of others, one of the two is not asked for anything.
-    """
+    """A layer with keys and values, which `buffer` takes, and a state, which `operators` reads, as Falcon-H1's are."""
 
     def __init__(self, buffer: TreeLayer, operators: OperatorLayer) -> None:
         OperatorLayer.__init__(self)

@@ -86,7 +86,9 @@ def mamba_scan(
     steps = _wide(torch.nn.functional.softplus(steps) if delta_softplus else steps).T
     values = _wide(x[0]).T
     k, q = (_wide(each[0]).T[:, None].expand(-1, steps.shape[1], -1) for each in (B, C))
-    out, state = layer.read(Reading(q, k, (steps * values)[..., None], A.to(steps) * steps[..., None]))
+    rates = A.to(steps)
+    gates, updates = rates * steps[..., None], (steps * values)[..., None]
+    out, state = layer.read(Reading(q, k, updates, gates, factors=(steps, rates)))
     out = out[..., 0]
     out = out if D is None else out + values * _wide(D)
     out = out if z is None else out * torch.nn.functional.silu(_wide(z[0]).T)

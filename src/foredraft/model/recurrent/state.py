@@ -228,7 +228,7 @@ class StateLayer(TreeLayer, OperatorLayer):
         return torch.cat([found.history, found.inputs]), self.rows.windows(taps)
 
     def read(self, asked: Reading) -> tuple[torch.Tensor, torch.Tensor]:
-        queries, keys, values, gates, strengths = asked
+        queries, keys, values, gates, strengths, _ = asked
         queries, keys = (each.repeat_interleave(values.shape[1] // each.shape[1], 1) for each in (queries, keys))
         if len(self._recurrences) == self._called[1]:
             self._recurrences.append(Recurrence(keys, values, gates))
