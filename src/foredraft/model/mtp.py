@@ -70,9 +70,8 @@ def mtp_tensors(config: Any) -> list[str]:
     Raises StoreError if the checkpoint cannot be read.
     """
     if files := weights_of(str(config.name_or_path)):
-        block = f"blk.{config.num_hidden_layers}."
-        names = [name for name in opened(files)[1] if name.startswith(block)]
-        return names if f"{block}nextn.eh_proj.weight" in names else []
+        names = [name for name in opened(files)[1] if name.startswith(_block(config))]
+        return names if f"{_block(config)}nextn.eh_proj.weight" in names else []
     return [name for name in _names(str(config.name_or_path)) if name.startswith(_prefixes(config))]
 
 
@@ -123,19 +122,24 @@ def _of_file(model: Any, kind: type[Any], files: Sequence[Path]) -> Any:
     with torch.device("meta"):
         loaded = kind(_declared(model), 1)
     layer, prefix = loaded.layers[0], _prefixes(model.config)[-1]
-    wanted = {prefix + name.removeprefix("mtp_block."): like for name, like in layer.state_dict().items()}
+    named = {name: prefix + name.removeprefix("mtp_block.") for name in layer.state_dict()}  # as of one more layer
+    wanted = {named[name]: like for name, like in layer.state_dict().items()}
     metadata, tensors = opened(files)
     state = weights_named(metadata.architecture, tensors, wanted, model.config, model.dtype)
-    block = f"blk.{model.config.num_hidden_layers}."
-    if left := [name for name in tensors.unused() if name.startswith(block) and not name.endswith(_SHARED)]:
+    own = [name for name in tensors.unused() if name.startswith(_block(model.config))]
+    if left := [name for name in own if not name.endswith(_SHARED)]:
         raise UnsupportedModelError(
             f"The MTP layer in {files[0]} has the tensor {left[0]}, which transformers does not know; choose another "
             "method, and report the tensor."
         )
-    own = {name: state[prefix + name.removeprefix("mtp_block.")] for name in layer.state_dict()}
-    layer.load_state_dict(own, assign=True)
+    layer.load_state_dict({name: state[path] for name, path in named.items()}, assign=True)
     layer.to(model.device)
     return loaded
+
+
+def _block(config: Any) -> str:
+    """Return how names of the layer's tensors begin in a GGUF file: it lies behind the last layer."""
+    return f"blk.{config.num_hidden_layers}."
 
 
 def _prefixes(config: Any) -> tuple[str, ...]:

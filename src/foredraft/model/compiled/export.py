@@ -60,11 +60,11 @@ class FunctionalForward(nn.Module):
         both = [number for number in recorded if support.layer_types[number] not in UNMASKED_LAYERS]
         attending = {n: window for n, window in enumerate(support.windows) if n in both or n not in recorded}
         self.windows = tuple(dict.fromkeys(attending.values()))
-        # the number of each layer's window; after these, that of records; and after the layers, those of the states of
-        # layers that keep keys and values too
-        self.window_of = [
-            self.windows.index(attending[n]) if n in attending else len(self.windows) for n in range(self._layers)
-        ] + [len(self.windows)] * len(both)
+        # the number of each layer's window, where it keeps keys and values or nothing
+        self._attending = {n: self.windows.index(window) for n, window in attending.items()}
+        # the same of all layers, after these that of records; and after the layers, those of the states of layers that
+        # keep keys and values too
+        self.window_of = [self._attending.get(n, len(self.windows)) for n in range(self._layers + len(both))]
         # of each layer that keeps records, where the buffers of its state are
         self._records = {n: self._layers + both.index(n) if n in both else n for n in recorded}
         # the number of each mask, None for none, by the names that layers know them by
@@ -99,8 +99,7 @@ class FunctionalForward(nn.Module):
         if it summarises float[S, V / 64], float[S] and the states of the `taps`, float[R, K * D] for K layers.
         """
         layers: list[Any] = []  # transformers' list type takes no subclass
-        attending = {layer: window for layer, window in enumerate(self.window_of) if window < len(masks)}
-        self.ranges = {} if ranges is None else {layer: ranges[window] for layer, window in attending.items()}
+        self.ranges = {} if ranges is None else {layer: ranges[window] for layer, window in self._attending.items()}
         self.keys = keys
         operators: dict[int, OperatorLayer] = {layer: JointLayer(of) for layer, of in self.states.items()}
         if steps is not None:
@@ -111,10 +110,10 @@ class FunctionalForward(nn.Module):
                 for layer, place in self._records.items()
             }
         for layer in range(self._layers):
-            if layer not in attending:
+            if layer not in self._attending:
                 layers.append(operators[layer])
                 continue
-            window = attending[layer]
+            window = self._attending[layer]
             visible = masks[window].shape[-1] if ranges is None else keys[layer].shape[2]
             torch._check(visible <= keys[layer].shape[2])  # noqa: SLF001  # the documented way to tell the exporter
             buffer = BufferLayer(keys[layer], values[layer], slots[window], visible)
@@ -148,7 +147,7 @@ class FunctionalForward(nn.Module):
         A block that several layers share, as Zamba 2's do, does not know which of them calls it; then -1 if they may
         have several windows.
         """
-        number = int(attention.layer_idx)  # type: ignore[arg-type]  # every attention of transformers has it
+        number = int(attention.layer_idx)  # type: ignore[arg-type]  # every attention of transformers has it, as an int
         return next(iter(self.ranges)) if number < 0 and len(self.windows) == 1 else number
 
 

@@ -264,14 +264,15 @@ def layer_shapes(model: Any, recurrent: Sequence[bool]) -> tuple[LayerShape, ...
     shapes, both = list[LayerShape](), list[LayerShape]()
     for number, layer in enumerate(kept):
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
-        if number in states:
-            if len(states[number].shapes) != 1:
+        own = states.get(number)
+        if own is not None:
+            if len(own.shapes) != 1:
                 raise UsageError(
                     f"Layer {number} of this model keeps a recurrent state other than one convolution and matrices "
                     "with values of a multiple of 16 numbers; it is not compiled."
                 )
-            (shapes if keys is None else both).extend(states[number].shapes)
-        if keys is None and number in states:
+            (shapes if keys is None else both).extend(own.shapes)
+        if keys is None and own is not None:
             continue
         if keys is None or values is None:  # it attends to nothing, or to another layer's
             shapes.append(LayerShape(0, 0, 0))

@@ -13,6 +13,8 @@ from foredraft.model.gguf.metadata import Keys
 Shapes = Mapping[str, tuple[int, ...]]
 Fields = dict[str, Any]
 
+_MAVERICK = 128
+"""Experts of the Llama 4 whose queries and keys are not normed."""
 _DIGITS = 6
 """Digits behind the point that numbers of 32 bits keep after arithmetic."""
 
@@ -150,7 +152,7 @@ def falcon_h1(fields: Fields, keys: Keys, shapes: Shapes) -> None:
 
 
 def minicpm(fields: Fields, _keys: Keys, _shapes: Shapes) -> None:
-    """Set the scales that files of the first conversions leave out."""
+    """Set the scales that files of the first conversions leave out, to those of llama.cpp's code."""
     usual = {"embedding_multiplier": 12.0, "residual_multiplier": 1.4 / fields["num_hidden_layers"] ** 0.5,
              "logits_scaling": fields["hidden_size"] / 256}  # fmt: skip
     fields |= usual | {name: fields[name] for name in usual if name in fields}
@@ -182,12 +184,13 @@ def kimi_linear(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
 
 def apertus(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
     """Set the numbers of each layer's activation, which are no tensors in the file, and weights in the model."""
-    fields["xielu"] = {name: keys.plain(f"xielu.{name}") for name in ("alpha_p", "alpha_n", "beta", "eps")}
+    numbers = {name: keys.plain(f"xielu.{name}") for name in ("alpha_p", "alpha_n", "beta", "eps")}
     for name, only in (("beta", 0.5), ("eps", -1e-6)):  # of transformers' code
-        if not all(math.isclose(value, only, rel_tol=1e-6) for value in fields["xielu"][name]):
-            raise ValueError(f"xielu.{name} is {fields['xielu'][name]}, and in transformers {only}")
+        if not all(math.isclose(value, only, rel_tol=1e-6) for value in numbers[name]):
+            raise ValueError(f"xielu.{name} is {numbers[name]}, and in transformers {only}")
+    fields["layer_numbers"] = {f"mlp.act_fn.{name}": values for name, values in numbers.items()}
 
 
 def llama4(fields: Fields, _keys: Keys, _shapes: Shapes) -> None:
-    """Set whether queries and keys are normed, which llama.cpp knows by the number of experts (not in Maverick)."""
-    fields["use_qk_norm"] = fields["num_local_experts"] != 128
+    """Set whether queries and keys are normed, which llama.cpp knows by the number of experts."""
+    fields["use_qk_norm"] = fields["num_local_experts"] != _MAVERICK

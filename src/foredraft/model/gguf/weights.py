@@ -132,9 +132,9 @@ def _absent(name: str, like: torch.Tensor, config: Any) -> torch.Tensor:
     UnsupportedModelError for another one.
     """
     value = next((value for end, value in ABSENT.items() if name.endswith(end)), None)
-    found, numbers = _LAYER.fullmatch(name), getattr(config, "xielu", {})
-    if found and ".act_fn." in name and numbers:
-        value = numbers[name.rpartition(".")[2]][int(found[1])]
+    found = _LAYER.fullmatch(name)
+    if found and (numbers := getattr(config, "layer_numbers", {}).get(found[2])):  # set by `families.py`
+        value = numbers[int(found[1])]
     if value is None:
         raise UnsupportedModelError(
             f"This GGUF file has no tensor for the weight {name}. Download it again, or give the model as a "
