@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from foredraft.errors import ForedraftError, ForedraftWarning
 from foredraft.model.compiled import background, build
 from foredraft.model.compiled.build import RECIPES, compile_forward
 from foredraft.model.compiled.library import CompiledLibrary
-from foredraft.model.compiled.package import compiled_folder, read_record, weights_hash, write_record
+from foredraft.model.compiled.package import RECORD, compiled_folder, read_record, weights_hash, write_record
 from foredraft.model.target import TorchTarget
 from support.compilation import METHODS, SAMPLINGS, compiled_by, record_of, written
 from support.llamas import llama, small_model
@@ -117,6 +118,21 @@ def test_one_bit_that_differs_in_passes_of_one_size_is_found(cache, tmp_path, mo
     monkeypatch.setattr(CompiledLibrary, "run", run_otherwise)
     _, record = compile_forward(small_model(), tmp_path, again=True)
     assert not record.same_bits
+
+
+def test_with_another_number_of_threads_rows_are_as_precise_as_was_chosen_last(cache, tmp_path, monkeypatch):
+    shutil.copytree(cache, tmp_path, dirs_exist_ok=True)
+    folder = compiled_folder(small_model(), tmp_path)
+    compiled = read_record(folder)
+    write_record(folder, replace(compiled, precise=True))
+    other = folder.parents[1] / "another setting" / folder.name
+    shutil.copytree(folder, other)
+    monkeypatch.setattr(build, "compiled_folder", lambda _model, _cache: other)
+    monkeypatch.setattr(build, "_compiled", lambda _subject, _folder, *, precise: replace(compiled, precise=precise))
+    (other / RECORD).unlink()
+    assert compile_forward(small_model(), tmp_path)[1].precise
+    write_record(other, replace(compiled, precise=False))
+    assert not compile_forward(small_model(), tmp_path, again=True)[1].precise
 
 
 def test_a_compilation_beside_tells_what_was_compiled_better_before(tmp_path, monkeypatch):

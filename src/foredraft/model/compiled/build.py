@@ -74,7 +74,7 @@ def compile_forward(
     """Compile a model's forward unless it is compiled, or `again`.
 
     Where its weights are integers, rows are rounded to 15 bits if `precise`, and to 8 in most blocks if not; None takes
-    what was compiled.
+    what was chosen last for these weights, with any torch.
     The model is in evaluation mode on the CPU, and the cache folder writable. `progress` is called before each step.
     Returns the folder of the package and its record. Waits for another process that compiles the same. A killed
     compilation leaves a complete package intact. Raises UsageError with the reason for a model that cannot be compiled
@@ -89,7 +89,8 @@ def compile_forward(
         if record is None or precise not in (None, record.precise):
             subject, before = Subject(model), records_of(folder)
             tell(0.0, "compiling the forward")
-            record = _compiled(subject, folder, precise=bool(precise))
+            chosen = before[-1].precise if precise is None and before else bool(precise)
+            record = _compiled(subject, folder, precise=chosen)
             if lost := _lost_recipe(record, before):
                 warnings.warn(lost, ForedraftWarning, stacklevel=2)
             tell(0.9, "comparing the bits of its rows")

@@ -170,11 +170,12 @@ def read_record(folder: Path) -> CompiledRecord | None:
 
 
 def records_of(folder: Path) -> list[CompiledRecord]:
-    """Return the records of the weights of `folder`, compiled by any torch with any number of threads."""
+    """Return the records of the weights of `folder`, by any torch with any number of threads, the latest one last."""
     records = []
-    for each in sorted(folder.parents[1].glob(f"*/{folder.name}")):
+    paths = folder.parents[1].glob(f"*/{folder.name}/{RECORD}")
+    for path in sorted(paths, key=lambda path: path.stat().st_mtime):
         with suppress(StoreError):  # reported when it is used
-            records.append(read_record(each))
+            records.append(read_record(path.parent))
     return [record for record in records if record is not None]
 
 
