@@ -135,6 +135,33 @@ def test_a_pass_that_finds_no_memory_ends_its_text_alone(monkeypatch):
     assert (lanes[2].seq.finish, emitted(lanes[2])) == ("length", expected[2])
 
 
+@pytest.mark.parametrize("family", ["llama", ALONE])
+def test_a_draft_that_finds_no_memory_in_a_pass_is_dropped(family, monkeypatch):
+    target, given = target_of(family), (np.tile(np.arange(5), 6), SamplingOptions(), 30)
+    expected = alone(target, *given)
+    theirs = target.forward
+
+    def limited(layout, cache, **options):
+        if layout.rows > 1:
+            raise OutOfMemoryError("There is no memory.")
+        return theirs(layout, cache, **options)
+
+    monkeypatch.setattr(target, "forward", limited)
+    writer = Generator(target, None, method="prompt_lookup", nodes=4)
+    run = writer.begin(given[0], given[1], max_new_tokens=30)
+    assert sum((record.emitted for record in steps(run)), ()) == tuple(expected)
+    assert run.seq.finish == "length"
+
+
+def test_a_text_whose_drafter_reads_states_that_the_batch_does_not_return_is_refused():
+    writer = generator(target_of("llama"), "none")
+    batch, drafter = writer.conversation(), Bad(lambda: EMPTY_DRAFT)
+    drafter.needs = Needs(hidden=(1,))
+    writer.attach("bad", drafter, 4)
+    with pytest.raises(UsageError, match="another method"):
+        batch.join(writer.begin(np.arange(20), SamplingOptions(), max_new_tokens=4))
+
+
 def test_a_joint_pass_that_finds_no_memory_is_made_in_parts(compiled, monkeypatch):
     writer = generator(compiled, "none")
     batch, given = writer.batch(), [(np.arange(20) + number, SamplingOptions(), 30) for number in range(3)]

@@ -213,6 +213,16 @@ def test_no_pass_takes_less_than_no_time_however_slow_some_of_them_are(rows, slo
     assert (costs.passes(curve)[1:] > 0).all()
 
 
+def test_a_batch_that_shrinks_leaves_a_pace_that_recovers():
+    """A batch of 16 long texts takes 4 times what the curve says, then 4 short ones what it says, then one."""
+    costs, curve = StepCosts(), MODERATE.table(MOST_NODES)
+    for rows, slow in ((16, 4.0), (4, 1.0), (1, 1.0)):
+        for _ in range(60):
+            costs.observe(curve, rows, slow * float(curve[rows]), 0.0, None)
+            assert min(costs.pace, costs.wide_pace) > 0.4
+    assert costs.pace == pytest.approx(1.0, abs=0.1)
+
+
 @pytest.mark.parametrize(
     ("asking", "accepted", "grow"), [(0.1, 0, True), (5.0, 1, False)], ids=["cheap tries", "dear tries"]
 )

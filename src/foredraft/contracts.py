@@ -366,13 +366,14 @@ class PassResult(NamedTuple):
 class Passes(Protocol):
     """Runs passes over the rows of any number of sequences of a target, and keeps their KV caches."""
 
+    keeps_prefixes: bool  # whether sequences share passes, and a prefix that another one computed is not computed anew
+
     @property
     def target(self) -> Target:
         """The model that all sequences are of."""
 
-    @property
-    def keeps_prefixes(self) -> bool:
-        """Whether sequences share passes, and a prefix that another one computed is not computed anew."""
+    def returns(self, hidden: tuple[int, ...]) -> bool:
+        """Return whether passes can return the states of these layers, as in `Needs`."""
 
     @property
     def most_rows(self) -> int:

@@ -219,9 +219,12 @@ class StepCosts:
             return
         width, usual = float(_WIDTHS[min(rows, len(_WIDTHS) - 1)]), float(curve[rows])
         known = self.pace + (self.wide_pace - self.pace) * width
-        change = _SHARE * (min(forward / usual, _STALL * known) - known)
-        change /= (1 - width) ** 2 + width**2  # normalised least mean squares
-        self.pace, self.wide_pace = self.pace + (1 - width) * change, self.wide_pace + width * change
+        seen = min(forward / usual, _STALL * known)
+        change = _SHARE * (seen - known) / ((1 - width) ** 2 + width**2)  # normalised least mean squares
+        # extrapolated from passes between these widths, a pace that had nothing left would never recover
+        least = seen / 2
+        self.pace = max(self.pace + (1 - width) * change, min(self.pace, least))
+        self.wide_pace = max(self.wide_pace + width * change, min(self.wide_pace, least))
         if drafting is not None:
             self.drafted = _smoothed(self.drafted, other, _FIRST * usual)
             self.asking = _smoothed(self.asking, drafting, _FIRST * usual)

@@ -40,6 +40,13 @@ class _Part:
     verdict: Verdict | None = None  # of a verification
     drafting: int = 0  # nanoseconds of drafting and of learning from the verdict
 
+    def dropped_draft(self) -> bool:
+        """Leave only the root to be verified; return whether there was a draft."""
+        if not len(self.draft):
+            return False
+        self.draft, self.layout = EMPTY_DRAFT, lay_out_text(self.layout.token_ids[:1], self.layout.at)
+        return True
+
     def rows(self) -> Rows:
         return Rows(self.layout, self.run.seq.cache, self.scored, self.run.drafter.needs.hidden)
 
@@ -76,12 +83,14 @@ class Batch:
     def join(self, run: Run) -> Run:
         """Add a text, which is returned, from the next step on.
 
-        UsageError for a text of another model, or one that was begun. OutOfMemoryError if its prompt finds no room, if
-        others wait for room, or if the batch has a text for each row of a pass; PromptTooLongError for a prompt that
-        needs more room than there is.
+        UsageError for a text of another model or method, or one that was begun. OutOfMemoryError if its prompt finds no
+        room, if others wait for room, or if the batch has a text for each row of a pass; PromptTooLongError for a
+        prompt that needs more room than there is.
         """
         if run.target is not self._passes.target:
             raise UsageError("The text is of another model than the batch; join it to a batch of its own generator.")
+        if not self._passes.returns(run.drafter.needs.hidden):
+            raise UsageError("The batch was made for another method; make one after `use` or `attach`.")
         if hasattr(run, "drafting") or run.records:
             raise UsageError("The text was begun already; start another one with the same prompt.")
         if len(self._runs) >= self._passes.most_rows:
@@ -248,8 +257,7 @@ class Batch:
         try:
             self._passes.reserve(run.seq.cache, part.layout)
         except OutOfMemoryError as error:
-            if len(part.draft):
-                part.draft, part.layout = EMPTY_DRAFT, lay_out_text(part.layout.token_ids[:1], part.layout.at)
+            if part.dropped_draft():
                 return self._has_room(part)
             if any(each is not run and not _is_suspended(each) for each in self._runs):
                 cache, run.seq.cache = run.seq.cache, None
@@ -264,7 +272,10 @@ class Batch:
         """Commit the rows of a pass that are kept, in a step that `began` then: a piece, or a verified draft."""
         run, scores = part.run, result.scores
         if isinstance(scores, OutOfMemoryError):
-            _end(run, scores)
+            if part.dropped_draft():  # the text goes on where a pass of its root finds memory
+                self._settle(part, self._passes.forward([part.rows()])[0], began)
+            else:
+                _end(run, scores)
             return
         if scores is None:  # a piece of the prompt
             run.seq.fill(part.layout.rows, result.states)

@@ -22,6 +22,9 @@ class SequentialPasses:
     def most_rows(self) -> int:
         return self.target.most_rows
 
+    def returns(self, _hidden: tuple[int, ...]) -> bool:
+        return True
+
     def open(self, token_ids: TokenIds, _capacity: int, _owner: str) -> Any:
         return self.target.new_cache(len(token_ids))
 

@@ -86,6 +86,9 @@ class JointPasses:
         if self._arena.states is not None:
             self._buffers |= self._arena.states.buffers
 
+    def returns(self, hidden: tuple[int, ...]) -> bool:
+        return not set(hidden) - {LAST} or hidden == self._hidden
+
     def open(self, token_ids: TokenIds, capacity: int, owner: str) -> Lease:
         """Lease slots to a sequence, as `Arena.open` does."""
         if self._arena.states is not None and not self._arena.used:
