@@ -63,16 +63,14 @@ types: $(DEV)  ## Strict type checking of the package.
 imports: $(DEV)  ## Who may import whom.
 	$(BIN)/lint-imports
 
-docs: $(DEV)  ## Write the generated pages, docs/reference/commands.md, families.md, fields.md, options.md and structure.md.
+docs: $(DEV)  ## Write the generated pages, docs/reference/commands.md, families.md, fields.md and options.md.
 	$(BIN)/python scripts/families_table.py
 	$(BIN)/python scripts/help_pages.py
-	$(BIN)/python scripts/structure_page.py
 	$(BIN)/python scripts/fields_page.py
 
 docs-fresh: $(DEV)  ## Fail when a generated page is out of date.
 	$(BIN)/python scripts/families_table.py --check
 	$(BIN)/python scripts/help_pages.py --check
-	$(BIN)/python scripts/structure_page.py --check
 	$(BIN)/python scripts/fields_page.py --check
 
 docs-check: docs-fresh  ## The same, and fail when a link of the site leads nowhere.
