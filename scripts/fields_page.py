@@ -51,17 +51,28 @@ def values(row: Row) -> str:
     return "any" if row.harmless is None else ", ".join(f"`{json.dumps(each)}`" for each in row.harmless)
 
 
+def grouped(*, refused: bool) -> dict[tuple[str, str], str]:
+    """Return the fields that are ignored, or refused, and where each is, by values and reason."""
+    found: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for row in TABLE:
+        if (row.harmless == ()) == refused:
+            found.setdefault((values(row), row.reason), {}).setdefault(places(row), []).append(named(row))
+    return {
+        key: "; ".join(f"{', '.join(names)} in {where}" for where, names in fields.items())
+        for key, fields in found.items()
+    }
+
+
 def page() -> str:
     """Return the page."""
     parts = [HEAD, "\n## Honoured\n\n| route | fields |\n|---|---|\n"]
     for path, body in ROUTES.values():
         names = ", ".join(f"`{field.alias or name}`" for name, field in body.model_fields.items())
         parts.append(f"| `{path}` | {names} |\n")
-    parts.append("\n## Ignored\n\n| field | in | values | why, or why other values are refused |\n|---|---|---|---|\n")
-    ignored = [row for row in TABLE if row.harmless != ()]
-    parts += [f"| {named(row)} | {places(row)} | {values(row)} | {row.reason} |\n" for row in ignored]
-    parts.append("\n## Refused\n\n| field | in | why |\n|---|---|---|\n")
-    parts += [f"| {named(row)} | {places(row)} | {row.reason} |\n" for row in TABLE if row.harmless == ()]
+    parts.append("\n## Ignored\n\n| fields | values | why, or why other values are refused |\n|---|---|---|\n")
+    parts += [f"| {fields} | {shown} | {why} |\n" for (shown, why), fields in grouped(refused=False).items()]
+    parts.append("\n## Refused\n\n| fields | why |\n|---|---|\n")
+    parts += [f"| {fields} | {why} |\n" for (_, why), fields in grouped(refused=True).items()]
     return "".join(parts)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PAGES = REPOSITORY / "docs" / "reference"
-SHARED = 3  # commands that have an option in the same words, from which on it is listed once for all of them
+SHARED = 2  # commands that have an option in the same words, from which on it is listed once for all of them
 
 HEAD = """# Commands
 
@@ -84,12 +84,16 @@ def title(entry: dict[str, Any]) -> str:
 
 def listed(kind: str, entries: list[dict[str, Any]]) -> str:
     """Return the tables of methods or controls, and of their options."""
-    parts = [f"\n## {kind.capitalize()}s\n\n| {kind} | | paper, and what it needs |\n|---|---|---|\n"]
-    about = ""
-    for entry in entries:
-        more = "the same" if about and entry["about"] == about else entry["about"]
-        about = entry["about"]
-        parts.append(f"| {title(entry)} | {cell(entry['summary'])} | {cell(more)} |\n")
+    parts = [f"\n## {kind.capitalize()}s\n"]
+    if kind == "control":
+        parts.append("\nWhat they do: [control](../explanation/control.md).\n")
+    else:
+        parts.append(f"\n| {kind} | | paper, and what it needs |\n|---|---|---|\n")
+        about = ""
+        for entry in entries:
+            more = "the same" if about and entry["about"] == about else entry["about"]
+            about = entry["about"]
+            parts.append(f"| {title(entry)} | {cell(entry['summary'])} | {cell(more)} |\n")
     parts.append(f"\n| {kind} | option | default | type | |\n|---|---|---|---|---|\n")
     for _, group in groupby(entries, key=lambda entry: entry["about"] or entry["name"]):
         parts += option_rows(list(group))

@@ -19,7 +19,7 @@ def package(tmp_path_factory):
     """The tutorial's files, and where they are installed."""
     folder = tmp_path_factory.mktemp("tutorial")
     files = dict(re.findall(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
-    assert {"pyproject.toml", "follower_drafter.py", "test_follower_drafter.py", "in_transformers.py"} == set(files)
+    assert {"pyproject.toml", "follower_drafter.py", "test_follower_drafter.py"} == set(files)
     for name, content in files.items():
         (folder / name).write_text(content, encoding="utf-8")
     flags = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
@@ -53,9 +53,3 @@ def test_the_tutorials_drafter_runs_in_the_command(package):
     arguments = ["generate", "--model", TOY, "--max-new-tokens", "12", "--dtype", "float32", "def fibonacci(n):"]
     plain = run([*command, *arguments, "--method", "none"], folder, installed)
     assert run([*command, *arguments, "--method", "follower"], folder, installed) == plain
-
-
-@pytest.mark.slow
-def test_the_tutorials_drafter_runs_in_transformers(package):
-    folder, installed = package
-    assert run([sys.executable, "in_transformers.py", TOY], folder, installed).startswith("def fibonacci(n):")
