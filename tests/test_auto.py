@@ -254,6 +254,19 @@ def test_a_damaged_table_is_refused_however_large(tmp_path, monkeypatch):
         drafter(table=str(path))
 
 
+def test_a_table_of_wrong_offsets_is_refused_though_its_checksums_are_right(tmp_path):
+    path, wrong = tmp_path / "t.trigrams", tmp_path / "wrong.trigrams"
+    symbols = np.concatenate([np.append(each, VOCABULARY) for each in SEGMENTS[0]])
+    count_trigrams([symbols], "", VOCABULARY, path)
+    with storage.write_store(wrong, "trigram-table", tokenizer_hash="", vocabulary=VOCABULARY) as writer:
+        for name, stored in storage.open_store(path).arrays.items():
+            array = stored.copy()
+            array[5] = 1 << 31 if name == "first" else array[5]
+            writer.append(name, array)
+    with pytest.raises(StoreError, match="its array 'first' is not in ascending order"):
+        drafter(table=str(wrong))
+
+
 def test_a_store_of_more_segments_than_rows_is_still_drafted_from(tmp_path):
     folder = built(tmp_path / "many", *([[number, number + 1, 290, 291]] for number in range(3, 123)))
     assert best(propose(opened(drafter(folder, learn="off")), [50, 51, 290])) == 291

@@ -176,7 +176,7 @@ class AutoDrafter:
         """
         own = (resources.vocabulary, resources.tokenizer_hash)
         library = open_library(options.store, options.memory, resources.default_store, *own)
-        # read as a whole, by compiled code that does not check bounds
+        # checked, as compiled code reads it without checking bounds
         table = words_of_table(open_named_table(options.table, resources.default_table, *own, check=True))
         kept = None if options.memory is None else Path(options.memory) / _WORDS_FILE
         words = load_words(kept, resources.tokenizer_hash) if kept is not None and kept.exists() else None
