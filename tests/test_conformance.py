@@ -52,7 +52,7 @@ AUTO = [
 VARIANTS = {
     "none": [{}],
     "layer_skip": [{}, {"attention": [0], "least_probability": 0.0, "levels": 3}],
-    "lookahead": [{}, {"level": 2, "window": 3}, {"level": 6, "window": 2, "guess": 1, "learn": "text"}, {"guess": 0}],
+    "lookahead": [{}, {"level": 2, "window": 3}, {"level": 6, "window": 2, "guess": 1}, {"guess": 0}],
     "prompt_lookup": [{}, {"prompt_lookup_min": 2, "prompt_lookup_max": 4}, {"prompt_lookup_num_tokens": 1}],
     "adaptix": ADAPTIX,
     "rest": REST,
