@@ -29,7 +29,6 @@ ADAPTIX = [
 """Each pair of values of two options once: most errors depend on one option, or on two."""
 REST = [
     {"store": "none"},
-    {"store": "none", "learn": "shared"},
     {"store": "none", "learn": "off"},
     {"store": "none", "doubt": 0.0, "samples": 3},
     {"store": "none", "longest": 3, "shortest": 3, "continuation": 2},

@@ -34,7 +34,7 @@ from foredraft.drafters import Resources, make_drafter, parse_options
 from foredraft.errors import ForedraftWarning, UsageError, is_interrupt, told
 from foredraft.index.blend import NO_TOP_TOKENS, Noise, Rates, TopTokens, advance, prior_rates
 from foredraft.index.datastore import MANIFEST
-from foredraft.index.library import NOTHING_TO_SAVE, Library, open_library
+from foredraft.index.library import Library, open_library
 from foredraft.index.own_words import (
     NO_WORDS,
     OwnWords,
@@ -175,7 +175,7 @@ class AutoDrafter:
         cannot be made or blended in.
         """
         own = (resources.vocabulary, resources.tokenizer_hash)
-        library = open_library(options.store, options.memory, resources.default_store, *own)
+        library = open_library(options.store, resources.default_store, *own, memory=options.memory)
         # checked, as compiled code reads it without checking bounds
         table = words_of_table(open_named_table(options.table, resources.default_table, *own, check=True))
         kept = None if options.memory is None else Path(options.memory) / _WORDS_FILE
@@ -198,14 +198,12 @@ class AutoDrafter:
         self.worth = {sampled: Worth() for sampled in (False, True)}
         self.library.forget()
 
-    def save(self, path: str | None = None) -> None:
-        """Write own words and move shared texts to the folder `path`, or the `memory` of the options.
-
-        Raises UsageError if nothing is shared, and what `Library.save` does.
-        """
-        if not self.options.shares:
-            raise UsageError(NOTHING_TO_SAVE)
-        folder = self.library.save(path, self.options.memory, self.options.memory_tokens)
+    def save(self) -> None:
+        """Write own words and move shared texts to the `memory` of the options; raises what `Library.save` does."""
+        if self.options.memory is None:
+            return
+        folder = Path(self.options.memory)
+        self.library.save(folder, self.options.memory_tokens)
         if (folder / MANIFEST).is_file() and self.kept.words.clock[0]:
             save_words(folder / _WORDS_FILE, self.kept.words, *self.library.identity)
 

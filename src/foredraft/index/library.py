@@ -26,7 +26,6 @@ from foredraft.index.suffix_array import SuffixArrays, symbol_dtype
 
 MOST_SHARED = 1 << 22  # tokens of other sequences kept; then the older half is dropped; chosen
 _MOST_SEGMENTS = 8  # approximate, of a bounded store, as each is searched in every step; chosen
-NOTHING_TO_SAVE = 'Only shared texts can be saved: give learn="shared", and a path or memory=PATH.'
 
 
 class Library:
@@ -65,23 +64,16 @@ class Library:
             add(text, np.append(ids, END))
             self.shared = text
 
-    def save(self, path: str | None, memory: str | None, most_tokens: int | None = None) -> Path:
-        """Move the shared text into the datastore `path`, or else `memory`, created if missing; return its folder.
+    def save(self, folder: Path, most_tokens: int) -> None:
+        """Move the shared text into the datastore `folder`, created if missing and searched from now on.
 
-        A memory that is created is searched from now on. Above `most_tokens` in the store, the oldest segments are
-        dropped and small ones merged; None keeps all.
-
-        Raises UsageError if no folder is given, and StoreError if the store cannot be written or belongs to another
-        tokenizer.
+        Above `most_tokens` in the store, the oldest segments are dropped and small ones merged. Raises StoreError if
+        the store cannot be written or belongs to another tokenizer.
         """
-        named = path or memory
-        if named is None:
-            raise UsageError(NOTHING_TO_SAVE)
-        folder = Path(named)
         with self.lock:
             text = self.shared.symbols[: int(self.shared.length[0])]
             if not len(text):
-                return folder
+                return
             new = not (folder / MANIFEST).exists()
             tokenizer_hash, vocabulary = self.identity
             with write_datastore(folder, tokenizer_hash=tokenizer_hash, vocabulary=vocabulary, create=new) as writer:
@@ -89,17 +81,15 @@ class Library:
                 symbols = np.where((text == END) | (text >= separator), separator, text).astype(symbol_dtype(separator))
                 if not writer.holds([symbols]):  # the same texts may have been saved before
                     writer.add([symbols])
-                    if most_tokens is not None:
-                        _bound(writer, most_tokens)
+                    _bound(writer, most_tokens)
                     writer.commit()
             self.shared = empty_text()
-            if memory is not None and folder == Path(memory) and all(each.folder != folder for each in self._stores):
+            if all(each.folder != folder for each in self._stores):
                 self._stores = (*self._stores, open_datastore(folder))
-        return folder
 
 
 def open_library(
-    store: str, memory: str | None, default: Callable[[], Path] | None, vocabulary: int, tokenizer_hash: str
+    store: str, default: Callable[[], Path] | None, vocabulary: int, tokenizer_hash: str, *, memory: str | None = None
 ) -> Library:
     """Open the datastore `store`, "default" or "none", and the one in `memory`, which need not exist yet.
 
