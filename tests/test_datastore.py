@@ -202,6 +202,14 @@ def test_only_neighbours_that_fit_together_are_merged(tmp_path):
     assert len(names_in(folder)) == 5, "what was merged is gone"
 
 
+def test_segments_whose_merged_text_the_store_holds_already_are_dropped(tmp_path):
+    folder = built(tmp_path / "s", [[1, 2]], [[3, 4]], [[1, 2], [3, 4]])
+    with write_datastore(folder) as writer:
+        assert writer.merge(4) == 2
+        writer.commit()
+    assert documents_in(open_datastore(folder)) == [[[1, 2], [3, 4]]]
+
+
 def test_what_was_just_added_or_removed_is_merged_as_it_will_be(store, tmp_path):
     with write_datastore(store) as writer:
         writer.add([text_of(THREE, VOCABULARY)])
