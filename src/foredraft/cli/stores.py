@@ -153,13 +153,18 @@ def describe_store(store: StoreArgument, as_json: flags.JsonOption = False) -> N
 
 @index.command("check")
 def verify_store(store: StoreArgument) -> None:
-    """Verify a store: every checksum, and the order of every suffix."""
-    from foredraft.index.datastore import check_datastore
+    """Verify a store: every checksum, and the order of every suffix; of a memory also the own words."""
+    from foredraft.index.datastore import WORDS_FILE, check_datastore, read_manifest
 
     checked = tokens = 0
     for entry in check_datastore(store):
         checked, tokens = checked + 1, tokens + entry.tokens
         typer.echo(f"{entry.name} is sound.")
+    if (store / WORDS_FILE).exists():
+        from foredraft.index.own_words import load_words
+
+        load_words(store / WORDS_FILE, read_manifest(store).tokenizer_hash)
+        typer.echo(f"{WORDS_FILE} is sound.")
     typer.echo(f"{store} is sound: {checked:,} segments, {tokens:,} tokens.")
 
 
