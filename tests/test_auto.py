@@ -13,7 +13,7 @@ from foredraft.drafters import Resources, auto, make_drafter
 from foredraft.drafters.auto import AutoDrafter, AutoOptions
 from foredraft.errors import ForedraftWarning, StoreError, UsageError
 from foredraft.index import library, storage
-from foredraft.index.datastore import check_datastore, open_datastore, write_datastore
+from foredraft.index.datastore import MANIFEST, check_datastore, open_datastore, write_datastore
 from foredraft.index.library import Library
 from foredraft.index.own_words import NO_WORDS, empty_words, words_of_table
 from foredraft.index.sources import NEURAL, OWN, SHARED, STORE, WORDS_2
@@ -278,6 +278,10 @@ def test_what_was_shared_is_saved_and_found_again(tmp_path):
     assert best(propose(opened(again), [30, 1, 2], 1)) in (5, 41)
     assert 5 in propose(opened(again), [30, 1, 2], 4, 1).tokens
     assert best(propose(opened(made), [41, 42, 43])) == 44
+    again.forget()
+    again.save()
+    for each in (again, drafter(memory=memory)):
+        assert 5 in propose(opened(each), [30, 1, 2], 4, 1).tokens, "what is saved is not forgotten"
 
 
 def test_a_damaged_table_is_refused_however_large(tmp_path, monkeypatch):
@@ -326,6 +330,43 @@ def test_a_memory_forgets_its_oldest_part_when_it_is_full(tmp_path):
     fresh = drafter(memory=memory)
     assert best(propose(opened(fresh), [191, 192, 193])) == 194
     assert 104 not in propose(opened(fresh), [101, 102, 103]).tokens
+
+
+def test_a_memory_keeps_the_end_of_a_text_that_is_longer_than_it(tmp_path):
+    memory = str(tmp_path / "memory")
+    say_and_save(drafter(memory=memory, memory_tokens=4), 100)
+    assert open_datastore(memory).manifest.tokens == 4
+    assert best(propose(opened(drafter(memory=memory, memory_tokens=4)), [106, 107])) == 108
+
+
+def test_a_memory_that_holds_more_than_it_may_is_refused(store):
+    with pytest.raises(UsageError, match=r"holds [0-9]+ tokens and memory_tokens is 9, .* Raise memory_tokens"):
+        drafter(memory=str(store), memory_tokens=9)
+    assert len(open_datastore(store).segments) == len(SEGMENTS)
+
+
+def test_a_folder_of_other_things_is_refused_as_memory_before_a_text(tmp_path):
+    (tmp_path / "todo.txt").write_text("x")
+    with pytest.raises(StoreError, match=r"holds other things \(todo\.txt\)"):
+        drafter(memory=str(tmp_path))
+
+
+def test_a_memory_that_lost_its_manifest_can_be_saved_to(tmp_path):
+    memory = tmp_path / "memory"
+    made = drafter(memory=str(memory))
+    teach(made, [1, 2], [{5: 0.9}]).close()
+    made.save()
+    (memory / MANIFEST).unlink()
+    again = drafter(memory=str(memory))
+    say_and_save(again, 100)
+    again = drafter(memory=str(memory))
+    assert best(propose(opened(again), [101, 102, 103])) == 104
+    assert best(propose(opened(again), [30, 1, 2], 1)) == 5
+
+
+def test_a_folder_that_is_store_and_memory_is_searched_once(store):
+    made = drafter(store, memory=str(store.parent / "." / store.name))
+    assert len(made.library.segments()) == len(SEGMENTS)
 
 
 def test_a_memory_that_another_drafter_made_meanwhile_is_searched(tmp_path):

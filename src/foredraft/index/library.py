@@ -17,8 +17,10 @@ from foredraft.index.datastore import (
     MANIFEST,
     Datastore,
     DatastoreWriter,
+    check_folder,
     manifest_version,
     open_datastore,
+    read_manifest,
     write_datastore,
 )
 from foredraft.index.recent_text import END, add, empty_text, with_room
@@ -42,9 +44,10 @@ class Library:
         with self.lock:
             self.shared = empty_text()
 
-    def open(self, folder: str) -> None:
-        """Search the datastore in `folder` too; raises what `open_datastore` does."""
-        self._stores = (*self._stores, open_datastore(folder, *self.identity))
+    def open(self, folder: str | Path) -> None:
+        """Search the datastore in `folder` too, unless it is searched already; raises what `open_datastore` does."""
+        if all(each.folder.resolve() != Path(folder).resolve() for each in self._stores):
+            self._stores = (*self._stores, open_datastore(folder, *self.identity))
 
     def segments(self) -> list[SuffixArrays]:
         """Return the current segments of all stores."""
@@ -67,11 +70,11 @@ class Library:
     def save(self, folder: Path, most_tokens: int) -> None:
         """Move the shared text into the datastore `folder`, created if missing and searched from now on.
 
-        Above `most_tokens` in the store, the oldest segments are dropped and small ones merged. Raises StoreError if
-        the store cannot be written or belongs to another tokenizer.
+        The store then holds at most `most_tokens`: the oldest segments are dropped and small ones merged. Raises
+        StoreError if the store cannot be written or belongs to another tokenizer.
         """
         with self.lock:
-            text = self.shared.symbols[: int(self.shared.length[0])]
+            text = self.shared.symbols[: int(self.shared.length[0])][-most_tokens - 1 :]  # END is no token
             if not len(text):
                 return
             new = not (folder / MANIFEST).exists()
@@ -84,17 +87,17 @@ class Library:
                     _bound(writer, most_tokens)
                     writer.commit()
             self.shared = empty_text()
-            if all(each.folder != folder for each in self._stores):
-                self._stores = (*self._stores, open_datastore(folder))
+            self.open(folder)
 
 
 def open_library(
-    store: str, default: Callable[[], Path] | None, vocabulary: int, tokenizer_hash: str, *, memory: str | None = None
-) -> Library:
+    store: str, default: Callable[[], Path] | None, vocabulary: int, tokenizer_hash: str, *,
+    memory: str | None = None, memory_tokens: int = 0,
+) -> Library:  # fmt: skip
     """Open the datastore `store`, "default" or "none", and the one in `memory`, which need not exist yet.
 
     `default` builds or finds the default datastore. Raises StoreError for a store that is damaged or of another
-    tokenizer, or a memory that is not writable.
+    tokenizer, or a memory that is not writable, and UsageError for a memory of more than `memory_tokens`.
     """
     if store == "default":
         store = str(default()) if default is not None else "none"
@@ -104,15 +107,28 @@ def open_library(
     if memory is not None:
         if not memory:
             raise UsageError("memory is ''; name a folder for it.")
-        check_place(Path(memory), folder=True)
-        if (Path(memory) / MANIFEST).exists():
-            library.open(memory)
+        _open_memory(library, Path(memory), memory_tokens)
     return library
 
 
+def _open_memory(library: Library, folder: Path, most_tokens: int) -> None:
+    """Search `folder` if it is a store, and raise what `open_library` does if texts could not be saved there later."""
+    check_place(folder, folder=True)
+    if not (folder / MANIFEST).exists():
+        check_folder(folder)
+    elif (tokens := read_manifest(folder).tokens) > most_tokens:
+        raise UsageError(
+            f"The memory {folder} holds {tokens} tokens and memory_tokens is {most_tokens}, so that the oldest texts "
+            "would be deleted. Raise memory_tokens, or name another folder; a store that is only read is the option "
+            "store."
+        )
+    else:
+        library.open(folder)
+
+
 def _bound(writer: DatastoreWriter, most_tokens: int) -> None:
-    """Drop the oldest segments above `most_tokens`, but never the newest, and merge small ones."""
-    while len(writer.manifest.segments) > 1 and writer.manifest.tokens > most_tokens:
+    """Drop the oldest segments above `most_tokens`, and merge small ones."""
+    while writer.manifest.tokens > most_tokens:
         writer.remove(writer.manifest.segments[0].name)
     writer.merge(most_tokens // _MOST_SEGMENTS)
 
