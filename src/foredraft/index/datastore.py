@@ -13,7 +13,7 @@ import re
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +123,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise StoreError(f"{folder} is not a datastore: it has no {MANIFEST}. {_REMEDY}") from error
     except OSError as error:
         raise StoreError(f"The store {folder} cannot be opened ({error.strerror}). Check the name.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise damaged("store", folder, f"{MANIFEST} is not JSON") from error
     if not isinstance(fields, dict) or fields.get("format") != _FORMAT:
         raise StoreError(f"{path} is not the manifest of a datastore. {_REMEDY}")
@@ -136,10 +136,12 @@ def read_manifest(folder: Path) -> Manifest:
         raise damaged("store", folder, f"{MANIFEST} does not match its checksum")
     try:
         segments = tuple(SegmentEntry(**entry) for entry in fields["segments"])
+        if any([type(each) for each in astuple(entry)] != [str, int, int, int] for entry in segments):
+            raise TypeError("a segment's field has the wrong type")
         strange = [entry.name for entry in segments if not _SEGMENT_NAME.fullmatch(entry.name)]
         manifest = Manifest(str(fields["tokenizer_hash"]), int(fields["vocabulary"]), segments)
     except (KeyError, TypeError, ValueError) as error:
-        raise damaged("store", folder, f"{MANIFEST} lacks a field or has one too many") from error
+        raise damaged("store", folder, f"{MANIFEST} lacks a field, or has one too many or of a wrong type") from error
     if strange:
         raise damaged("store", folder, f"{MANIFEST} names a segment {strange[0]!r}")
     return manifest
