@@ -125,14 +125,6 @@ def test_an_empty_corpus_makes_no_store(text, tmp_path, capsys):
     assert not (tmp_path / "a.store" / "datastore.json").exists()
 
 
-def test_held_out_documents_are_left_out(corpus, tmp_path, capsys):
-    out = tmp_path / "part.store"
-    assert main(["index", "build", str(corpus), "--out", str(out), "--hold-out", "0.5", *DEMO]) == 0
-    held_out = int(capsys.readouterr().out.split("Held out: ")[1].split()[0])
-    assert 5 < held_out < 35
-    assert described(capsys, out)["segments"][0]["documents"] == len(STORIES) - held_out
-
-
 def test_text_is_added_to_a_store_of_a_model_with_more_ids_than_its_tokenizer(tmp_path, corpus, capsys):
     """Such as a memory: a model's embeddings may be padded."""
     words = words_of(TOY)
