@@ -377,7 +377,6 @@ def test_a_model_that_is_no_name_and_no_pair_is_refused(model):
         (None, {"method": "none", "nodes": 3}, "Method 'none' has no option 'nodes'"),
         ("prompt_lookup", {"prompt_lookup_mix": 3}, "Did you mean 'prompt_lookup_m"),
         ("prompt_lookup", {"prompt_lookup_min": 3}, "prompt_lookup_min is 3 and prompt_lookup_max is 2"),
-        ("prompt_lookup", {"max_matching_ngram_size": 3, "prompt_lookup_max": 4}, "two names of one option"),
         ("prompt_lookup", {"prompt_lookup_num_tokens": 0}, "at least 1"),
         ("adaptix", {"search": "deep"}, "search of method 'adaptix' is 'deep'; it must be one of best_first, mcts"),
         ("adaptix", {"increment": 0.0}, "increment is 0.0"),

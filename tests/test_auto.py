@@ -1,5 +1,7 @@
 """`auto` as a drafter: it uses every source, learns own words, and keeps, shares or drops them by its options."""
 
+from pathlib import Path
+
 import numba
 import numpy as np
 import pytest
@@ -10,8 +12,8 @@ from foredraft.corpus.trigrams import count_trigrams
 from foredraft.drafters import Resources, auto, make_drafter
 from foredraft.drafters.auto import AutoDrafter, AutoOptions
 from foredraft.errors import ForedraftWarning, StoreError, UsageError
-from foredraft.index import storage
-from foredraft.index.datastore import check_datastore, open_datastore
+from foredraft.index import library, storage
+from foredraft.index.datastore import MANIFEST, check_datastore, open_datastore, write_datastore
 from foredraft.index.library import Library
 from foredraft.index.own_words import NO_WORDS, empty_words, words_of_table
 from foredraft.index.sources import NEURAL, OWN, SHARED, STORE, WORDS_2
@@ -29,6 +31,7 @@ from support.worth import asked
 pytestmark = pytest.mark.kernels
 
 VOCABULARY = 300
+TOP_ID = 3000  # vocabulary of longer texts without a repetition
 SEGMENTS = [random_documents(seed, VOCABULARY, 30, 30) for seed in (31, 32)]
 
 
@@ -61,6 +64,13 @@ def teach(made, ids, top, tokens=(9,)):
     draft = propose(drafting, ids)
     drafting.observe(verdict(draft, *tokens, at=len(ids) - 1, top=top))
     return drafting
+
+
+def say(made, ids):
+    """A text without observed rows."""
+    drafting = opened(made, vocabulary=max(VOCABULARY, *ids))
+    propose(drafting, ids)
+    drafting.close()
 
 
 # --- what it knows
@@ -172,6 +182,45 @@ def test_texts_themselves_are_shared_only_on_request():
     assert best(propose(opened(made), [20, 21, 22])) is None
 
 
+def test_what_is_shared_surfaces_after_the_text_is_closed():
+    made = drafter(learn="shared")
+    one, other = opened(made), opened(made)
+    propose(one, [20, 21, 22, 23])
+    assert len(propose(other, [30, 20, 21])) == 0
+    one.close()
+    one.close()
+    assert (22,) in scored(propose(other, [30, 20, 21, 31, 20, 21]))
+    other.close()
+    assert int(made.library.shared.length[0]) == 4 + 1 + 6 + 1, "closing twice shares once"
+    assert len(propose(opened(made), [40, 22, 23])) == 0, "no continuation crosses from one text to the next"
+    assert len(propose(opened(drafter(learn="shared")), [20, 21])) == 0, "nor from one drafter to another"
+
+
+def test_the_older_half_is_dropped_when_too_much_is_shared(monkeypatch):
+    monkeypatch.setattr(library, "MOST_SHARED", 40)
+    made = drafter(learn="shared")
+    for number in range(12):
+        say(made, [10 * number + digit for digit in range(6)])
+        assert int(made.library.shared.length[0]) <= 40
+        assert best(propose(opened(made), [10 * number, 10 * number + 1])) == 10 * number + 2
+    kept = [number for number in range(12) if len(propose(opened(made), [10 * number + 3, 10 * number + 4]))]
+    assert kept == list(range(kept[0], 12)), "the newest are kept"
+    assert 3 <= len(kept) < 7
+
+
+def test_a_text_in_progress_finds_what_others_share_meanwhile():
+    """The text that is shared is replaced by a larger one several times."""
+    made = make_drafter("auto", {"table": "none", "learn": "shared"}, Resources(TOP_ID))
+    in_progress, ids, rooms = opened(made, vocabulary=TOP_ID), [0, 0], set()
+    for number in range(1, 200):
+        said = list(range(11 * number, 11 * number + 11))
+        say(made, said)
+        ids += said[:2]
+        assert best(propose(in_progress, ids, 3, vocabulary=TOP_ID)) == said[2]
+        rooms.add(len(made.library.shared.symbols))
+    assert len(rooms) > 1
+
+
 def test_what_was_learned_is_forgotten():
     made = drafter(learn="shared")
     drafting = teach(made, [1, 2], [{5: 0.9}])
@@ -229,17 +278,10 @@ def test_what_was_shared_is_saved_and_found_again(tmp_path):
     assert best(propose(opened(again), [30, 1, 2], 1)) in (5, 41)
     assert 5 in propose(opened(again), [30, 1, 2], 4, 1).tokens
     assert best(propose(opened(made), [41, 42, 43])) == 44
-
-
-def test_a_memory_whose_texts_went_elsewhere_can_be_saved_later(tmp_path):
-    memory, other = tmp_path / "memory", tmp_path / "other"
-    memory.mkdir()
-    made = drafter(memory=str(memory))
-    teach(made, [1, 2], [{5: 0.9}]).close()
-    made.save(str(other))
-    made.save()  # no texts are left for it
-    say_and_save(made, 100)
-    assert best(propose(opened(drafter(memory=str(memory))), [101, 102, 103])) == 104
+    again.forget()
+    again.save()
+    for each in (again, drafter(memory=memory)):
+        assert 5 in propose(opened(each), [30, 1, 2], 4, 1).tokens, "what is saved is not forgotten"
 
 
 def test_a_damaged_table_is_refused_however_large(tmp_path, monkeypatch):
@@ -254,15 +296,26 @@ def test_a_damaged_table_is_refused_however_large(tmp_path, monkeypatch):
         drafter(table=str(path))
 
 
+def test_a_table_of_wrong_offsets_is_refused_though_its_checksums_are_right(tmp_path):
+    path, wrong = tmp_path / "t.trigrams", tmp_path / "wrong.trigrams"
+    symbols = np.concatenate([np.append(each, VOCABULARY) for each in SEGMENTS[0]])
+    count_trigrams([symbols], "", VOCABULARY, path)
+    with storage.write_store(wrong, "trigram-table", tokenizer_hash="", vocabulary=VOCABULARY) as writer:
+        for name, stored in storage.open_store(path).arrays.items():
+            array = stored.copy()
+            array[5] = 1 << 31 if name == "first" else array[5]
+            writer.append(name, array)
+    with pytest.raises(StoreError, match="its array 'first' is not in ascending order"):
+        drafter(table=str(wrong))
+
+
 def test_a_store_of_more_segments_than_rows_is_still_drafted_from(tmp_path):
     folder = built(tmp_path / "many", *([[number, number + 1, 290, 291]] for number in range(3, 123)))
     assert best(propose(opened(drafter(folder, learn="off")), [50, 51, 290])) == 291
 
 
 def say_and_save(made, start):
-    drafting = opened(made)
-    propose(drafting, list(range(start, start + 10)))
-    drafting.close()
+    say(made, list(range(start, start + 10)))
     made.save()
 
 
@@ -277,6 +330,43 @@ def test_a_memory_forgets_its_oldest_part_when_it_is_full(tmp_path):
     fresh = drafter(memory=memory)
     assert best(propose(opened(fresh), [191, 192, 193])) == 194
     assert 104 not in propose(opened(fresh), [101, 102, 103]).tokens
+
+
+def test_a_memory_keeps_the_end_of_a_text_that_is_longer_than_it(tmp_path):
+    memory = str(tmp_path / "memory")
+    say_and_save(drafter(memory=memory, memory_tokens=4), 100)
+    assert open_datastore(memory).manifest.tokens == 4
+    assert best(propose(opened(drafter(memory=memory, memory_tokens=4)), [106, 107])) == 108
+
+
+def test_a_memory_that_holds_more_than_it_may_is_refused(store):
+    with pytest.raises(UsageError, match=r"holds [0-9]+ tokens and memory_tokens is 9, .* Raise memory_tokens"):
+        drafter(memory=str(store), memory_tokens=9)
+    assert len(open_datastore(store).segments) == len(SEGMENTS)
+
+
+def test_a_folder_of_other_things_is_refused_as_memory_before_a_text(tmp_path):
+    (tmp_path / "todo.txt").write_text("x")
+    with pytest.raises(StoreError, match=r"holds other things \(todo\.txt\)"):
+        drafter(memory=str(tmp_path))
+
+
+def test_a_memory_that_lost_its_manifest_can_be_saved_to(tmp_path):
+    memory = tmp_path / "memory"
+    made = drafter(memory=str(memory))
+    teach(made, [1, 2], [{5: 0.9}]).close()
+    made.save()
+    (memory / MANIFEST).unlink()
+    again = drafter(memory=str(memory))
+    say_and_save(again, 100)
+    again = drafter(memory=str(memory))
+    assert best(propose(opened(again), [101, 102, 103])) == 104
+    assert best(propose(opened(again), [30, 1, 2], 1)) == 5
+
+
+def test_a_folder_that_is_store_and_memory_is_searched_once(store):
+    made = drafter(store, memory=str(store.parent / "." / store.name))
+    assert len(made.library.segments()) == len(SEGMENTS)
 
 
 def test_a_memory_that_another_drafter_made_meanwhile_is_searched(tmp_path):
@@ -306,11 +396,52 @@ def test_a_memory_of_another_tokenizer_or_a_damaged_one_is_refused(tmp_path):
         drafter(memory=str(memory))
 
 
-def test_only_what_is_shared_can_be_saved(tmp_path):
-    with pytest.raises(UsageError, match='give learn="shared", and a path or memory=PATH'):
-        drafter().save(str(tmp_path / "memory"))
-    with pytest.raises(UsageError, match='give learn="shared", and a path or memory=PATH'):
-        drafter(learn="shared").save()
+def test_what_is_saved_lies_beside_the_store_that_is_searched(store, tmp_path):
+    made = drafter(store, memory=str(tmp_path / "memory"))
+    ids = SEGMENTS[0][0][:2]
+    say(made, [*ids, 298, 297])
+    made.save()
+    found = scored(propose(opened(made), ids, 64, 1)).keys()
+    assert (298,) in found, "the memory is searched"
+    assert found > {(298,)}, "and so is the store"
+    assert len(open_datastore(store).segments) == len(SEGMENTS), "the store that was given is only read"
+
+
+def test_saved_tokens_that_a_smaller_memory_cannot_hold_end_a_document(tmp_path):
+    memory = built(tmp_path / "memory", [[5, 6]], vocabulary=10, tokenizer_hash="")
+    made = drafter(memory=str(memory))
+    say(made, [1, 2, 10, 3, 4, 250, 5])
+    made.save()
+    (text,) = open_datastore(memory).segments
+    assert text.symbols.tolist() == [5, 6, 10, 1, 2, 10, 3, 4, 10, 5, 10]
+    assert list(check_datastore(memory))
+
+
+def test_a_memory_that_cannot_be_saved_to_loses_nothing(tmp_path):
+    memory = tmp_path / "memory"
+    made = make_drafter("auto", {"table": "none", "memory": str(memory)}, Resources(VOCABULARY, "a"))
+    say(made, [1, 2, 3])
+    built(memory, [[4, 5]], tokenizer_hash="b")
+    with pytest.raises(StoreError, match="another tokenizer"):
+        made.save()
+    built(memory, [[4, 5]], tokenizer_hash="a", overwrite=True)
+    with write_datastore(memory), pytest.raises(StoreError, match="being written by another process"):
+        made.save()
+    assert best(propose(opened(made), [1, 2])) == 3
+    made.save()
+    assert open_datastore(memory).manifest.tokens == 5
+
+
+def test_a_memory_that_cannot_be_written_is_refused_before_a_text(tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(StoreError, match=r"file/memory cannot be written later: .*file is a file, not a folder"):
+        drafter(memory=str(tmp_path / "file" / "memory"))
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that shows the right to write and has none")
+def test_a_folder_that_takes_no_file_is_refused_before_a_text_whatever_its_rights_say():
+    with pytest.raises(StoreError, match=r"/proc/memory cannot be written later: /proc is not writable"):
+        drafter(memory="/proc/memory")
 
 
 # --- a neural drafter among its sources
@@ -359,7 +490,7 @@ def test_a_draft_model_needs_a_target():
         ({"drafter": {"method": "eesd", "level": 3}}, "Method 'eesd' has no option 'level'"),
         ({"drafter": "lookahead"}, "Method 'lookahead' learns from the target's tokens after its own drafts"),
         ({"drafter": "eesd"}, "no model is loaded here"),
-        ({"drafter": {"method": "rest", "learn": "shared"}}, "Method 'rest' must see every step"),
+        ({"drafter": {"method": "adaptix", "feedback": "off", "share": True}}, "Method 'adaptix' must see every step"),
     ],
 )
 def test_options_out_of_range_are_refused(options, sentence):

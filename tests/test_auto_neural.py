@@ -134,6 +134,13 @@ def with_scripted(*tokens, **options):
     return opened(made, vocabulary=VOCABULARY), neural
 
 
+def test_a_blended_drafter_that_learns_is_told_to_forget():
+    neural, forgotten = Scripted(5), []
+    neural.forget = lambda: forgotten.append(True)
+    AutoDrafter(AutoOptions(), NO_WORDS, Library(vocabulary=VOCABULARY), neural=neural).forget()
+    assert forgotten == [True]
+
+
 def test_it_is_asked_no_deeper_than_levels_and_its_draft_needs_no_scores(monkeypatch):
     monkeypatch.setattr(auto, "Worth", asked(True))
     drafting, _ = with_scripted(5, 6, 7, 8, 9, levels=3)

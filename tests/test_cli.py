@@ -512,8 +512,9 @@ def test_methods_lists_the_controls_with_their_options(run):
     assert all(option["description"] for entry in found.values() for option in entry["options"])
 
 
-def test_a_broken_third_party_method_does_not_hide_the_others(run, monkeypatch):
-    broken = EntryPoint("broken", "no.such.module:Drafter", "foredraft.drafters")
+@pytest.mark.parametrize("place", ["no.such.module:Drafter", "json:NoDrafter"])
+def test_a_broken_third_party_method_does_not_hide_the_others(run, monkeypatch, place):
+    broken = EntryPoint("broken", place, "foredraft.drafters")
     monkeypatch.setattr("foredraft.drafters.entry_points", lambda **_: [broken])
     found = {entry["name"]: entry for entry in json.loads(run("methods", "--json").out)}
     assert "cannot be imported" in found["broken"]["summary"]

@@ -29,7 +29,6 @@ ADAPTIX = [
 """Each pair of values of two options once: most errors depend on one option, or on two."""
 REST = [
     {"store": "none"},
-    {"store": "none", "learn": "shared"},
     {"store": "none", "learn": "off"},
     {"store": "none", "doubt": 0.0, "samples": 3},
     {"store": "none", "longest": 3, "shortest": 3, "continuation": 2},
@@ -52,7 +51,7 @@ AUTO = [
 VARIANTS = {
     "none": [{}],
     "layer_skip": [{}, {"attention": [0], "least_probability": 0.0, "levels": 3}],
-    "lookahead": [{}, {"level": 2, "window": 3}, {"level": 6, "window": 2, "guess": 1, "learn": "text"}, {"guess": 0}],
+    "lookahead": [{}, {"level": 2, "window": 3}, {"level": 6, "window": 2, "guess": 1}, {"guess": 0}],
     "prompt_lookup": [{}, {"prompt_lookup_min": 2, "prompt_lookup_max": 4}, {"prompt_lookup_num_tokens": 1}],
     "adaptix": ADAPTIX,
     "rest": REST,

@@ -202,6 +202,14 @@ def test_only_neighbours_that_fit_together_are_merged(tmp_path):
     assert len(names_in(folder)) == 5, "what was merged is gone"
 
 
+def test_segments_whose_merged_text_the_store_holds_already_are_dropped(tmp_path):
+    folder = built(tmp_path / "s", [[1, 2]], [[3, 4]], [[1, 2], [3, 4]])
+    with write_datastore(folder) as writer:
+        assert writer.merge(4) == 2
+        writer.commit()
+    assert documents_in(open_datastore(folder)) == [[[1, 2], [3, 4]]]
+
+
 def test_what_was_just_added_or_removed_is_merged_as_it_will_be(store, tmp_path):
     with write_datastore(store) as writer:
         writer.add([text_of(THREE, VOCABULARY)])
@@ -540,12 +548,13 @@ def test_stores_of_another_tokenizer_or_a_larger_vocabulary_are_refused(store):
         ({"version": 2}, "format version 2 .* this foredraft reads version 1"),
         ({"byte_order": "big"}, "byte order 'big'; this foredraft reads version 1, little"),
         ({"format": "picture"}, "not the manifest of a datastore"),
-        ({"segments": None}, "lacks a field or has one too many"),
-        ({"segments": [{"name": "0" * 16}]}, "lacks a field or has one too many"),
+        ({"segments": None}, "lacks a field, or has one too many"),
+        ({"segments": [{"name": "0" * 16}]}, "lacks a field, or has one too many"),
         ({"segments": [{"name": "../../etc", "tokens": 1, "documents": 1, "bytes": 1}]}, r"names a segment '\.\./"),
-        ({"segments": [{"name": 5, "tokens": 1, "documents": 1, "bytes": 1}]}, "lacks a field or has one too many"),
+        ({"segments": [{"name": "0" * 16, "tokens": "1", "documents": 1, "bytes": 1}]}, "of a wrong type"),
+        ({"segments": [{"name": 5, "tokens": 1, "documents": 1, "bytes": 1}]}, "lacks a field, or has one too many"),
         ({"segments": [{"name": "0" * 16, "tokens": 1, "documents": 1, "bytes": 1}]}, "segment 0{16} is missing"),
-        ({"vocabulary": "many"}, "lacks a field or has one too many"),
+        ({"vocabulary": "many"}, "lacks a field, or has one too many"),
         ({"vocabulary": VOCABULARY + 1}, "belongs to another tokenizer"),
         ({"tokenizer_hash": "other"}, "belongs to another tokenizer"),
     ],
@@ -717,8 +726,8 @@ def test_a_damaged_store_is_not_changed_further(store, segment):
     with pytest.raises(StoreError, match="damaged"):
         write_datastore(store).__enter__()
     segment.write_bytes(before[segment.name])
-    (store / MANIFEST).write_bytes(b"{")
-    for _ in range(2):  # the lock is free again
+    for text in (b"{", b"[" * 100_000):  # also after the first refusal: the lock is free again
+        (store / MANIFEST).write_bytes(text)
         with pytest.raises(StoreError, match="not JSON"):
             write_datastore(store).__enter__()
     (store / MANIFEST).write_bytes(before[MANIFEST])

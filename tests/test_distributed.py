@@ -53,7 +53,7 @@ def words():
 def shards(tmp_path):
     rows = [json.dumps({"text": "the cat sat on a mat " * (number % 7 + 1)}) for number in range(200)]
     (tmp_path / "a.jsonl").write_text("\n".join([*rows, "{", ""]))
-    return plan_shards([tmp_path / "a.jsonl"], 2000, hold_out=0.1)
+    return plan_shards([tmp_path / "a.jsonl"], 2000)
 
 
 def contents(folder):

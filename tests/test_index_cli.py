@@ -11,7 +11,8 @@ from tokenizers import Tokenizer
 
 from foredraft.cli import main
 from foredraft.cli.stores import words_of
-from foredraft.index.datastore import open_datastore, write_datastore
+from foredraft.index.datastore import WORDS_FILE, open_datastore, write_datastore
+from foredraft.index.own_words import empty_words, save_words
 from support.tokenizers import save_as_a_models
 from support.toys import TOY
 
@@ -52,6 +53,16 @@ def test_a_store_is_built_described_and_checked(store, capsys):
     assert not store.with_name("my.store.shards").exists()
     assert main(["index", "check", str(store)]) == 0
     assert "is sound: 1 segments" in capsys.readouterr().out
+
+
+def test_own_words_beside_a_store_are_checked_with_it(store, capsys):
+    words = store / WORDS_FILE
+    save_words(words, empty_words(8), open_datastore(store).manifest.tokenizer_hash, 9)
+    assert main(["index", "check", str(store)]) == 0
+    assert "own-words is sound" in capsys.readouterr().out
+    words.write_bytes(words.read_bytes()[:-1])
+    assert main(["index", "check", str(store)]) == 1
+    assert "own-words is damaged" in capsys.readouterr().err
 
 
 def test_text_is_added_merged_and_removed(store, tmp_path, capsys):
@@ -112,14 +123,6 @@ def test_an_empty_corpus_makes_no_store(text, tmp_path, capsys):
     assert main(["index", "build", str(tmp_path / "empty.txt"), "--out", str(tmp_path / "a.store"), *DEMO]) == 2
     assert "hold no text" in capsys.readouterr().err
     assert not (tmp_path / "a.store" / "datastore.json").exists()
-
-
-def test_held_out_documents_are_left_out(corpus, tmp_path, capsys):
-    out = tmp_path / "part.store"
-    assert main(["index", "build", str(corpus), "--out", str(out), "--hold-out", "0.5", *DEMO]) == 0
-    held_out = int(capsys.readouterr().out.split("Held out: ")[1].split()[0])
-    assert 5 < held_out < 35
-    assert described(capsys, out)["segments"][0]["documents"] == len(STORIES) - held_out
 
 
 def test_text_is_added_to_a_store_of_a_model_with_more_ids_than_its_tokenizer(tmp_path, corpus, capsys):

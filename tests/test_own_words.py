@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import naive.index_blend
 from foredraft.contracts import TOP
 from foredraft.errors import StoreError
+from foredraft.index import storage
 from foredraft.index.own_words import (
     context_key,
     empty_words,
@@ -132,16 +133,18 @@ def test_what_was_learned_is_saved_and_loaded(tmp_path):
     assert known(load_words(tmp_path / "w", "hash"), 77) == {1: 255}
 
 
-def test_words_of_another_tokenizer_and_damaged_ones_are_refused(tmp_path):
+def test_words_of_another_tokenizer_and_damaged_ones_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(storage, "EAGER_CHECK_BYTES", 0)  # a larger file is verified too
     words = empty_words(64)
     learn(words, [1], [], [], [{2: 1.0}])
     save_words(tmp_path / "w", words, "hash", 300)
     with pytest.raises(StoreError, match="another tokenizer"):
         load_words(tmp_path / "w", "other")
     data = (tmp_path / "w").read_bytes()
-    (tmp_path / "w").write_bytes(data[: len(data) // 2])
-    with pytest.raises(StoreError):
-        load_words(tmp_path / "w", "hash")
+    for changed in (data[: len(data) // 2], data[:-1] + bytes([data[-1] ^ 1])):
+        (tmp_path / "w").write_bytes(changed)
+        with pytest.raises(StoreError, match="is damaged"):
+            load_words(tmp_path / "w", "hash")
 
 
 def test_a_table_says_the_same_in_this_form():

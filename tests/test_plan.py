@@ -145,7 +145,7 @@ def test_a_name_changes_with_whatever_changes_the_ids(tmp_path):
     names = [
         identities([path]), identities([other]), identities([path], shard_bytes=70),
         identities([path], words=Words(WORDS.tokenizer_json, eos_token_id=1)),
-        identities([path], strict=True), identities([path], hold_out=0.5),
+        identities([path], strict=True),
     ]  # fmt: skip
     os.utime(path, ns=(2, 2))
     names.append(identities([path]))
@@ -170,8 +170,5 @@ def test_what_cannot_be_planned_or_is_no_longer_as_planned_is_refused(tmp_path):
     path.write_text("")
     with pytest.raises(UsageError, match=r"a\.jsonl has changed"):
         read(planned)
-    for share in (-0.1, 1.1, float("nan")):
-        with pytest.raises(UsageError, match="hold_out is"):
-            plan_shards([path], hold_out=share)
     assert plan_shards([]) == []
     assert Shard(()).bytes == 0

@@ -1,4 +1,4 @@
-"""Prompt lookup drafts what transformers' generator drafts, within its budget, under both families of names."""
+"""Prompt lookup drafts what transformers' generator drafts, within its budget."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def test_drafts_are_those_of_transformers(longest, count):
     found = 0
     for ids in random_texts(longest, 60):
         expected = transformers_candidates(ids, count, longest)
-        assert drafted(ids, prompt_lookup_num_tokens=count, max_matching_ngram_size=longest) == expected, ids
+        assert drafted(ids, prompt_lookup_num_tokens=count, prompt_lookup_max=longest) == expected, ids
         found += bool(expected)
     assert found > 20
 
@@ -69,8 +69,8 @@ def test_matches_are_those_of_the_twin():
 
 
 def test_the_longest_match_wins_and_of_several_the_first():
-    assert drafted([1, 2, 9, 3, 2, 8, 3, 2], max_matching_ngram_size=2, prompt_lookup_num_tokens=2) == [8, 3]
-    assert drafted([1, 2, 9, 3, 2, 8, 3, 2], max_matching_ngram_size=1, prompt_lookup_num_tokens=2) == [9, 3]
+    assert drafted([1, 2, 9, 3, 2, 8, 3, 2], prompt_lookup_max=2, prompt_lookup_num_tokens=2) == [8, 3]
+    assert drafted([1, 2, 9, 3, 2, 8, 3, 2], prompt_lookup_max=1, prompt_lookup_num_tokens=2) == [9, 3]
 
 
 def test_a_draft_stops_at_the_budget_and_at_the_sequences_end():
@@ -93,19 +93,14 @@ def test_a_match_shorter_than_asked_for_does_not_count():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"max_matching_ngram_size": 2, "prompt_lookup_max": 3}, "two names of one option"),
         ({"prompt_lookup_num_tokens": 0}, "prompt_lookup_num_tokens is 0; it must be at least 1"),
         ({"prompt_lookup_min": 0}, "1 <= min <= max"),
         ({"prompt_lookup_min": 4, "prompt_lookup_max": 3}, "prompt_lookup_min is 4 and prompt_lookup_max is 3"),
-        ({"max_matching_ngram_size": 0}, "1 <= min <= max"),
+        ({"prompt_lookup_max": 0}, "prompt_lookup_max is 0; it must be 1 to 64"),
+        ({"prompt_lookup_max": 65}, "prompt_lookup_max is 65; it must be 1 to 64"),
         ({"prompt_lookup_mx": 3}, "Did you mean 'prompt_lookup_max'"),
     ],
 )
 def test_sizes_that_contradict_each_other_are_refused(options, sentence):
     with pytest.raises(UsageError, match=sentence):
         make_drafter("prompt_lookup", options, Resources(vocabulary=100))
-
-
-def test_two_names_that_agree_are_taken():
-    options = {"max_matching_ngram_size": 3, "prompt_lookup_max": 3}
-    assert drafted([1, 2, 3, 9, 1, 2, 3], **options) == [9, 1, 2, 3]

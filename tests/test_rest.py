@@ -1,7 +1,6 @@
-"""REST as a drafter: retrieval from a store, from the text itself and from shared texts; damaged stores are safe."""
+"""REST as a drafter: retrieval from a store and from the text itself; damaged stores are safe."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,11 +10,9 @@ from foredraft.contracts import Draft, Verdict
 from foredraft.drafters import Resources, make_drafter
 from foredraft.drafters.rest import RestDrafter, RestOptions
 from foredraft.errors import ForedraftWarning, StoreError, UsageError
-from foredraft.index import library
 from foredraft.index.datastore import (
     MANIFEST,
     Datastore,
-    check_datastore,
     open_datastore,
     segment_path,
     write_datastore,
@@ -23,7 +20,7 @@ from foredraft.index.datastore import (
 from foredraft.index.library import Library
 from foredraft.index.storage import open_store
 from foredraft.index.suffix_array import SuffixArrays
-from foredraft.testing import CHECKS, ToyTarget, check_drafter
+from foredraft.testing import CHECKS, ToyTarget
 from foredraft.testing import VOCABULARY as TOY
 from support.documents import random_documents, text_of
 from support.drafts import opened, paths_of, propose, scored
@@ -187,9 +184,6 @@ def test_a_prompt_longer_than_everything_that_is_kept_is_read():
     assert scored(propose(at_once, ids)) == scored(propose(drafting, ids)) != {}
 
 
-# --- what is shared
-
-
 def test_what_one_request_said_does_not_surface_in_another():
     made = drafter(learn="request")
     one, other = opened(made), opened(made)
@@ -202,133 +196,6 @@ def test_what_one_request_said_does_not_surface_in_another():
     one.close()
     other.close()
     assert len(propose(opened(made), [1, 2])) == 0
-
-
-def test_what_is_shared_surfaces_after_the_sequence_is_closed():
-    made = drafter(learn="shared")
-    one, other = opened(made), opened(made)
-    propose(one, [1, 2, 3, 4])
-    assert len(propose(other, [7, 1, 2])) == 0
-    one.close()
-    one.close()
-    assert propose(other, [7, 1, 2, 1, 2]).tokens.tolist()[0] in (1, 3)
-    assert propose(opened(made), [1, 2]).tokens.tolist() == [3, 4]
-    other.close()
-    assert int(made.library.shared.length[0]) == 4 + 1 + 5 + 1, "closing twice shares once"
-    assert len(propose(opened(made), [4, 7])) == 0, "no continuation crosses from one sequence to the next"
-    assert len(propose(opened(drafter(learn="shared")), [1, 2])) == 0, "nor from one drafter to another"
-
-
-def test_the_older_half_is_forgotten_when_too_much_is_shared(monkeypatch):
-    monkeypatch.setattr(library, "MOST_SHARED", 40)
-    made = drafter(learn="shared")
-    for number in range(12):
-        drafting = opened(made)
-        propose(drafting, [10 * number + digit for digit in range(6)])
-        drafting.close()
-        assert int(made.library.shared.length[0]) <= 40
-        assert propose(opened(made), [10 * number, 10 * number + 1], 2).tokens[0] == 10 * number + 2
-    assert len(propose(opened(made), [0, 1])) == 0
-    kept = [number for number in range(12) if len(propose(opened(made), [10 * number + 3, 10 * number + 4]))]
-    assert kept == list(range(kept[0], 12)), "the newest are kept"
-    assert 3 <= len(kept) < 7
-
-
-def test_a_sequence_at_work_finds_what_others_share_meanwhile():
-    """The text that is shared is replaced by a larger one several times."""
-    made, top = drafter(vocabulary=100_000, learn="shared"), 100_000
-    at_work, ids = opened(made, vocabulary=top), [0, 0]
-    rooms = set()
-    for number in range(1, 200):
-        said = list(range(11 * number, 11 * number + 11))
-        other = opened(made, vocabulary=top)
-        propose(other, said, vocabulary=top)
-        other.close()
-        ids += said[:2]
-        assert propose(at_work, ids, 3, vocabulary=top).tokens.tolist() == said[2:5]
-        rooms.add(len(made.library.shared.symbols))
-    assert len(rooms) > 1
-
-
-# --- what is shared and saved
-
-
-def said(made, ids):
-    drafting = opened(made)
-    propose(drafting, ids)
-    drafting.close()
-
-
-def test_what_is_shared_survives_in_a_store(tmp_path):
-    options = {"learn": "shared", "memory": str(tmp_path / "memory")}
-    made = drafter(**options)
-    made.save()
-    assert not (tmp_path / "memory").exists(), "there was nothing to save"
-    said(made, [1, 2, 3, 4])
-    said(made, [7, 8])
-    made.save()
-    assert int(made.library.shared.length[0]) == 0
-    again = drafter(**options)
-    for each in (made, again):
-        assert propose(opened(each), [1, 2]).tokens.tolist() == [3, 4]
-        assert propose(opened(each), [3, 4]).tokens.tolist() == []
-        assert propose(opened(each), [7]).tokens.tolist() == [8]
-    said(again, [1, 2, 5])
-    again.save()
-    assert [entry.documents for entry in open_datastore(tmp_path / "memory").manifest.segments] == [2, 1]
-    for each in (made, again):
-        found = scored(propose(opened(each), [1, 2], 99, 1))
-        assert found.keys() == {(3,), (5,)}, "new segments are taken up by drafters that have the memory open"
-    assert list(check_datastore(tmp_path / "memory"))
-
-
-def test_what_is_shared_is_saved_beside_the_store_that_is_searched(store, tmp_path):
-    ids = SEGMENTS[0][0][:2]
-    made = drafter(store, learn="shared", memory=str(tmp_path / "memory"))
-    before = scored(propose(opened(made), ids, 99))
-    said(made, [*ids, 298, 297])
-    made.save()
-    made.save(str(tmp_path / "elsewhere"))
-    assert not (tmp_path / "elsewhere").exists(), "it is saved already"
-    found = scored(propose(opened(made), ids, 999))
-    assert (298,) in found
-    assert {path for path in before if len(path) == 1} <= set(found)
-    assert len(open_datastore(store).segments) == len(SEGMENTS), "the store that was given is only read"
-
-
-def test_saved_tokens_that_a_smaller_memory_cannot_hold_end_a_document(tmp_path):
-    memory = built(tmp_path / "memory", [[5, 6]], vocabulary=10, tokenizer_hash="")
-    made = drafter(learn="shared", memory=str(memory))
-    said(made, [1, 2, 10, 3, 4, 250, 5])
-    made.save()
-    text = open_datastore(memory).segments[1].symbols
-    assert text.tolist() == [1, 2, 10, 3, 4, 10, 5, 10]
-    assert len(list(check_datastore(memory))) == 2
-
-
-def test_a_memory_that_is_being_written_to_or_of_another_tokenizer_is_refused_and_nothing_is_lost(tmp_path):
-    memory = tmp_path / "memory"
-    options = {"store": "none", "learn": "shared", "memory": str(memory)}
-    made = make_drafter("rest", options, Resources(VOCABULARY, "a"))
-    said(made, [1, 2, 3])
-    built(memory, [[4, 5]], tokenizer_hash="b")
-    with pytest.raises(StoreError, match="another tokenizer"):
-        made.save()
-    with pytest.raises(StoreError, match="another tokenizer"):
-        make_drafter("rest", options, Resources(VOCABULARY, "a"))
-    built(memory, [[4, 5]], tokenizer_hash="a", overwrite=True)
-    with write_datastore(memory), pytest.raises(StoreError, match="being written by another process"):
-        made.save()
-    assert propose(opened(made), [1, 2]).tokens.tolist() == [3]
-    made.save()
-    assert len(open_datastore(memory).segments) == 2
-
-
-def test_only_what_is_shared_can_be_saved(tmp_path):
-    with pytest.raises(UsageError, match='give learn="shared", and a path or memory=PATH'):
-        drafter().save(str(tmp_path / "memory"))
-    with pytest.raises(UsageError, match='give learn="shared", and a path or memory=PATH'):
-        drafter(learn="shared").save()
 
 
 # --- the store changes
@@ -421,7 +288,7 @@ def test_a_bit_that_flips_in_a_file_is_not_noticed_and_harms_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"learn": "all"}, "learn of method 'rest' is 'all'; it must be one of request, shared, off."),
+        ({"learn": "all"}, "learn of method 'rest' is 'all'; it must be one of request, off."),
         ({"longest": 0}, "longest is 0; it must be 1 to 64."),
         ({"longest": 65}, "longest is 65; it must be 1 to 64."),
         ({"continuation": 0}, "continuation is 0; it must be 1 to 64."),
@@ -433,8 +300,6 @@ def test_a_bit_that_flips_in_a_file_is_not_noticed_and_harms_nothing(tmp_path):
         ({"doubt": -0.5}, "doubt is -0.5; it must be a number from 0 on."),
         ({"doubt": math.inf}, "doubt is inf; it must be a number from 0 on."),
         ({"doubt": math.nan}, "doubt of method 'rest' is nan; it must be a number that float64 can hold."),
-        ({"memory": "m"}, 'memory keeps shared texts; give learn="shared" with it.'),
-        ({"memory": "m", "learn": "request"}, 'memory keeps shared texts; give learn="shared" with it.'),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options, sentence):
@@ -447,12 +312,6 @@ def test_options_that_mean_nothing_are_refused(options, sentence):
 def test_an_unknown_option_is_refused_with_a_hint(given, meant):
     with pytest.raises(UsageError, match=f"Did you mean '{meant}'"):
         drafter(**{given: 1})
-
-
-def test_what_learns_by_default():
-    assert RestOptions().learns
-    assert RestOptions(learn="shared").learns
-    assert not RestOptions(learn="off").learns
 
 
 def test_the_default_store_is_the_resources_own(store):
@@ -493,10 +352,6 @@ def test_the_law_holds_with_a_store(toy_store, check):
     check(lambda: drafter(toy_store, TOY))
 
 
-def test_the_laws_hold_with_a_store_for_a_drafter_that_shares(toy_store):
-    check_drafter(lambda: drafter(toy_store, TOY, learn="shared"), shared=True)
-
-
 def test_a_store_that_goes_away_serves_on_as_it_was(tmp_path):
     folder = built(tmp_path / "rest", *SEGMENTS)
     made = drafter(folder)
@@ -505,22 +360,3 @@ def test_a_store_that_goes_away_serves_on_as_it_was(tmp_path):
     with pytest.warns(ForedraftWarning, match="Drafts come from the store as it was"):
         drafting = opened(made)
     assert scored(propose(drafting, SEGMENTS[0][0][:3])) == scored(before)
-
-
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [
-        ("rest", {"store": "none", "learn": "shared"}),
-        ("auto", {"store": "none", "table": "none"}),
-    ],
-)
-def test_a_memory_that_cannot_be_written_is_refused_before_a_text(method, options, tmp_path):
-    (tmp_path / "file").write_text("no folder")
-    with pytest.raises(StoreError, match=r"file/memory cannot be written later: .*file is a file, not a folder"):
-        make_drafter(method, {**options, "memory": str(tmp_path / "file" / "memory")}, Resources(10))
-
-
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that shows the right to write and has none")
-def test_a_folder_that_takes_no_file_is_refused_before_a_text_whatever_its_rights_say():
-    with pytest.raises(StoreError, match=r"/proc/memory cannot be written later: /proc is not writable"):
-        make_drafter("rest", {"store": "none", "learn": "shared", "memory": "/proc/memory"}, Resources(10))

@@ -21,7 +21,6 @@ from foredraft.corpus.shards import (
     KIND,
     finish_shard,
     has_shards,
-    is_held_out,
     plan_shards,
     remove_shards,
     shard_symbols,
@@ -148,39 +147,6 @@ def test_strict_stops_at_the_first_broken_line(tmp_path, corpus):
     assert made(tmp_path / "shards", plan_shards([corpus], 1000))[1].broken_lines == 1
 
 
-# --- holding out
-
-
-def test_held_out_documents_are_whole_and_chosen_by_their_text_alone(tmp_path):
-    documents = random_documents(count=400)
-    held_out = [ids for ids in documents if is_held_out(text_of(ids), 0.25)]
-    for name, order in (("a.jsonl", documents), ("b.jsonl", documents[::-1])):
-        shards = plan_shards([json_lines(tmp_path / name, order)], 500, hold_out=0.25)
-        paths, report = made(tmp_path / "shards", shards)
-        assert sorted([*documents_of(paths), *held_out]) == sorted(documents)
-        assert (report.held_out, report.kept) == (len(held_out), 400 - len(held_out))
-    assert 60 <= len(held_out) <= 140
-
-
-def test_a_document_in_pieces_is_held_out_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(documents_module, "_BLOCK_BYTES", 50)
-    texts = {
-        f"{number}.txt": np.random.default_rng(number).integers(0, VOCABULARY, 200).tolist() for number in range(20)
-    }
-    for name, ids in texts.items():
-        (tmp_path / name).write_text(text_of(ids))
-    paths, report = made(tmp_path / "shards", plan_shards(find_inputs([tmp_path]), hold_out=0.5))
-    left = documents_of(paths)
-    assert 0 < len(left) < 20
-    assert all(ids in texts.values() for ids in left)
-    assert (report.held_out, report.kept) == (20 - len(left), len(left))
-
-
-def test_a_share_of_nothing_and_of_everything(tmp_path, corpus):
-    assert made(tmp_path / "none", plan_shards([corpus], hold_out=0))[1].held_out == 0
-    assert made(tmp_path / "all", plan_shards([corpus], hold_out=1))[1].kept == 0
-
-
 # --- again
 
 
@@ -199,7 +165,7 @@ def test_a_shard_is_made_the_same_every_time(tmp_path, corpus):
 def test_finished_shards_are_used_again_and_report_the_same(tmp_path, corpus):
     with corpus.open("a") as file:
         file.write("{\n")
-    shards = plan_shards([corpus], 1000, hold_out=0.2)
+    shards = plan_shards([corpus], 1000)
     first = list(tokenize_shards(shards, words(), tmp_path / "shards"))
     told = []
     again = list(tokenize_shards(shards, words(), tmp_path / "shards", progress=lambda *at: told.append(at)))

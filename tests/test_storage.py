@@ -130,7 +130,16 @@ def test_missing_file_folder_kind_and_version_are_refused(stored, tmp_path):
 
 @pytest.mark.parametrize(
     "change",
-    [{"offset": 0}, {"offset": 1 << 40}, {"length": 1 << 40}, {"dtype": "object"}, {"name": "odd"}, {"more": 1}],
+    [
+        {"offset": 0},
+        {"offset": 1 << 40},
+        {"length": 1 << 40},
+        {"length": 1.0},
+        {"dtype": "object"},
+        {"name": "odd"},
+        {"name": []},
+        {"more": 1},
+    ],
 )
 def test_headers_that_point_elsewhere_are_refused(stored, change):
     """A header of another program may have a right checksum and still be wrong."""

@@ -297,8 +297,8 @@ class Saver(Protocol):
     def saves(self) -> bool:
         """Whether its options name a path for `save`."""
 
-    def save(self, path: str | None = None) -> None:
-        """Write what was learned to `path`, or to the path in its options; StoreError if it cannot."""
+    def save(self) -> None:
+        """Write what was learned to the path in its options, if they name one; StoreError if it cannot."""
 
 
 class Control(Protocol):

@@ -118,8 +118,6 @@ def static_arrays(documents, vocabulary, keep):
         "unigram_totals": np.array([total for _, total in singles], np.uint32),
         "unigram_tokens": np.array([token for row, _ in singles for token, _ in row], np.uint16),
         "unigram_probabilities": np.array([share for row, _ in singles for _, share in row], np.uint16),
-        "common_tokens": np.empty(0, np.uint16),
-        "common_probabilities": np.empty(0, np.uint16),
     }
 
 

@@ -42,9 +42,6 @@ class Building:
 
     model: ModelOption = SMOLLM2
     segment_tokens: SegmentOption = SEGMENT_TOKENS
-    hold_out: Annotated[
-        float, typer.Option(help="Share of the documents to leave out, chosen by their text", min=0, max=1)
-    ] = 0.0
     strict: StrictOption = False
     ray: Annotated[bool, typer.Option("--ray", help="Work on a Ray cluster, started on this machine")] = False
     ray_address: Annotated[str | None, typer.Option(help="Work on the Ray cluster at this address")] = None
@@ -56,7 +53,7 @@ class Building:
         from foredraft.index.datastore import write_datastore
 
         words = words_of(self.model)
-        shards = plan_shards(find_inputs(inputs), hold_out=self.hold_out, strict=self.strict)
+        shards = plan_shards(find_inputs(inputs), strict=self.strict)
         spread: Spread | None = None
         if self.ray or self.ray_address is not None:
             from foredraft.corpus.distributed import map_on_ray
@@ -85,8 +82,6 @@ class Building:
             f"{writer.folder}: {total.tokens:,} tokens of {total.kept:,} documents in {len(added):,} new segments, "
             f"{sum(entry.bytes for entry in added) / 2**20:,.1f} MiB; {writer.manifest.tokens:,} tokens in all."
         )
-        if total.held_out:
-            typer.echo(f"Held out: {total.held_out:,} documents.")
         _print_skipped(total)
 
 
@@ -153,13 +148,18 @@ def describe_store(store: StoreArgument, as_json: flags.JsonOption = False) -> N
 
 @index.command("check")
 def verify_store(store: StoreArgument) -> None:
-    """Verify a store: every checksum, and the order of every suffix."""
-    from foredraft.index.datastore import check_datastore
+    """Verify a store: every checksum, and the order of every suffix; of a memory also the own words."""
+    from foredraft.index.datastore import WORDS_FILE, check_datastore, read_manifest
 
     checked = tokens = 0
     for entry in check_datastore(store):
         checked, tokens = checked + 1, tokens + entry.tokens
         typer.echo(f"{entry.name} is sound.")
+    if (store / WORDS_FILE).exists():
+        from foredraft.index.own_words import load_words
+
+        load_words(store / WORDS_FILE, read_manifest(store).tokenizer_hash)
+        typer.echo(f"{WORDS_FILE} is sound.")
     typer.echo(f"{store} is sound: {checked:,} segments, {tokens:,} tokens.")
 
 

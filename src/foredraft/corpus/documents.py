@@ -64,7 +64,6 @@ class ReadReport:
     unusable_rows: int = 0  # rows without a usable `text` or `messages`, or whose chat could not be rendered
     empty_documents: int = 0  # documents of white space only
     binary_files: int = 0  # .txt, .md and .py files that are not text
-    held_out: int = 0  # documents held out
     kept: int = 0  # documents that were tokenised
     tokens: int = 0  # their ids, end-of-text ids included
 

@@ -42,7 +42,6 @@ class Shard:
     """Some of the inputs, and how they are processed."""
 
     parts: tuple[Part, ...]  # files, or ranges of them
-    hold_out: float = 0.0  # share of documents to leave out, 0 to 1; which ones depends on their text only
     strict: bool = False  # stop at the first line, row or document that cannot be used, instead of counting it
 
     @property
@@ -52,7 +51,7 @@ class Shard:
     def identity(self, words: Words) -> str:
         """Return 32 hex digits that change whenever the shard's ids could change."""
         parts = [[str(part.path), part.file_bytes, part.mtime_ns, part.start, part.stop] for part in self.parts]
-        described = json.dumps([_RECIPE, tokenizers.__version__, words.digest, self.hold_out, self.strict, parts])
+        described = json.dumps([_RECIPE, tokenizers.__version__, words.digest, self.strict, parts])
         return hashlib.sha256(described.encode()).hexdigest()[:32]
 
 
@@ -64,17 +63,13 @@ class FinishedShard(NamedTuple):
     resumed: bool
 
 
-def plan_shards(
-    files: Iterable[Path], shard_bytes: int = SHARD_BYTES, *, hold_out: float = 0.0, strict: bool = False
-) -> list[Shard]:
+def plan_shards(files: Iterable[Path], shard_bytes: int = SHARD_BYTES, *, strict: bool = False) -> list[Shard]:
     """Cut the files into shards of about `shard_bytes` by `parts_of`, in order; small files share a shard.
 
-    UsageError if a file cannot be read, or the share is out of range.
+    UsageError if a file cannot be read.
     """
-    if not 0 <= hold_out <= 1:
-        raise UsageError(f"hold_out is {hold_out}; give the share of documents to hold out, 0 to 1.")
     parts = (part for file in files for part in parts_of(file.absolute(), shard_bytes))
-    return [Shard(tuple(group), hold_out, strict) for group in grouped(parts, lambda part: part.bytes, shard_bytes)]
+    return [Shard(tuple(group), strict) for group in grouped(parts, lambda part: part.bytes, shard_bytes)]
 
 
 def tokenize_shards(
@@ -124,37 +119,24 @@ def finish_shard(
             return FinishedShard(path, ReadReport(**noted), resumed=True)
     report = ReadReport()
     documents = read_documents(shard.parts, report=report, render=words.render(), strict=shard.strict)
-    taken = _taken(documents, shard.hold_out, report, progress or (lambda _: None))
+    told = _told(documents, progress or (lambda _: None))
     hash_, vocabulary = words.tokenizer_hash, words.vocabulary
     with write_store(path, KIND, tokenizer_hash=hash_, vocabulary=vocabulary, overwrite=True) as writer:
         writer.append("tokens", np.empty(0, symbol_dtype(vocabulary)))
-        for symbols in tokenize(taken, words.tokenizer(), vocabulary, words.eos_token_id, report=report):
+        for symbols in tokenize(told, words.tokenizer(), vocabulary, words.eos_token_id, report=report):
             writer.append("tokens", symbols)
         writer.metadata |= {"shard": identity, **asdict(report)}
     return FinishedShard(path, report, resumed=False)
 
 
-def _taken(
-    documents: Iterable[Document], hold_out: float, report: ReadReport, tell: Callable[[int], None]
-) -> Iterator[Document]:
-    """Yield the documents that are not held out, count the others, and report progress in bytes."""
-    begins, taken, reported = True, True, -_PROGRESS_BYTES
+def _told(documents: Iterable[Document], tell: Callable[[int], None]) -> Iterator[Document]:
+    """Yield the documents, and report progress in bytes."""
+    reported = -_PROGRESS_BYTES
     for document in documents:
-        if begins:
-            taken = not is_held_out(document.text, hold_out)
-            report.held_out += not taken
-        begins = document.complete
         if document.consumed - reported >= _PROGRESS_BYTES:
             reported = document.consumed
             tell(reported)
-        if taken:
-            yield document
-
-
-def is_held_out(text: str, share: float) -> bool:
-    """Return whether a document is held out, by its text or first piece; a larger share includes a smaller one."""
-    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") < share * 2.0**64
+        yield document
 
 
 def has_shards(folder: Path) -> bool:

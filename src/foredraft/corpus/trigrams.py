@@ -19,7 +19,7 @@ from foredraft.graph.tree import I64
 from foredraft.index.datastore import Progress
 from foredraft.index.storage import StoreWriter, write_store
 from foredraft.index.suffix_array import Symbols
-from foredraft.index.trigram import COMMON_KEEP, FULL_PROBABILITY, KIND, UNIGRAM_KEEP, array_dtypes
+from foredraft.index.trigram import FULL_PROBABILITY, KIND, UNIGRAM_KEEP, array_dtypes
 
 U64 = npt.NDArray[np.uint64]
 
@@ -52,16 +52,17 @@ def count_trigrams(
     if least < 1:
         raise UsageError(f"least is {least}; give how often a bigram must occur to be kept, at least 1.")
     bits = vocabulary.bit_length()
-    token_counts = np.zeros(vocabulary + 1, np.int64)
+    read = tokens = 0
     runs: list[Path] = []
     with write_store(
         out, KIND, tokenizer_hash=tokenizer_hash, vocabulary=vocabulary, metadata=metadata, overwrite=overwrite
     ) as writer:
         for symbols in _chunks(blocks, at_once):
-            token_counts += np.bincount(symbols[2 if runs else 0 :], minlength=vocabulary + 1)
+            new = symbols[2 if runs else 0 :]
+            ends = int(np.count_nonzero(new == vocabulary))
+            read, tokens = read + ends, tokens + len(new) - ends
             runs.append(writer.folder / f"run-{len(runs)}")
             _write_run(runs[-1], symbols, vocabulary, bits)
-        read, tokens = int(token_counts[vocabulary]), int(token_counts[:vocabulary].sum())
         if not tokens:
             raise UsageError("The inputs hold no text, so there is nothing to count. Give files with text in them.")
         table = _TableWriter(writer, vocabulary, bits, keep, least)
@@ -76,7 +77,7 @@ def count_trigrams(
             done += records
             if progress is not None:
                 progress("merging", done, total)
-        table.finish(token_counts[:vocabulary])
+        table.finish()
         writer.metadata |= {
             "documents": read, "tokens": tokens, "distinct_trigrams": table.distinct,
             "keep": keep, "least": least, "eos_token_id": eos_token_id,
@@ -206,15 +207,9 @@ class _TableWriter:
             "unigram_", bounds, seconds, counts[:ready], totals, UNIGRAM_KEEP
         )
 
-    def finish(self, token_counts: I64) -> None:
-        """Append the arrays known only at the end; `token_counts` is int64[V], each token's occurrences."""
+    def finish(self) -> None:
+        """Append the arrays known only at the end."""
         self._add_pairs(np.empty(0, np.uint64), np.empty(0, np.int64), last=True)
         self.writer.append("first", np.concatenate([[0], np.cumsum(self.row_counts)]).astype(np.uint32))
         self.writer.append("unigram_offsets", np.concatenate([[0], np.cumsum(self.unigram_lengths)]).astype(np.uint32))
         self.writer.append("unigram_totals", np.minimum(self.unigram_totals, _SATURATED).astype(np.uint32))
-        order = np.argsort(-token_counts, kind="stable")[:COMMON_KEEP]
-        common = order[token_counts[order] > 0]
-        self.writer.append("common_tokens", common.astype(self.dtype))
-        self.writer.append(
-            "common_probabilities", _probabilities(token_counts[common], np.full(len(common), token_counts.sum()))
-        )

@@ -80,7 +80,7 @@ def drafter_class(method: str) -> DrafterClass:
     check_known(method, method_names(), "There is no method", "Methods are")
     try:
         return registered[method].load()  # type: ignore[no-any-return]  # checked by use
-    except ImportError as error:
+    except (ImportError, AttributeError) as error:
         raise UsageError(f"The registered method {method!r} cannot be imported: {error}.") from error
 
 

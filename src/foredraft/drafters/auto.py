@@ -23,6 +23,7 @@ from foredraft.contracts import (
     DraftContext,
     Drafter,
     Drafting,
+    Learner,
     Needs,
     SequenceView,
     TokenIds,
@@ -33,8 +34,8 @@ from foredraft.control.worth import Worth
 from foredraft.drafters import Resources, make_drafter, parse_options
 from foredraft.errors import ForedraftWarning, UsageError, is_interrupt, told
 from foredraft.index.blend import NO_TOP_TOKENS, Noise, Rates, TopTokens, advance, prior_rates
-from foredraft.index.datastore import MANIFEST
-from foredraft.index.library import NOTHING_TO_SAVE, Library, open_library
+from foredraft.index.datastore import MANIFEST, WORDS_FILE
+from foredraft.index.library import Library, open_library
 from foredraft.index.own_words import (
     NO_WORDS,
     OwnWords,
@@ -55,7 +56,6 @@ from foredraft.options import check_range, shown
 T = TypeVar("T")
 
 _DEFAULT = "default"  # as the option `drafter`
-_WORDS_FILE = "own-words"  # in the memory folder
 # tokens of a text after which own words may get more room; at 7 nodes they take a tenth of it meanwhile; chosen
 _ENLARGED_EVERY = 512
 
@@ -142,12 +142,11 @@ class AutoDrafter:
     )  # fmt: skip
 
     def __init__(
-        self, options: AutoOptions, table: OwnWords, library: Library, words: OwnWords | None = None,
-        neural: Drafter | None = None,
+        self, options: AutoOptions, table: OwnWords, library: Library, neural: Drafter | None = None
     ) -> None:  # fmt: skip
         self.options, self.table, self.library, self.neural = options, table, library, neural
         self.saves = options.memory is not None
-        self.kept = _Kept(empty_words() if words is None else words)
+        self.kept = _Kept(self._saved_words())
         self.rates: Mapping[bool, Rates] = {sampled: prior_rates(sampled=sampled) for sampled in (False, True)}
         self.worth = {sampled: Worth() for sampled in (False, True)}  # of the neural drafter in the last text
         self.needs = Needs(top_k=0 if options.learn == "off" else TOP, every_step=options.shares)
@@ -175,39 +174,47 @@ class AutoDrafter:
         cannot be made or blended in.
         """
         own = (resources.vocabulary, resources.tokenizer_hash)
-        library = open_library(options.store, options.memory, resources.default_store, *own)
-        # read as a whole, by compiled code that does not check bounds
+        library = open_library(
+            options.store, resources.default_store, *own, memory=options.memory, memory_tokens=options.memory_tokens
+        )
+        # checked, as compiled code reads it without checking bounds
         table = words_of_table(open_named_table(options.table, resources.default_table, *own, check=True))
-        kept = None if options.memory is None else Path(options.memory) / _WORDS_FILE
-        words = load_words(kept, resources.tokenizer_hash) if kept is not None and kept.exists() else None
         blends = options.blends
         if options.drafter == _DEFAULT and resources.target is not None:
             target = loaded_target(resources.target, cls.name, "with what comes with the target")
             blends = ("mtp", {}) if mtp_tensors(target.outline.config) else None
         neural = None if blends is None else make_drafter(*blends, resources)
-        return cls(options, table, library, words, neural)
+        return cls(options, table, library, neural)
 
     def open(self, context: DraftContext) -> "_Drafting":
         self.kept.words = enlarged(self.kept.words)
         return _Drafting(self, context)
 
     def forget(self) -> None:
-        """Drop what sequences taught: own words, rates, whether the neural drafter pays, and shared texts not saved."""
-        self.kept = _Kept(empty_words())  # open sequences keep the old ones
+        """Drop what sequences taught and was not saved: own words, rates, the neural drafter's worth, shared texts.
+
+        Raises StoreError if the own words in the memory cannot be read again.
+        """
+        self.kept = _Kept(self._saved_words())  # open sequences keep the old ones
         self.rates = {sampled: prior_rates(sampled=sampled) for sampled in (False, True)}
         self.worth = {sampled: Worth() for sampled in (False, True)}
         self.library.forget()
+        if self.neural is not None and isinstance(self.neural, Learner):
+            self.neural.forget()
 
-    def save(self, path: str | None = None) -> None:
-        """Write own words and move shared texts to the folder `path`, or the `memory` of the options.
+    def _saved_words(self) -> OwnWords:
+        """Return the own words in the memory, or none."""
+        path = None if self.options.memory is None else Path(self.options.memory) / WORDS_FILE
+        return load_words(path, self.library.identity[0]) if path is not None and path.exists() else empty_words()
 
-        Raises UsageError if nothing is shared, and what `Library.save` does.
-        """
-        if not self.options.shares:
-            raise UsageError(NOTHING_TO_SAVE)
-        folder = self.library.save(path, self.options.memory, self.options.memory_tokens)
+    def save(self) -> None:
+        """Write own words and move shared texts to the `memory` of the options; raises what `Library.save` does."""
+        if self.options.memory is None:
+            return
+        folder = Path(self.options.memory)
+        self.library.save(folder, self.options.memory_tokens)
         if (folder / MANIFEST).is_file() and self.kept.words.clock[0]:
-            save_words(folder / _WORDS_FILE, self.kept.words, *self.library.identity)
+            save_words(folder / WORDS_FILE, self.kept.words, *self.library.identity)
 
 
 class _Drafting:

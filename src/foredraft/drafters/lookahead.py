@@ -10,7 +10,7 @@ The window is a tree (docs/explanation/self-drafting.md), so the paper's two bra
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 
@@ -31,8 +31,6 @@ class LookaheadOptions:
     level: int = 4  # tokens of an n-gram, one more than the window has levels (the paper's N, LEVEL in its code)
     window: int = 5  # columns of the window: n-grams that each verification yields (W, WINDOW_SIZE)
     guess: int = 5  # n-grams after the last token verified per step at most (G, GUESS_SET_SIZE)
-    # "window" collects only the window's n-grams; "text" also those of prompt and output (POOL_FROM_PROMPT)
-    learn: Literal["window", "text"] = "window"
 
     def __post_init__(self) -> None:
         check_range(self, "level", least=2, most=16)
@@ -78,7 +76,6 @@ class _Drafting:
         self._pool: dict[int, dict[tuple[int, ...], None]] = {}  # by first token: the others, newest last
         self._window: TokenIds | None = None  # int64[level - 1, window]
         self._columns: list[list[int]] = []  # of the last draft: each column's tokens after the root
-        self._read = 0  # tokens of the text already in the pool
         self._accepted, self._tried = _PRIOR_NODES * _PRIOR_RATES, np.full(2, _PRIOR_NODES)  # nodes by source
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
@@ -89,8 +86,6 @@ class _Drafting:
         if self._window is None:  # each column is a piece of the text, which wraps around at its end
             starts = self._generator.integers(len(view.ids), size=self._options.window)
             self._window = view.ids[(starts + np.arange(self._options.level - 1)[:, None]) % len(view.ids)]
-        if self._options.learn == "text":
-            self._read_text(view.ids)
         root = int(view.ids[-1])
         self._window[0, 0] = root
         child_of: dict[tuple[int, int], int] = {}  # the tree, in its nodes' order
@@ -154,13 +149,6 @@ class _Drafting:
         known[rest] = None
         if len(known) > self._options.guess:
             del known[next(iter(known))]
-
-    def _read_text(self, ids: TokenIds) -> None:
-        length = self._options.level
-        text = ids[max(0, self._read - length + 1) :].tolist()
-        for start in range(len(text) - length + 1):
-            self._collect(text[start : start + length])
-        self._read = len(ids)
 
 
 def _add(child_of: dict[tuple[int, int], int], sources: list[int], path: Iterable[int], source: int) -> None:

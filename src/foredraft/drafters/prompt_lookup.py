@@ -1,7 +1,7 @@
 """Prompt lookup: the continuation of an earlier occurrence of the last tokens in the sequence.
 
 Saxena, "Prompt Lookup Decoding" (2023), by transformers' rule (PromptLookupCandidateGenerator): the first occurrence of
-the longest n-gram that occurred earlier. Also accepts vLLM's option names. Needs nothing.
+the longest n-gram that occurred earlier. Needs nothing.
 
 Does not depend on anything but the sequence.
 """
@@ -24,29 +24,17 @@ class PromptLookupOptions:
     """Options of prompt lookup."""
 
     prompt_lookup_num_tokens: int = 10  # tokens drafted at most (transformers' name)
-    max_matching_ngram_size: int | None = None  # longest n-gram to search (transformers' name)
-    prompt_lookup_max: int | None = None  # the same by vLLM's name; both may be given only if equal
+    prompt_lookup_max: int = 2  # longest n-gram to search (vLLM's name, transformers' default)
     prompt_lookup_min: int = 1  # shortest n-gram to search (vLLM's name)
 
     def __post_init__(self) -> None:
-        names = (self.max_matching_ngram_size, self.prompt_lookup_max)
-        if None not in names and names[0] != names[1]:
-            raise UsageError(
-                f"max_matching_ngram_size is {names[0]} and prompt_lookup_max is {names[1]}; they are two names of one "
-                "option, so give one."
-            )
         check_range(self, "prompt_lookup_num_tokens", least=1)
-        if not 1 <= self.prompt_lookup_min <= self.longest:
+        check_range(self, "prompt_lookup_max", least=1, most=64)
+        if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
             raise UsageError(
-                f"prompt_lookup_min is {self.prompt_lookup_min} and prompt_lookup_max is {self.longest}; "
+                f"prompt_lookup_min is {self.prompt_lookup_min} and prompt_lookup_max is {self.prompt_lookup_max}; "
                 "they must satisfy 1 <= min <= max."
             )
-
-    @property
-    def longest(self) -> int:
-        """The longest n-gram to look for; transformers' default is 2."""
-        given = self.max_matching_ngram_size if self.prompt_lookup_max is None else self.prompt_lookup_max
-        return 2 if given is None else given
 
 
 @njit(cache=True)
@@ -55,15 +43,16 @@ def earlier_match(ids: I64, shortest: int, longest: int) -> int:
 
     Suffixes have `shortest` to `longest` tokens.
     """
-    n = len(ids)
-    for size in range(min(longest, n - 1), shortest - 1, -1):
-        for start in range(n - size):
-            matching = 0
-            while matching < size and ids[start + matching] == ids[n - size + matching]:
-                matching += 1
-            if matching == size:
-                return start + size
-    return -1
+    n, found, most = len(ids), -1, shortest - 1
+    for end in range(1, n):
+        matching = 0
+        while matching < min(longest, end) and ids[end - 1 - matching] == ids[n - 1 - matching]:
+            matching += 1
+        if matching > most:
+            found, most = end, matching
+            if most == longest:
+                break
+    return found
 
 
 class PromptLookupDrafter:
@@ -87,7 +76,8 @@ class PromptLookupDrafter:
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
         length = min(budget.nodes, budget.depth, self.options.prompt_lookup_num_tokens)
-        start = earlier_match(view.ids, self.options.prompt_lookup_min, self.options.longest) if length > 0 else -1
+        options = self.options
+        start = earlier_match(view.ids, options.prompt_lookup_min, options.prompt_lookup_max) if length > 0 else -1
         if start < 0:
             return EMPTY_DRAFT
         tokens = view.ids[start : start + length].astype(np.int32)

@@ -1,4 +1,4 @@
-"""REST: drafts retrieved from a datastore, from the sequence itself, and from shared sequences.
+"""REST: drafts retrieved from a datastore and from the sequence itself.
 
 He et al., "REST: Retrieval-Based Speculative Decoding" (NAACL 2024), section 3. Needs no model and no training, but
 a datastore of texts like yours (`foredraft index build`).
@@ -11,10 +11,10 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, TokenIds, Verdict
+from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Verdict
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
-from foredraft.index.library import NOTHING_TO_SAVE, Library, open_library
+from foredraft.index.library import Library, open_library
 from foredraft.index.recent_text import NO_TEXT, add, empty_text, with_room
 from foredraft.index.retrieval import best_nodes, followers
 from foredraft.index.suffix_array import follow
@@ -26,11 +26,8 @@ class RestOptions:
     """Options of REST. The paper's settings (section 4.1): learn="off", shortest=2, doubt=0."""
 
     store: str = "default"  # folder of a datastore; "default" uses the one of the model, if any; "none" uses none
-    # "request" also searches the sequence itself; "shared" also earlier sequences of this drafter; "off" only the
-    # datastore, as the paper does
-    learn: Literal["request", "shared", "off"] = "request"
-    # folder of a datastore that is searched too; `save()` adds shared sequences to it, and creates it
-    memory: str | None = None
+    # "request" also searches the sequence itself; "off" only the datastore, as the paper does
+    learn: Literal["request", "off"] = "request"
     longest: int = 16  # tokens of the longest context searched
     shortest: int = 1  # tokens of the shortest context; in the text itself, at least two
     continuation: int = 10  # tokens taken after an occurrence; the depth of a draft
@@ -44,78 +41,55 @@ class RestOptions:
             raise UsageError(f"shortest is {self.shortest}; it must be 1 to longest, which is {self.longest}.")
         if not 0 <= self.doubt < float("inf"):
             raise UsageError(f"doubt is {self.doubt}; it must be a number from 0 on.")
-        if self.memory is not None and self.learn != "shared":
-            raise UsageError('memory keeps shared texts; give learn="shared" with it.')
-
-    @property
-    def learns(self) -> bool:
-        """Whether the sequence itself is searched."""
-        return self.learn != "off"
 
 
 class RestDrafter:
-    """The datastore, and the text shared between sequences."""
+    """The datastore, which all sequences search."""
 
     name: ClassVar[str] = "rest"
     summary: ClassVar[str] = (
         "Trees of the continuations of the same context in a datastore and in the text itself (REST)."
     )
     Options = RestOptions
+    needs = Needs(every_step=False)
     source_names = ("rest",)
 
     def __init__(self, options: RestOptions, library: Library) -> None:
         self.options = options
         self.library = library
-        self.needs = Needs(every_step=options.learn == "shared")  # the whole text is shared
-        self.saves = options.memory is not None
 
     @classmethod
     def create(cls, options: RestOptions, resources: Resources) -> "RestDrafter":
-        """Open the datastore, and the memory if one is named and exists; raises what `open_library` does."""
-        own = (resources.default_store, resources.vocabulary, resources.tokenizer_hash)
-        return cls(options, open_library(options.store, options.memory, *own))
+        """Open the datastore; raises what `open_library` does."""
+        own = (resources.vocabulary, resources.tokenizer_hash)
+        return cls(options, open_library(options.store, resources.default_store, *own))
 
     def open(self, _context: DraftContext) -> "_Drafting":
         return _Drafting(self)
-
-    def forget(self) -> None:
-        self.library.forget()
-
-    def save(self, path: str | None = None) -> None:
-        """Move shared texts into the datastore `path`, or the `memory` of the options.
-
-        Raises UsageError if nothing is shared, and what `Library.save` does.
-        """
-        if self.options.learn != "shared":
-            raise UsageError(NOTHING_TO_SAVE)
-        self.library.save(path, self.options.memory)
 
 
 class _Drafting:
     """One sequence's drafting: its text so far, and the occurrences of its last tokens in the store."""
 
     def __init__(self, drafter: RestDrafter) -> None:
-        self._library, self._options = drafter.library, drafter.options
+        self._options = drafter.options
         self._segments = drafter.library.segments()
         self._ranges = np.zeros((len(self._segments), self._options.longest + 1, 2), np.int64)
         self._own = empty_text()
-        self._ids: TokenIds = np.empty(0, np.int64)
         self._read = 0
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        self._ids, options = view.ids, self._options
+        options = self._options
         if budget.nodes <= 0 or budget.depth <= 0:
             return EMPTY_DRAFT  # new tokens are read later: many at once are faster
         new, context = view.ids[self._read :], view.ids[-options.longest :]
         for text, ranges in zip(self._segments, self._ranges, strict=True):
             follow(text, ranges, context, len(new))
-        if options.learns:
+        if options.learn == "request":
             self._own = with_room(self._own, len(new))
             add(self._own, new)
         self._read = len(view.ids)
-        recent = [self._own] if options.learns else []
-        if options.learn == "shared":
-            recent.append(self._library.shared)
+        recent = [self._own] if options.learn == "request" else []
         depth = min(options.continuation, budget.depth)
         rows = followers(self._segments, self._ranges, recent, context, options.shortest, options.samples, depth)
         return Draft(*best_nodes(rows, budget.nodes, options.doubt)) if len(rows) else EMPTY_DRAFT
@@ -124,7 +98,4 @@ class _Drafting:
         """Learn nothing; `propose` reads the text."""
 
     def close(self) -> None:
-        if self._options.learn == "shared" and len(self._ids):
-            self._library.share(self._ids)
         self._segments, self._ranges, self._own = [], self._ranges[:0], NO_TEXT
-        self._ids = self._ids[:0]

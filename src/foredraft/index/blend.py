@@ -12,7 +12,6 @@ import numpy as np
 from numba import njit
 
 from foredraft.graph.tree import I64, U8, FloatArray, IntArray
-from foredraft.index.borrowed import borrowed
 from foredraft.index.own_words import fill_context, int64, learn_rows
 from foredraft.index.recent_text import append
 from foredraft.index.sources import (
@@ -222,8 +221,6 @@ def advance(
     rates, own words and own text are updated; `size` is that of `blend`, with 0 nodes to draft nothing. Returns tokens
     int32[N], parents int32[N], score float32[N], source uint8[N].
     """
-    # what is returned is copied: nothing borrowed may be
-    sources, rates, room, top = borrowed(sources), borrowed(rates), borrowed(room), borrowed(top)
     if learns:
         learn_choices(rates, room, ids[read:])
         learn_rows(sources.words, top.tokens, top.parents, ids[:read], top.best, top.chances)

@@ -13,7 +13,7 @@ import re
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ SEGMENT_KIND = "datastore-segment"
 MANIFEST = "datastore.json"
 LOCK = "datastore.lock"
 SEGMENT_SUFFIX = ".segment"
+WORDS_FILE = "own-words"  # of a memory, beside the store of its texts
 FORMAT_VERSION = 1
 
 _FORMAT = "foredraft-datastore"
@@ -122,7 +123,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise StoreError(f"{folder} is not a datastore: it has no {MANIFEST}. {_REMEDY}") from error
     except OSError as error:
         raise StoreError(f"The store {folder} cannot be opened ({error.strerror}). Check the name.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise damaged("store", folder, f"{MANIFEST} is not JSON") from error
     if not isinstance(fields, dict) or fields.get("format") != _FORMAT:
         raise StoreError(f"{path} is not the manifest of a datastore. {_REMEDY}")
@@ -135,10 +136,12 @@ def read_manifest(folder: Path) -> Manifest:
         raise damaged("store", folder, f"{MANIFEST} does not match its checksum")
     try:
         segments = tuple(SegmentEntry(**entry) for entry in fields["segments"])
+        if any([type(each) for each in astuple(entry)] != [str, int, int, int] for entry in segments):
+            raise TypeError("a segment's field has the wrong type")
         strange = [entry.name for entry in segments if not _SEGMENT_NAME.fullmatch(entry.name)]
         manifest = Manifest(str(fields["tokenizer_hash"]), int(fields["vocabulary"]), segments)
     except (KeyError, TypeError, ValueError) as error:
-        raise damaged("store", folder, f"{MANIFEST} lacks a field or has one too many") from error
+        raise damaged("store", folder, f"{MANIFEST} lacks a field, or has one too many or of a wrong type") from error
     if strange:
         raise damaged("store", folder, f"{MANIFEST} names a segment {strange[0]!r}")
     return manifest
@@ -278,12 +281,18 @@ def write_datastore(
                 _remove(path for path in folder.glob("*") if path.name != LOCK and _is_store_file(path.name))
 
 
-def _make_folder(folder: Path) -> None:
+def check_folder(folder: Path) -> None:
+    """Raise StoreError if `folder`, which need not exist, is a file or holds what is not of a store or a memory."""
     if folder.exists() and not folder.is_dir():
         raise StoreError(f"{folder} is a file. Give the name of a folder.")
-    foreign = sorted(path.name for path in folder.glob("*") if not _is_store_file(path.name))
+    names = sorted(path.name for path in folder.glob("*"))
+    foreign = [name for name in names if not (_is_store_file(name) or name.startswith(WORDS_FILE))]
     if foreign:
         raise StoreError(f"{folder} holds other things ({foreign[0]}). Give an empty folder, or a new name.")
+
+
+def _make_folder(folder: Path) -> None:
+    check_folder(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -342,8 +351,9 @@ class DatastoreWriter:
         for group in grouped(before, lambda entry: entry.tokens, most_tokens):
             texts = [open_segment(self.folder, self.manifest, entry).symbols for entry in group]
             merged.append(self._write(texts, progress) if len(group) > 1 else group[0])
-        self.manifest = replace(self.manifest, segments=tuple(merged))
-        return len(before) - len(merged)
+        different = tuple(dict.fromkeys(merged))  # merged texts may be those of another segment
+        self.manifest = replace(self.manifest, segments=different)
+        return len(before) - len(different)
 
     def commit(self) -> None:
         """Apply the changes and remove unlisted files; a StoreError leaves the store unchanged."""

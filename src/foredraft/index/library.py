@@ -17,8 +17,10 @@ from foredraft.index.datastore import (
     MANIFEST,
     Datastore,
     DatastoreWriter,
+    check_folder,
     manifest_version,
     open_datastore,
+    read_manifest,
     write_datastore,
 )
 from foredraft.index.recent_text import END, add, empty_text, with_room
@@ -26,7 +28,6 @@ from foredraft.index.suffix_array import SuffixArrays, symbol_dtype
 
 MOST_SHARED = 1 << 22  # tokens of other sequences kept; then the older half is dropped; chosen
 _MOST_SEGMENTS = 8  # approximate, of a bounded store, as each is searched in every step; chosen
-NOTHING_TO_SAVE = 'Only shared texts can be saved: give learn="shared", and a path or memory=PATH.'
 
 
 class Library:
@@ -43,9 +44,10 @@ class Library:
         with self.lock:
             self.shared = empty_text()
 
-    def open(self, folder: str) -> None:
-        """Search the datastore in `folder` too; raises what `open_datastore` does."""
-        self._stores = (*self._stores, open_datastore(folder, *self.identity))
+    def open(self, folder: str | Path) -> None:
+        """Search the datastore in `folder` too, unless it is searched already; raises what `open_datastore` does."""
+        if all(each.folder.resolve() != Path(folder).resolve() for each in self._stores):
+            self._stores = (*self._stores, open_datastore(folder, *self.identity))
 
     def segments(self) -> list[SuffixArrays]:
         """Return the current segments of all stores."""
@@ -65,23 +67,16 @@ class Library:
             add(text, np.append(ids, END))
             self.shared = text
 
-    def save(self, path: str | None, memory: str | None, most_tokens: int | None = None) -> Path:
-        """Move the shared text into the datastore `path`, or else `memory`, created if missing; return its folder.
+    def save(self, folder: Path, most_tokens: int) -> None:
+        """Move the shared text into the datastore `folder`, created if missing and searched from now on.
 
-        A memory that is created is searched from now on. Above `most_tokens` in the store, the oldest segments are
-        dropped and small ones merged; None keeps all.
-
-        Raises UsageError if no folder is given, and StoreError if the store cannot be written or belongs to another
-        tokenizer.
+        The store then holds at most `most_tokens`: the oldest segments are dropped and small ones merged. Raises
+        StoreError if the store cannot be written or belongs to another tokenizer.
         """
-        named = path or memory
-        if named is None:
-            raise UsageError(NOTHING_TO_SAVE)
-        folder = Path(named)
         with self.lock:
-            text = self.shared.symbols[: int(self.shared.length[0])]
+            text = self.shared.symbols[: int(self.shared.length[0])][-most_tokens - 1 :]  # END is no token
             if not len(text):
-                return folder
+                return
             new = not (folder / MANIFEST).exists()
             tokenizer_hash, vocabulary = self.identity
             with write_datastore(folder, tokenizer_hash=tokenizer_hash, vocabulary=vocabulary, create=new) as writer:
@@ -89,22 +84,20 @@ class Library:
                 symbols = np.where((text == END) | (text >= separator), separator, text).astype(symbol_dtype(separator))
                 if not writer.holds([symbols]):  # the same texts may have been saved before
                     writer.add([symbols])
-                    if most_tokens is not None:
-                        _bound(writer, most_tokens)
+                    _bound(writer, most_tokens)
                     writer.commit()
             self.shared = empty_text()
-            if memory is not None and folder == Path(memory) and all(each.folder != folder for each in self._stores):
-                self._stores = (*self._stores, open_datastore(folder))
-        return folder
+            self.open(folder)
 
 
 def open_library(
-    store: str, memory: str | None, default: Callable[[], Path] | None, vocabulary: int, tokenizer_hash: str
-) -> Library:
+    store: str, default: Callable[[], Path] | None, vocabulary: int, tokenizer_hash: str, *,
+    memory: str | None = None, memory_tokens: int = 0,
+) -> Library:  # fmt: skip
     """Open the datastore `store`, "default" or "none", and the one in `memory`, which need not exist yet.
 
     `default` builds or finds the default datastore. Raises StoreError for a store that is damaged or of another
-    tokenizer, or a memory that is not writable.
+    tokenizer, or a memory that is not writable, and UsageError for a memory of more than `memory_tokens`.
     """
     if store == "default":
         store = str(default()) if default is not None else "none"
@@ -114,15 +107,28 @@ def open_library(
     if memory is not None:
         if not memory:
             raise UsageError("memory is ''; name a folder for it.")
-        check_place(Path(memory), folder=True)
-        if (Path(memory) / MANIFEST).exists():
-            library.open(memory)
+        _open_memory(library, Path(memory), memory_tokens)
     return library
 
 
+def _open_memory(library: Library, folder: Path, most_tokens: int) -> None:
+    """Search `folder` if it is a store, and raise what `open_library` does if texts could not be saved there later."""
+    check_place(folder, folder=True)
+    if not (folder / MANIFEST).exists():
+        check_folder(folder)
+    elif (tokens := read_manifest(folder).tokens) > most_tokens:
+        raise UsageError(
+            f"The memory {folder} holds {tokens} tokens and memory_tokens is {most_tokens}, so that the oldest texts "
+            "would be deleted. Raise memory_tokens, or name another folder; a store that is only read is the option "
+            "store."
+        )
+    else:
+        library.open(folder)
+
+
 def _bound(writer: DatastoreWriter, most_tokens: int) -> None:
-    """Drop the oldest segments above `most_tokens`, but never the newest, and merge small ones."""
-    while len(writer.manifest.segments) > 1 and writer.manifest.tokens > most_tokens:
+    """Drop the oldest segments above `most_tokens`, and merge small ones."""
+    while writer.manifest.tokens > most_tokens:
         writer.remove(writer.manifest.segments[0].name)
     writer.merge(most_tokens // _MOST_SEGMENTS)
 

@@ -212,7 +212,7 @@ def save_words(path: Path, words: OwnWords, tokenizer_hash: str, vocabulary: int
 
 def load_words(path: Path, tokenizer_hash: str) -> OwnWords:
     """Read a file of `save_words`; raises StoreError if it is damaged or belongs to another tokenizer."""
-    store = open_store(path, _KIND)
+    store = open_store(path, _KIND, check=True)
     check_fit(path, (store.tokenizer_hash, 0), tokenizer_hash, None, "Use another memory for this model.")
     try:
         keys = store.arrays["keys"].astype(np.int64)

@@ -13,7 +13,7 @@ import struct
 import sys
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -151,7 +151,7 @@ def _read_header(path: Path, file: IO[bytes], size: int) -> tuple[dict[str, Any]
     try:
         fields = json.loads(header)
         sound = all(isinstance(fields[name], kind) for name, kind in _FIELDS.items())
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         sound = False
     if not sound or fields["byte_order"] != "little":
         raise damaged("store", path, "its header is not JSON, or a field is missing or wrong")
@@ -165,7 +165,8 @@ def _checked_entries(path: Path, raw: list[Any], header_end: int, size: int) -> 
     for item in raw:
         try:
             entry = ArrayEntry(**item)
-            sound = entry.dtype in _DTYPES and entry.length >= 0 and entry.crc32 >= 0
+            kinds = [type(each) for each in astuple(entry)]
+            sound = kinds == [str, str, int, int, int] and entry.dtype in _DTYPES and entry.length >= 0
             sound = sound and entry.offset == _aligned(end) and entry.end <= size
         except TypeError:
             sound = False

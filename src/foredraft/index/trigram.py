@@ -17,7 +17,6 @@ from foredraft.index.storage import FORMAT_VERSION, Store, check_fit, damaged, o
 KIND = "trigram-table"
 FULL_PROBABILITY = 65535  # probabilities are stored as uint16: `round(p * 65535)`, at least 1
 UNIGRAM_KEEP = 32  # successors stored per single token, for back-off; chosen
-COMMON_KEEP = 256  # tokens stored in the list of the most frequent ones; chosen
 _REMEDY = "Build a table for this model: foredraft table build INPUT... --model MODEL --out FILE"
 
 U16 = npt.NDArray[np.uint16]
@@ -41,8 +40,6 @@ class TableArrays(NamedTuple):
     unigram_totals: U32  # [V], count of all successors of the token; saturating
     unigram_tokens: TokenArray  # [U], like `tokens`
     unigram_probabilities: U16  # [U], like `probabilities`, relative to `unigram_totals`
-    common_tokens: TokenArray  # [K], the most frequent tokens, by descending count
-    common_probabilities: U16  # [K], relative to all tokens
 
 
 def array_dtypes(vocabulary: int) -> dict[str, np.dtype[Any]]:
@@ -71,14 +68,17 @@ def open_table(
     path: str | os.PathLike[str], tokenizer_hash: str | None = None, vocabulary: int | None = None, *,
     check: bool | None = None,
 ) -> TableArrays:  # fmt: skip
-    """Memory-map a table; `check` is `open_store`'s.
+    """Memory-map a table; `check` is `open_store`'s, and True also verifies all properties that `TableArrays` lists.
 
-    Raises StoreError for a file that is not a sound table, or of another tokenizer or a larger vocabulary; None accepts
-    any.
+    Compiled code that does not check bounds may read a table only if `check` is True. Raises StoreError for a file that
+    is not a sound table, or of another tokenizer or a larger vocabulary; None accepts any.
     """
     store = open_store(path, KIND, check=check)
     check_fit(store.path, (store.tokenizer_hash, store.vocabulary), tokenizer_hash, vocabulary, _REMEDY)
-    return _table(store)
+    arrays = _table(store)
+    if check:
+        _check_contents(store.path, arrays)
+    return arrays
 
 
 def open_named_table(
@@ -95,14 +95,15 @@ def open_named_table(
 
 def _table(store: Store) -> TableArrays:
     """Return a store's arrays, after checking names, dtypes and lengths but not contents."""
-    vocabulary, arrays = store.vocabulary, store.arrays
-    if vocabulary < 1 or {name: array.dtype for name, array in arrays.items()} != array_dtypes(vocabulary):
+    vocabulary, arrays = store.vocabulary, store.arrays  # older tables hold two more arrays
+    dtypes = array_dtypes(vocabulary)
+    if vocabulary < 1 or {name: arrays[name].dtype for name in dtypes if name in arrays} != dtypes:
         raise damaged("table", store.path, "its arrays are not those of a tri-gram table")
     bigrams, trigrams = len(arrays["second"]), len(arrays["tokens"])
     lengths = {
         "first": vocabulary + 1, "offsets": bigrams + 1, "totals": bigrams, "probabilities": trigrams,
         "unigram_offsets": vocabulary + 1, "unigram_totals": vocabulary,
-        "unigram_probabilities": len(arrays["unigram_tokens"]), "common_probabilities": len(arrays["common_tokens"]),
+        "unigram_probabilities": len(arrays["unigram_tokens"]),
     }  # fmt: skip
     for name, length in lengths.items():
         if len(arrays[name]) != length:
@@ -111,7 +112,7 @@ def _table(store: Store) -> TableArrays:
     for name, end in ends.items():
         if arrays[name][0] != 0 or arrays[name][-1] != end:
             raise damaged("table", store.path, f"its array {name!r} does not run from 0 to {end}")
-    return TableArrays(**arrays)
+    return TableArrays(*(arrays[name] for name in dtypes))
 
 
 def table_info(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -130,31 +131,31 @@ def table_info(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def check_table(path: str | os.PathLike[str]) -> TableArrays:
     """Verify all checksums of a table, and all properties that `TableArrays` lists; raises StoreError."""
-    store = open_store(path, KIND, check=True)
-    arrays, size = _table(store), store.vocabulary
+    return open_table(path, check=True)
+
+
+def _check_contents(path: Path, arrays: TableArrays) -> None:
+    size = len(arrays.first) - 1
     # Offsets are verified first, as the later checks rely on them and compiled code does not check bounds.
     for name in ("first", "offsets", "unigram_offsets"):
         array = getattr(arrays, name)
         if (array[1:] < array[:-1]).any():
-            raise damaged("table", store.path, f"its array {name!r} is not in ascending order")
+            raise damaged("table", path, f"its array {name!r} is not in ascending order")
     rises = np.append(True, arrays.second[1:] > arrays.second[:-1])
     begins = arrays.first[:-1]
     rises[begins[begins < len(rises)]] = True  # a first token's bigrams may begin with any second token
     if len(arrays.second) and not (rises.all() and arrays.second.max() < size):
-        raise damaged("table", store.path, "its bigrams are not in ascending order")
+        raise damaged("table", path, "its bigrams are not in ascending order")
     if len(arrays.totals) and not arrays.totals.min():
-        raise damaged("table", store.path, "it has a bigram that never occurred")
-    common = np.array([0, len(arrays.common_tokens)], np.uint32)
+        raise damaged("table", path, "it has a bigram that never occurred")
     rows = {
         "bigram row": (arrays.offsets, arrays.tokens, arrays.probabilities),
         "token": (arrays.unigram_offsets, arrays.unigram_tokens, arrays.unigram_probabilities),
-        "list of common tokens, number": (common, arrays.common_tokens, arrays.common_probabilities),
     }
     for what, (offsets, tokens, probabilities) in rows.items():
         if (row := _first_bad_row(offsets, tokens, probabilities, size)) >= 0:
             how = f"the successors of {what} {row} repeat, reach past the vocabulary of {size}, or are not sorted"
-            raise damaged("table", store.path, how)
-    return arrays
+            raise damaged("table", path, how)
 
 
 @njit(cache=True)
