@@ -64,13 +64,13 @@ def found_here(metadata: Any, texts: Sequence[str]) -> Any:
     """Return the same of foredraft."""
     from transformers import AutoTokenizer
 
-    from foredraft.model.gguf.tokenizers import end_ids, write_tokenizer
+    from foredraft.model.gguf.tokenizers import write_tokenizer
 
     with tempfile.TemporaryDirectory() as folder:
-        write_tokenizer(metadata, Path(folder))
+        ends = write_tokenizer(metadata, Path(folder)).ends
         tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
-    return [ids, tokenizer("x").input_ids, list(end_ids(metadata))]
+    return [ids, tokenizer("x").input_ids, list(ends)]
 
 
 def digest(ids: Sequence[Sequence[int]]) -> str:

@@ -14,7 +14,7 @@ from foredraft.errors import UnsupportedModelError, UsageError
 from foredraft.model.gguf.configuration import configuration
 from foredraft.model.gguf.metadata import Metadata, read_header
 from foredraft.model.gguf.tensors import Tensors
-from foredraft.model.gguf.tokenizers import end_ids, write_tokenizer
+from foredraft.model.gguf.tokenizers import write_tokenizer
 from foredraft.model.gguf.weights import state_of
 from foredraft.model.machine import COMPILING, usable_memory
 from foredraft.model.mapped import MappedTensors
@@ -54,10 +54,9 @@ def write_folder(parts: Sequence[Path], folder: Path) -> None:
     config = configuration(metadata, tensors.shapes, tensors.values)
     config.dtype = _DTYPES.get(metadata.get("general.file_type", -1), "bfloat16")
     folder.mkdir(parents=True)
-    write_tokenizer(metadata, folder)
-    names = {"bos_token_id": "bos", "pad_token_id": "padding"}
-    ids = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in names.items()}
-    config.update(ids | {"eos_token_id": list(end_ids(metadata))})
+    vocabulary = write_tokenizer(metadata, folder)
+    bos, padding = (vocabulary.roles.get(role) for role in ("bos", "padding"))
+    config.update({"bos_token_id": bos, "pad_token_id": padding, "eos_token_id": list(vocabulary.ends)})
     config.save_pretrained(folder)
     generation = GenerationConfig.from_model_config(config)
     generation.suppress_tokens = metadata.get("tokenizer.ggml.suppress_tokens")
