@@ -21,7 +21,7 @@ from foredraft.cache_folder import CACHE_VARIABLE
 from foredraft.cli import main
 from foredraft.model import loading, mapped
 from foredraft.model.compiled.block_layers import BlockLinear, quantised_weights
-from foredraft.model.compiled.blocks import QuantisedRows
+from foredraft.model.compiled.blocks import QuantisedRows, packed_bytes
 from foredraft.model.compiled.package import weights_hash
 from foredraft.model.gguf import files, reader
 from foredraft.model.gguf.files import gguf_folder, quantised_file, smollm2_file
@@ -246,9 +246,25 @@ def test_a_folder_is_written_once_also_by_several_at_once(file, cache, monkeypat
         thread.start()
     for thread in threads:
         thread.join()
-    copy = shutil.copy(file, cache / "another-name.gguf")
-    assert gguf_folder(cache / "another-name.gguf") == gguf_folder(file), copy
     assert len(calls) == 1
+
+
+def test_a_file_that_changed_has_another_folder(tmp_path, cache):
+    file = write_gguf(tmp_path / "it.gguf", file_type=0)
+    dtypes = [json.loads((gguf_folder(file) / "config.json").read_text())["dtype"]]
+    write_gguf(file, file_type=32)
+    dtypes.append(json.loads((gguf_folder(file) / "config.json").read_text())["dtype"])
+    assert dtypes == ["float32", "bfloat16"]
+
+
+def test_parts_that_are_links_to_files_with_other_names_are_read_by_the_names_of_the_links(tmp_path, cache):
+    """So the hub's cache has them."""
+    case = next(case for case in gguf_files.CASES if case.parts == 2)
+    first = gguf_files.write(case, tmp_path / "tiny.gguf")
+    for number, part in enumerate(files.parts_of(first)):
+        part.symlink_to(part.rename(tmp_path / f"blob-{number}"))
+    model = loading.load_model(str(first), "bfloat16", "cpu")
+    assert packed_bytes(quantised_file(model)) == 2 * sum(map(np.size, gguf_files.tensors_of(case).values()))
 
 
 @pytest.mark.slow
