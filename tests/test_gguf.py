@@ -2,7 +2,6 @@
 
 import errno
 import json
-import shutil
 import tempfile
 import threading
 from pathlib import Path
