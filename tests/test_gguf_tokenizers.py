@@ -1,6 +1,7 @@
 """Tokenizers of GGUF files: the tokens are llama.cpp's, as scripts/gguf_tokens.py recorded them."""
 
 import json
+import struct
 from importlib.util import find_spec
 
 import pytest
@@ -178,3 +179,10 @@ def test_a_damaged_header_is_refused(tmp_path, keep):
     cut.write_bytes(whole.read_bytes()[:keep])
     with pytest.raises(UsageError, match=r"cut\.gguf is not a complete GGUF file"):
         read_header(cut)
+
+
+def test_a_list_of_lists_is_refused(tmp_path):
+    header = b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<I", 9)
+    (tmp_path / "deep.gguf").write_bytes(header + struct.pack("<IQ", 9, 1) * 3000 + bytes(12))
+    with pytest.raises(UsageError, match="a list, of the type 9, which is not read"):
+        read_header(tmp_path / "deep.gguf")

@@ -68,7 +68,7 @@ def _built(metadata: Metadata, vocabulary: Vocabulary) -> Tokenizer:
     # conversions of Gemma 4 from before April 2026 say false, which llama.cpp overrides
     add_bos = metadata.get("tokenizer.ggml.add_bos_token", add_bos) or pre == "gemma4"
     add_eos = metadata.get("tokenizer.ggml.add_eos_token", False)
-    before, after = ["bos"] * add_bos, ["eos"] * add_eos
+    before, after = ({True: [role], False: []}[adds] for role, adds in (("bos", add_bos), ("eos", add_eos)))
     if missing := [role for role in (*before, *after) if role not in vocabulary.roles]:
         raise UnsupportedModelError(
             f"This GGUF file wants its {missing[0]} token around every text and names none; give another file, or the "
@@ -164,4 +164,6 @@ def _chat_template(metadata: Metadata) -> str | list[dict[str, str]] | None:
     if default is not None:
         named["default"] = default
     templates = [{"name": name, "template": text} for name, text in named.items() if text is not None]
+    if not all(isinstance(each["template"], str) for each in templates):
+        raise TypeError("a chat template is no text")
     return templates if names else default
