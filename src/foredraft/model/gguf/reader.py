@@ -13,7 +13,7 @@ import torch
 
 from foredraft.errors import UnsupportedModelError, UsageError, told
 from foredraft.model.gguf.configuration import configuration
-from foredraft.model.gguf.metadata import Metadata, read_header
+from foredraft.model.gguf.metadata import Keys, Metadata, read_header
 from foredraft.model.gguf.tensors import Tensors
 from foredraft.model.gguf.tokenizers import write_tokenizer
 from foredraft.model.gguf.weights import state_of
@@ -115,7 +115,8 @@ def load_gguf(folder: Path, parts: Sequence[Path], dtype: torch.dtype | str, **o
     size = chosen.itemsize * sum(like.numel() for like in names.values())
     # in memory only where there is room left to compile the model
     keep = MappedTensors().keep if COMPILING * size > usable_memory() else (lambda weight: weight)
-    state = state_of(metadata.architecture, tensors, names, config, chosen, keep)
+    blocks = Keys(metadata).get("block_count")
+    state = state_of(metadata.architecture, tensors, names, config, chosen, keep, blocks)
     model = type(wanted).from_pretrained(None, config=config, state_dict=state, dtype=chosen, **options)
     model.generation_config = GenerationConfig.from_pretrained(folder)
     model.name_or_path = model.config._name_or_path = str(folder)  # noqa: SLF001  # as `from_pretrained` of a folder sets it
