@@ -137,9 +137,9 @@ def test_chat_templates_are_kept_with_their_names(tokenizer_of):
     [
         ({"pre": "of-tomorrow"}, "rules 'of-tomorrow'"),
         ({"model": "rwkv"}, "kind 'rwkv'"),
-        ({"model": "llama", "scores": None}, "not hold scores"),
-        ({"model": "llama", "scores": [-1.0, -2.0]}, "not hold scores"),
-        ({"model": "llama", "scores": [-1000.0] * 800}, "not hold scores of all tokens that differ"),
+        ({"model": "llama", "scores": None}, "no scores"),
+        ({"model": "llama", "scores": [-1.0, -2.0]}, "no scores"),
+        ({"model": "llama", "scores": [-1000.0] * 800}, "no scores, or all the same"),
         ({"merges": None}, "no merges"),
         ({"tokens": ["a", "a"]}, "2 tokens, of which 1 differ"),
     ],

@@ -68,7 +68,7 @@ def _built(metadata: Metadata, vocabulary: Vocabulary) -> Tokenizer:
     # conversions of Gemma 4 from before April 2026 say false, which llama.cpp overrides
     add_bos = metadata.get("tokenizer.ggml.add_bos_token", add_bos) or pre == "gemma4"
     add_eos = metadata.get("tokenizer.ggml.add_eos_token", False)
-    before, after = ({True: [role], False: []}[adds] for role, adds in (("bos", add_bos), ("eos", add_eos)))
+    before, after = ["bos"] * add_bos, ["eos"] * add_eos
     if missing := [role for role in (*before, *after) if role not in vocabulary.roles]:
         raise UnsupportedModelError(
             f"This GGUF file wants its {missing[0]} token around every text and names none; give another file, or the "
@@ -117,8 +117,8 @@ def _sentencepiece(vocabulary: Vocabulary, scores: Sequence[float], *, add_space
     # ranks cannot say "the leftmost of equal scores"; a conversion without a tokenizer.model writes -1000 everywhere
     if len(scores) < len(vocabulary.tokens) or (len(pairs) > 1 and pairs[0][0][0] == pairs[-1][0][0]):
         raise UnsupportedModelError(
-            "This GGUF file does not hold scores of all tokens that differ (tokenizer.ggml.scores), by which its kind "
-            "of tokenizer merges; give the folder of the transformers checkpoint that the file was made from."
+            "The tokens of this GGUF file have no scores, or all the same (tokenizer.ggml.scores), and its kind of "
+            "tokenizer merges by them; give the folder of the transformers checkpoint that the file was made from."
         )
     unknown = vocabulary.roles.get("unknown")
     built = Tokenizer(
