@@ -2,7 +2,6 @@
 
 import errno
 import json
-import shutil
 import tempfile
 import threading
 from pathlib import Path
@@ -16,12 +15,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import foredraft
 import gguf_files
-from foredraft import StoreError, UnsupportedModelError, UsageError
+import gguf_tokens
+from foredraft import ForedraftError, StoreError, UnsupportedModelError, UsageError
 from foredraft.cache_folder import CACHE_VARIABLE
 from foredraft.cli import main
 from foredraft.model import loading, mapped
 from foredraft.model.compiled.block_layers import BlockLinear, quantised_weights
-from foredraft.model.compiled.blocks import QuantisedRows
+from foredraft.model.compiled.blocks import QuantisedRows, packed_bytes
 from foredraft.model.compiled.package import weights_hash
 from foredraft.model.gguf import files, reader
 from foredraft.model.gguf.files import gguf_folder, quantised_file, smollm2_file
@@ -46,8 +46,8 @@ NAMES = {
 """A Llama's weights: transformers' name -> GGUF's."""
 
 
-def write_gguf(file, *, architecture="llama", tokens=True, file_type=7):
-    """Write a random Llama with the toy's tokenizer and 8-bit matrices."""
+def write_gguf(file, *, architecture="llama", tokens=True, file_type=7, f16_of=None):
+    """Write a random Llama with the toy's tokenizer and 8-bit matrices, or F16 of the numbers of a dtype."""
     tokenizer = json.loads(Path(TOY, "tokenizer.json").read_text())["model"]
     vocabulary = sorted(tokenizer["vocab"], key=tokenizer["vocab"].get)
     torch.manual_seed(0)
@@ -80,6 +80,8 @@ def write_gguf(file, *, architecture="llama", tokens=True, file_type=7):
         array = weights[theirs].float().numpy()
         if array.ndim == 1:
             writer.add_tensor(ours, array)
+        elif f16_of is not None:
+            writer.add_tensor(ours, weights[theirs].to(f16_of).to(torch.float16).numpy())
         else:
             packed = quants.quantize(array, GGMLQuantizationType.Q8_0)
             writer.add_tensor(ours, packed, raw_dtype=GGMLQuantizationType.Q8_0)
@@ -214,10 +216,21 @@ def test_tokens_that_a_file_suppresses_are_never_written(tmp_path, cache):
     assert not set(written[0]) & set(written[1])
 
 
-def test_a_key_of_the_tokenizer_that_nothing_reads_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("tokenizer.ggml.new_rule", True, r"says tokenizer\.ggml\.new_rule of its tokenizer"),
+        ("tokenizer.ggml.suppress_tokens", 5, "keys of the tokenizer .* do not fit together"),
+        ("tokenizer.ggml.add_eos_token", "yes", "keys of the tokenizer .* do not fit together"),
+        ("tokenizer.chat_template", [1], "keys of the tokenizer .* do not fit together"),
+        ("general.alignment", 0, r"general\.alignment is 0"),
+        ("general.alignment", "32", r"general\.alignment is '32'"),
+    ],
+)
+def test_a_key_that_nothing_reads_or_that_is_odd_is_refused(key, value, said, tmp_path):
     case = next(case for case in gguf_files.CASES if case.name == "llama")
-    file = gguf_files.write(case, tmp_path / "a.gguf", changed={"tokenizer.ggml.new_rule": True})
-    with pytest.raises(UnsupportedModelError, match=r"says tokenizer\.ggml\.new_rule of its tokenizer"):
+    file = gguf_files.write(case, tmp_path / "a.gguf", changed={key: value})
+    with pytest.raises(ForedraftError, match=said):
         reader.write_folder([file], tmp_path / "folder")
 
 
@@ -231,10 +244,18 @@ def test_drafted_text_of_a_file_is_plain_decodings(file):
     assert drafted.statistics.drafted
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("file_type", "dtype"), [(0, torch.float32), (1, torch.float16), (32, torch.bfloat16)])
-def test_weights_keep_the_precision_of_the_file(file_type, dtype, tmp_path, cache):
-    assert loading.load_model(str(write_gguf(tmp_path / "a.gguf", file_type=file_type)), device="cpu").dtype == dtype
+@pytest.mark.parametrize(
+    ("file_type", "f16_of", "dtype"),
+    [
+        (0, None, torch.float32),
+        (1, torch.float16, torch.float32),
+        (1, torch.bfloat16, torch.bfloat16),
+        (32, None, torch.bfloat16),
+    ],
+)
+def test_weights_keep_the_precision_of_the_file(file_type, f16_of, dtype, tmp_path, cache):
+    file = write_gguf(tmp_path / "a.gguf", file_type=file_type, f16_of=f16_of)
+    assert loading.load_config(str(file)).dtype == dtype
 
 
 @pytest.mark.slow
@@ -246,9 +267,25 @@ def test_a_folder_is_written_once_also_by_several_at_once(file, cache, monkeypat
         thread.start()
     for thread in threads:
         thread.join()
-    copy = shutil.copy(file, cache / "another-name.gguf")
-    assert gguf_folder(cache / "another-name.gguf") == gguf_folder(file), copy
     assert len(calls) == 1
+
+
+def test_a_file_that_changed_has_another_folder(tmp_path, cache):
+    file = write_gguf(tmp_path / "it.gguf", file_type=0)
+    dtypes = [json.loads((gguf_folder(file) / "config.json").read_text())["dtype"]]
+    write_gguf(file, file_type=32)
+    dtypes.append(json.loads((gguf_folder(file) / "config.json").read_text())["dtype"])
+    assert dtypes == ["float32", "bfloat16"]
+
+
+def test_parts_that_are_links_to_files_with_other_names_are_read_by_the_names_of_the_links(tmp_path, cache):
+    """So the hub's cache has them."""
+    case = next(case for case in gguf_files.CASES if case.parts == 2)
+    first = gguf_files.write(case, tmp_path / "tiny.gguf")
+    for number, part in enumerate(files.parts_of(first)):
+        part.symlink_to(part.rename(tmp_path / f"blob-{number}"))
+    model = loading.load_model(str(first), "bfloat16", "cpu")
+    assert packed_bytes(quantised_file(model)) == 2 * sum(map(np.size, gguf_files.tensors_of(case).values()))
 
 
 @pytest.mark.slow
@@ -279,6 +316,8 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(file, tmp_path, cache):
         foredraft.load(str(tmp_path / "missing.gguf"))
     with pytest.raises(UsageError, match="holds no tokenizer"):
         gguf_folder(write_gguf(tmp_path / "bare.gguf", tokens=False))
+    with pytest.raises(UsageError, match="holds a vocabulary and no weights"):
+        gguf_folder(gguf_tokens.write_file({"tokenizer.ggml.tokens": ["a"]}, tmp_path / "vocabulary.gguf"))
     with pytest.raises(UnsupportedModelError, match=r"of the architecture 'strange', which foredraft does not read"):
         gguf_folder(write_gguf(tmp_path / "strange.gguf", architecture="strange"))
     assert not [path for path in (cache / "gguf").iterdir() if path.is_dir()]

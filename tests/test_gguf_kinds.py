@@ -72,24 +72,24 @@ def test_a_file_with_another_number_scores_differently(name, changed, recorded, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("name", "changed", "said"),
     [
-        ({".rope.scaling.new_rule": 2.0}, r"llama\.rope\.scaling\.new_rule = 2\.0.*does not know"),
-        ({".attention.scale": 0.5}, r"attention\.scale = 0\.5.*no field"),
-        ({".rope.scaling.type": "su"}, r"scales its rotary positions by 'su'"),
-        ({".attention.causal": False}, r"attention\.causal = False"),
-        ({".embedding_length": 64}, r"has the shape .* but its keys say"),
+        ("llama", {".rope.scaling.new_rule": 2.0}, r"llama\.rope\.scaling\.new_rule = 2\.0.*does not know"),
+        ("llama", {".attention.scale": 0.5}, r"attention\.scale = 0\.5.*no field"),
+        ("llama", {".rope.scaling.type": "su"}, r"scales its rotary positions by 'su'"),
+        ("llama", {".rope.scaling.attn_factor": 1.3}, r"rope\.scaling\.attn_factor = 1\.3 with the rule default"),
+        ("llama", {".rope.dimension_count": 16}, r"rope\.dimension_count = 16, where a head has 32 numbers"),
+        ("llama", {".attention.causal": False}, r"attention\.causal = False"),
+        ("llama", {".embedding_length": 64, ".rope.dimension_count": 16}, r"has the shape .* but its keys say"),
+        ("llama", {".block_count": 1}, r"9 tensors that are not.*such as blk\.1\."),
+        ("llama fused", {".attention.head_count_kv": 1}, r"2 tensors that are not.*such as blk\.0\.attn_qkv"),
+        ("llama3", {".rope.scaling.factor": 3.0}, r"both rope_freqs\.weight and the rule linear"),
+        ("granite", {".rope.scaling.finetuned": False}, r"rope\.scaling\.finetuned = False"),
     ],
 )
-def test_what_a_file_says_and_the_model_cannot_is_refused(changed, said, tmp_path):
+def test_what_a_file_says_and_the_model_cannot_is_refused(name, changed, said, tmp_path):
     with pytest.raises(UnsupportedModelError, match=said):
-        scores(CASES["llama"], tmp_path, changed=changed)
-
-
-def test_a_granite_without_positions_is_refused(tmp_path):
-    changed = {".rope.scaling.finetuned": False}
-    with pytest.raises(UnsupportedModelError, match=r"rope\.scaling\.finetuned = False"):
-        scores(CASES["granite"], tmp_path, changed=changed)
+        scores(CASES[name], tmp_path, changed=changed)
 
 
 @pytest.mark.slow

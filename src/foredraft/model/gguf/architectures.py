@@ -87,8 +87,10 @@ FLAGS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Fields that are true if a layer has a tensor whose name ends so."""
 
-UNUSED = ("tensor_data_layout", "rope.scaling.finetuned", "attention.value_length")
-"""Keys that say nothing that is not said by others: how a conversion ordered tensors, and sizes that tensors have."""
+UNUSED = (
+    "tensor_data_layout", "rope.scaling.finetuned", "attention.value_length", "rope.scaling.yarn_attn_factor",
+)  # fmt: skip
+"""Keys that say how a conversion ordered tensors, or sizes that tensors have, or that llama.cpp does not use."""
 
 TENSORS: Mapping[str, str] = {
     "linear_attn.dt": "ssm_dt", "mixer.dt": "ssm_dt", "mamba.dt": "ssm_dt",
@@ -259,12 +261,6 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         "falcon", complete=families.falcon, changes={"attn_qkv": "by_groups"}
     ),
     "gptneox": Architecture("gpt_neox", changes={"attn_qkv": "by_heads"}),
-    "bloom": Architecture(
-        "bloom",
-        keys={"context_length": (), "feed_forward_length": ()},
-        tensors={"transformer.word_embeddings_layernorm": "token_embd_norm"},
-        changes={"attn_qkv": "by_heads"},
-    ),
     "nemotron": Architecture("nemotron", changes=_NORMS_FROM_ONE),
     "minimax-m2": Architecture(
         "minimax_m2", keys={"expert_feed_forward_length": ("intermediate_size",), "expert_gating_func": SIGMOID}

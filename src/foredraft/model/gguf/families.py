@@ -88,7 +88,6 @@ def deepseek(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
         "topk_method": "group_limited_greedy" if fields.get("n_group", 1) > 1 else "greedy",
     }  # fmt: skip
     rope = fields["rope_parameters"]
-    rope.pop("partial_rotary_factor", None)
     if "mscale_all_dim" in rope:  # conversions of this architecture write a tenth of it
         rope["mscale_all_dim"] = rope["mscale"] = round(10 * rope["mscale_all_dim"], _DIGITS)
 

@@ -1,4 +1,4 @@
-"""GGUF files as folders of the cache, under a hash of the file: configuration, tokenizer, and a link to the weights.
+"""GGUF files as folders of the cache, by the file's path, size and time: configuration, tokenizer, a link to the file.
 
 Finds the default model's file, and writes folders of the cache completely or not at all. Does not know the format.
 """
@@ -8,7 +8,6 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import filelock
 from safetensors import SafetensorError
 
-from foredraft.atomic_file import TEMPORARY_SUFFIX, temporary_beside, unwritable
+from foredraft.atomic_file import TEMPORARY_SUFFIX
 from foredraft.cache_folder import CACHE_VARIABLE, cache_folder
 from foredraft.errors import StoreError, UsageError, told
 
@@ -57,23 +56,16 @@ def gguf_folder(file: Path) -> Path:
         raise UsageError(f"Reading a GGUF file needs gguf; run: {INSTALL_READERS}.")
     from foredraft.model.gguf.reader import write_folder  # imports torch, which help pages do not need
 
-    parts = parts_of(file)
-    digest = hashlib.sha256(b"".join(map(_digest, parts))).hexdigest()[:20]
-    folder = filled_folder(cache_folder("gguf") / f"{digest}-{_FORMAT}", partial(write_folder, parts))
-    link, target = folder / SOURCE, parts[0].resolve()
-    if link.resolve() != target:  # first, or after the file was moved
-        other = temporary_beside(link)
-        try:
-            other.symlink_to(target)
-            other.replace(link)
-        except OSError as error:
-            raise unwritable(link, error) from error
-    return folder
+    # not resolved: in the hub's cache, parts are links that have the names of parts, to files that do not
+    parts = [part.absolute() for part in parts_of(file)]
+    state = [(str(part), part.stat().st_size, part.stat().st_mtime_ns) for part in parts]
 
+    def fill(folder: Path) -> None:
+        write_folder(parts, folder)
+        (folder / SOURCE).symlink_to(parts[0])
 
-def _digest(file: Path) -> bytes:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").digest()
+    digest = hashlib.sha256(repr(state).encode()).hexdigest()[:20]
+    return filled_folder(cache_folder("gguf") / f"{digest}-{_FORMAT}", fill)
 
 
 def parts_of(file: Path) -> list[Path]:
@@ -127,7 +119,7 @@ def weights_of(location: str) -> list[Path]:
         return []
     if not link.exists():
         raise UsageError(f"The GGUF file {link.readlink()} is not there any more; name it by its new place.")
-    return parts_of(link.resolve())
+    return parts_of(link.readlink())
 
 
 def quantised_file(model: Any) -> Path | None:
@@ -136,7 +128,9 @@ def quantised_file(model: Any) -> Path | None:
     Of a split file it is the first part.
     """
     link = Path(model.name_or_path) / SOURCE
-    return link.resolve() if model.name_or_path and link.is_file() and find_spec("gguf") is not None else None
+    if not model.name_or_path or not link.is_file() or find_spec("gguf") is None:
+        return None
+    return link.readlink() if link.is_symlink() else link
 
 
 @contextmanager

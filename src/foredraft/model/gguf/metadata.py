@@ -85,14 +85,14 @@ def read_header(file: Path) -> tuple[Metadata, dict[str, Place]]:
         with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
             values, places = _Header(content).contents()
             return Metadata(values), places
-    except (ValueError, KeyError) as error:
+    except ValueError as error:
         raise UsageError(
             f"{file} is not a complete GGUF file ({told(error)}); download it again, or give another one."
         ) from error
 
 
 class _Header:
-    """Reads a header from its beginning to its end; raises ValueError or KeyError where it is damaged."""
+    """Reads a header from its beginning to its end; raises ValueError where it is damaged."""
 
     def __init__(self, content: mmap.mmap) -> None:
         self._content, self._at = content, 0
@@ -104,6 +104,8 @@ class _Header:
         values = {self._string(): self._value(self._number(_U32)) for _ in range(keys)}
         found = [self._tensor() for _ in range(tensors)]
         alignment = values.get("general.alignment", _ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ValueError(f"its general.alignment is {alignment!r}, which is no number of bytes")
         begin = -(-self._at // alignment) * alignment
         return values, {name: Place(shape, kind, begin + offset) for name, shape, kind, offset in found}
 
@@ -117,9 +119,7 @@ class _Header:
             return self._string()
         if kind == _ARRAY:
             kind, count = self._number(_U32), self._number(_U64)
-            if kind == _STRING:
-                return self._strings(count)
-            return [self._value(kind) for _ in range(count)] if kind == _ARRAY else self._numbers(kind, count)
+            return self._strings(count) if kind == _STRING else self._numbers(kind, count)
         return self._number(kind)
 
     def _string(self) -> str:
@@ -139,6 +139,8 @@ class _Header:
         return self._numbers(kind, 1)[0]
 
     def _numbers(self, kind: int, count: int) -> list[Any]:
+        if kind not in _NUMBERS:
+            raise ValueError(f"it has a number, or a list, of the type {kind}, which is not read")
         dtype = np.dtype(_NUMBERS[kind])
         numbers: list[Any] = np.frombuffer(self._bytes(count * dtype.itemsize), dtype).tolist()
         return numbers

@@ -4,23 +4,24 @@ The folder holds no weights: they are read from the file whenever the model is l
 package say. Does not know where folders are kept.
 """
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from foredraft.errors import UnsupportedModelError, UsageError
+from foredraft.errors import UnsupportedModelError, UsageError, told
 from foredraft.model.gguf.configuration import configuration
-from foredraft.model.gguf.metadata import Metadata, read_header
+from foredraft.model.gguf.metadata import Keys, Metadata, read_header
 from foredraft.model.gguf.tensors import Tensors
-from foredraft.model.gguf.tokenizers import end_ids, write_tokenizer
+from foredraft.model.gguf.tokenizers import write_tokenizer
 from foredraft.model.gguf.weights import state_of
 from foredraft.model.machine import COMPILING, usable_memory
 from foredraft.model.mapped import MappedTensors
 
-_DTYPES = {0: "float32", 1: "float16"}
-"""GGUF's `general.file_type` -> dtype of the model. Others were quantised from bfloat16, or coarser: bfloat16."""
+_ALL_F32, _MOSTLY_F16 = 0, 1
+"""Values of GGUF's `general.file_type`."""
 
 
 def opened(parts: Sequence[Path]) -> tuple[Metadata, Tensors]:
@@ -45,28 +46,54 @@ def write_folder(parts: Sequence[Path], folder: Path) -> None:
     from transformers import GenerationConfig
 
     metadata, tensors = opened(parts)
-    kind = metadata.get("general.type", "model")
-    if "tokenizer.ggml.tokens" not in metadata or "token_embd.weight" not in tensors or kind != "model":
-        what = (
-            "holds no tokenizer" if "tokenizer.ggml.tokens" not in metadata else f"is no language model (type {kind})"
-        )
-        raise UsageError(f"{parts[0]} {what}; give a GGUF file of a language model, or a transformers folder.")
+    if lack := _lack(metadata, tensors):
+        raise UsageError(f"{parts[0]} {lack}; give a GGUF file of a language model, or a transformers folder.")
     config = configuration(metadata, tensors.shapes, tensors.values)
-    config.dtype = _DTYPES.get(metadata.get("general.file_type", -1), "bfloat16")
+    config.dtype = _dtype(metadata, tensors)
     folder.mkdir(parents=True)
-    write_tokenizer(metadata, folder)
-    names = {"bos_token_id": "bos", "pad_token_id": "padding"}
-    ids = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in names.items()}
-    config.update(ids | {"eos_token_id": list(end_ids(metadata))})
-    config.save_pretrained(folder)
-    generation = GenerationConfig.from_model_config(config)
-    generation.suppress_tokens = metadata.get("tokenizer.ggml.suppress_tokens")
-    generation.save_pretrained(folder)
+    try:
+        vocabulary = write_tokenizer(metadata, folder)
+        bos, padding = (vocabulary.roles.get(role) for role in ("bos", "padding"))
+        config.update({"bos_token_id": bos, "pad_token_id": padding, "eos_token_id": list(vocabulary.ends)})
+        config.save_pretrained(folder)
+        generation = GenerationConfig.from_model_config(config)
+        generation.suppress_tokens = metadata.get("tokenizer.ggml.suppress_tokens")
+        generation.save_pretrained(folder)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:  # of a key that has another type, or is odd
+        raise UnsupportedModelError(
+            f"The keys of the tokenizer in {parts[0]} do not fit together ({told(error)}); download it again, or give "
+            "the model as a transformers folder or a hub id."
+        ) from error
     if unread := [key for key in metadata.unread() if key.startswith("tokenizer.")]:
         raise UnsupportedModelError(
             f"This GGUF file says {', '.join(unread)} of its tokenizer, which foredraft does not know, so its tokens "
             "could be others. Give the model as a transformers folder or a hub id, and report the key."
         )
+
+
+def _lack(metadata: Metadata, tensors: Tensors) -> str:
+    """Return what keeps a file from being a language model; nothing if it is one."""
+    kind = metadata.get("general.type", "model")
+    if "tokenizer.ggml.tokens" not in metadata:
+        return "holds no tokenizer"
+    if not tensors.shapes:
+        return "holds a vocabulary and no weights"
+    return "" if "token_embd.weight" in tensors and kind == "model" else f"is no language model (type {kind})"
+
+
+def _dtype(metadata: Metadata, tensors: Tensors) -> str:
+    """Return the dtype that has the numbers of a file's matrices: float32, or bfloat16 if that is enough.
+
+    It is enough for what was quantised, and for F16 made from bfloat16. Some families overflow in float16.
+    """
+    kind, least = metadata.get("general.file_type"), None
+    if kind == _MOSTLY_F16:
+        halves = [name for name in tensors if tensors.stored(name)[1].name == "F16"]
+        least = min(halves, key=lambda name: math.prod(tensors.shapes[name]), default=None)
+    if least is None:
+        return "float32" if kind == _ALL_F32 else "bfloat16"
+    numbers = torch.from_numpy(tensors.values(least))
+    return "bfloat16" if torch.equal(numbers, numbers.to(torch.bfloat16).float()) else "float32"
 
 
 def load_gguf(folder: Path, parts: Sequence[Path], dtype: torch.dtype | str, **options: Any) -> Any:
@@ -88,7 +115,8 @@ def load_gguf(folder: Path, parts: Sequence[Path], dtype: torch.dtype | str, **o
     size = chosen.itemsize * sum(like.numel() for like in names.values())
     # in memory only where there is room left to compile the model
     keep = MappedTensors().keep if COMPILING * size > usable_memory() else (lambda weight: weight)
-    state = state_of(metadata.architecture, tensors, names, config, chosen, keep)
+    blocks = Keys(metadata).get("block_count")
+    state = state_of(metadata.architecture, tensors, names, config, chosen, keep, blocks)
     model = type(wanted).from_pretrained(None, config=config, state_dict=state, dtype=chosen, **options)
     model.generation_config = GenerationConfig.from_pretrained(folder)
     model.name_or_path = model.config._name_or_path = str(folder)  # noqa: SLF001  # as `from_pretrained` of a folder sets it

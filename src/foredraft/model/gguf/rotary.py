@@ -3,6 +3,7 @@
 Knows the rules of llama.cpp and transformers. Does not know which layers use them.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +19,8 @@ _DEFAULT_BASE = 10000.0
 """Base of the frequencies where a file names none, as in llama.cpp."""
 _UNTURNED = 1e29
 """Factors above this stop a frequency: conversions of Gemma 4 write 1e30."""
+_PARTIAL = ("minimax_m2",)
+"""Families that turn a part of a head's numbers, though their configurations say no factor for it by default."""
 _LLAMA3_TURNS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _LLAMA3_CONTEXTS = (8192, 4096, 16384, 32768)
 """Original contexts, in tokens, to try for factors of Llama 3's rule: a file has its results, not its numbers."""
@@ -39,18 +42,31 @@ def rotary_parameters(
     width = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
     found: dict[str, Any] = {"rope_type": "default", "rope_theta": base}
     rotated = keys.get("rope.dimension_count", width)
-    if rotated != width or "partial_rotary_factor" in known.rope_parameters:
+    if "partial_rotary_factor" in known.rope_parameters or known.model_type in _PARTIAL:
         found["partial_rotary_factor"] = rotated / width
+    elif rotated != width and not hasattr(known, "qk_rope_head_dim"):
+        raise _refused(f"rope.dimension_count = {rotated}, where a head has {width} numbers", known)
     found |= _scaling(keys, context)
     attention = keys.get("rope.scaling.attn_factor", 1.0)
     if "rope_factors_short.weight" in shapes:
         found |= _longrope(read("rope_factors_short.weight"), read("rope_factors_long.weight"), attention)
         found["original_max_position_embeddings"] = keys.get("rope.scaling.original_context_length", context)
+    elif attention != 1.0 and found["rope_type"] == "yarn" and "mscale_all_dim" not in found:
+        found["attention_factor"] = attention * (1 + 0.1 * math.log(found["factor"]))
     elif attention != 1.0:
-        found["attention_factor"] = attention
+        raise _refused(f"rope.scaling.attn_factor = {attention} with the rule {found['rope_type']}", known)
     if "rope_freqs.weight" in shapes:
+        if found["rope_type"] != "default":
+            raise _refused(f"both rope_freqs.weight and the rule {found['rope_type']}", known)
         found |= _from_factors(read("rope_freqs.weight"), base, context)
     return found
+
+
+def _refused(what: str, known: Any) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"The rotary positions of this GGUF file have {what}, which transformers' {known.model_type} cannot compute. "
+        "Give the model as a transformers folder or a hub id."
+    )
 
 
 def _scaling(keys: Keys, context: int) -> dict[str, Any]:
@@ -69,7 +85,7 @@ def _scaling(keys: Keys, context: int) -> dict[str, Any]:
 
 def _yarn(keys: Keys) -> dict[str, Any]:
     """Return YaRN's further parameters; "truncate" rounds the ramp's ends to whole dimensions, as llama.cpp does."""
-    names = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow", "attention_factor": "yarn_attn_factor"}
+    names = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
     found = {name: value for name, key in names.items() if (value := keys.get(f"rope.scaling.{key}")) is not None}
     if keys.get("rope.scaling.yarn_ext_factor", 1.0) != 1.0:
         raise UnsupportedModelError(

@@ -1,7 +1,8 @@
-"""How a tokenizer splits a text into words before it merges them: a row for each `tokenizer.ggml.pre` of llama.cpp.
+"""How a tokenizer splits a text into words before it merges them: rows by `tokenizer.ggml.pre`, llama.cpp's names.
 
 The rows give llama.cpp's words, also where its patterns are simpler than those of a model's first tokenizer. They are
-in the syntax of `tokenizers.Regex`. Data only: does not know vocabularies.
+in the syntax of `tokenizers.Regex`. Names of models that are not read, such as embeddings, have no row. Data only: does
+not know vocabularies.
 """
 
 from dataclasses import dataclass
@@ -50,7 +51,6 @@ _LLAMA3 = _any(_ENDINGS, _WORD, r"\p{N}{1,3}", _SIGNS, _SPACES)
 _QWEN2 = _any(_ENDINGS, _WORD, r"\p{N}", _SIGNS, _SPACES)
 _MARKED_WORDS = _any(_ASCII_SIGN_AND_WORD, r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+", r" ?[\p{P}\p{S}]+[\r\n]*", _SPACES)
 _GPT4O = _any(*(f"{word}{_ENDINGS}?" for word in _CASED_WORD), r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", _SPACES)
-_BLOOM = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 
 
 @dataclass(frozen=True)
@@ -72,31 +72,16 @@ class Split:
 
 
 _ROWS: tuple[tuple[str, Split], ...] = (
+    ("default", Split((r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))),
+    ("gpt-2 phi-2 gigachat a.x-4.0 mellum mpt olmo exaone4 trillion granite-docling", Split((_GPT2,))),
+    ("smollm starcoder refact command-r exaone minerva-7b mellum2", Split((r"\p{N}", _GPT2))),
     (
-        "default",
-        Split((r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
-    ),
-    (
-        (
-            "gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert jina-v1-en "
-            "jina-v2-code roberta-bpe mpt olmo jais exaone4 trillion granite-docling"
-        ),
-        Split((_GPT2,)),
-    ),
-    (
-        "smollm starcoder refact command-r codeshell exaone minerva-7b mellum2",
-        Split((r"\p{N}", _GPT2)),
-    ),
-    (
-        "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
+        "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2",
         Split((_LLAMA3,), ignore_merges=True, add_bos=True),
     ),
     ("dbrx smaug-bpe chatglm-bpe", Split((_LLAMA3,))),
     ("glm4 glm5", Split((_LLAMA3,), ignore_merges=True)),
-    (
-        "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2",
-        Split((_QWEN2,)),
-    ),
+    ("qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open", Split((_QWEN2,))),
     (
         "qwen35",
         Split(
@@ -165,8 +150,7 @@ _ROWS: tuple[tuple[str, Split], ...] = (
         ),
     ),
     ("falcon", Split((r"[\p{P}$+<=>^~|`]+", _GPT2, "[0-9][0-9][0-9]"))),
-    ("bloom gpt3-finnish poro-chat", Split((_BLOOM,))),
-    ("viking", Split((_BLOOM, r"\p{N}"))),
+    ("viking", Split((" ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+", r"\p{N}"))),
     (
         "tekken",
         Split(
@@ -177,10 +161,6 @@ _ROWS: tuple[tuple[str, Split], ...] = (
     ),
     ("gpt-4o llama4 kanana2 talkie minimax-m2", Split((_GPT4O,))),
     (
-        "granite-embed-multi-97m",
-        Split((_GPT4O.replace(r"\p{L}&&", r"\p{L}\p{M}&&"),), ignore_merges=True),
-    ),
-    (
         "tiny_aya cohere2moe",
         Split(
             (
@@ -190,20 +170,6 @@ _ROWS: tuple[tuple[str, Split], ...] = (
                     *(r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", _SPACES),
                 ),
             )
-        ),
-    ),
-    (
-        "chameleon",
-        Split(
-            (
-                "<sentinel:[0-9]+>",
-                "IMGIMG[A-I]{1,4}Z",
-                r"[\t\n]|    |  ",
-                r"\p{N}",
-                r"[\p{P}!-/:-@\[-`{-~]",
-                _GPT2,
-            ),
-            add_bos=True,
         ),
     ),
     (
@@ -219,23 +185,9 @@ _ROWS: tuple[tuple[str, Split], ...] = (
         ),
     ),
     ("superbpe", Split((r"\p{N}+", "(?=(?:[0-9]{3})+(?![0-9]))"))),
-    (
-        "bailingmoe bailingmoe2 llada-moe",
-        Split((_any(_ENDINGS, _WORD, r"\p{N}", _SIGNS, r"\s*[\r\n]|\s+(?!\S)|\s+"),)),
-    ),
     ("seed-coder", Split((_any(_ENDINGS, _WORD, r"\p{N}", r" ?[^\s\p{L}\p{N}\r\n]+", _SPACES),))),
     ("ufakzeka", Split((_any(_WORD, r"\p{N}", _SIGNS, _SPACES),))),
-    (
-        "afmoe",
-        Split(
-            (
-                _DIGITS_FROM_RIGHT,
-                _ASIAN,
-                _MARKED_WORDS,
-            )
-        ),
-    ),
-    ("laguna", Split((_LINES, _QWEN2))),
+    ("afmoe", Split((_DIGITS_FROM_RIGHT, _ASIAN, _MARKED_WORDS))),
     (
         "exaone-moe",
         Split(
@@ -251,7 +203,7 @@ _ROWS: tuple[tuple[str, Split], ...] = (
         "minicpm5",
         Split((r"\p{N}{1,3}", _any(_ENDINGS, _WORD, r"\p{N}+", _SIGNS, _SPACES)), ignore_merges=True),
     ),
-    ("gemma4 granite-embed-multi-311m", Split((_LINES,), add_bos=True, byte_level=False)),
+    ("gemma4", Split((_LINES,), add_bos=True, byte_level=False)),
     ("sarvam-moe", Split((_LINES,), byte_level=False)),
 )
 _SPLITS = {name: split for names, split in _ROWS for name in names.split()}

@@ -42,7 +42,7 @@ class Tensors:
     def __init__(self, found: Mapping[str, tuple[Path, Place]]) -> None:
         self.shapes = {name: place.shape for name, (_, place) in found.items()}
         self._stored = {name: _stored(name, file, place) for name, (file, place) in found.items()}
-        self._used = set[str]()
+        self._used = dict.fromkeys(found, 0)  # rows that were read, each as often as it was
         sizes = {file: file.stat().st_size for file, _ in found.values()}
         for name, stored in self._stored.items():
             if stored.offset + stored.rows * stored.width > sizes[stored.file]:
@@ -67,19 +67,19 @@ class Tensors:
         """Return the numbers of a small tensor, without counting it as used."""
         return _dequantised(*self.stored(name)).reshape(self.shapes[name])
 
-    def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        """Return a tensor, rounded to `dtype`; a vector in float32, because arithmetic may follow."""
-        self._used.add(name)
+    def read(self, name: str, dtype: torch.dtype, rows_read: slice = slice(None)) -> torch.Tensor:
+        """Return a tensor, or a part of it, rounded to `dtype`; a vector in float32, because arithmetic may follow."""
+        self._used[name] += len(range(self.shapes[name][0])[rows_read])
         (rows, kind), shape = self.stored(name), self.shapes[name]
         numbers = torch.empty(len(rows), shape[-1], dtype=torch.float32 if len(shape) == 1 else dtype)
         step = max(1, NUMBERS_AT_ONCE // shape[-1])
         for start in range(0, len(rows), step):
             numbers[start : start + step] = torch.from_numpy(_dequantised(rows[start : start + step], kind))
-        return numbers.reshape(shape)
+        return numbers.reshape(shape)[rows_read]
 
     def unused(self) -> list[str]:
-        """Return the names of the tensors that nothing has read."""
-        return [name for name in self._stored if name not in self._used]
+        """Return the names of the tensors that nothing has read, or only in a part, or in parts that overlap."""
+        return [name for name, count in self._used.items() if not count or count % self.shapes[name][0]]
 
 
 def _stored(name: str, file: Path, place: Place) -> _Stored:

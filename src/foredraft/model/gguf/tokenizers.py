@@ -28,11 +28,11 @@ _WITHOUT_EFFECT = (
 """Keys that llama.cpp does not use for the kinds of tokenizers read here."""
 
 
-def write_tokenizer(metadata: Metadata, folder: Path) -> None:
+def write_tokenizer(metadata: Metadata, folder: Path) -> Vocabulary:
     """Write a file's tokenizer and its chat templates to a folder, from which `AutoTokenizer` reads them.
 
-    Reads every known key of the file's tokenizer. Raises UnsupportedModelError for a kind of tokenizer, or a name of
-    rules for splitting, that is not known.
+    Reads every known key of the file's tokenizer, and returns its tokens. Raises UnsupportedModelError for a kind of
+    tokenizer, or a name of rules for splitting, that is not known.
     """
     vocabulary = read_vocabulary(metadata)
     for key in _WITHOUT_EFFECT:
@@ -51,24 +51,22 @@ def write_tokenizer(metadata: Metadata, folder: Path) -> None:
         config["chat_template"] = template
     built.save(str(folder / "tokenizer.json"), pretty=False)
     (folder / "tokenizer_config.json").write_text(json.dumps(config, ensure_ascii=False, indent=2), encoding="utf-8")
-
-
-def end_ids(metadata: Metadata) -> tuple[int, ...]:
-    """Return the ids that end a turn as llama.cpp finds them, in ascending order; errors are `read_vocabulary`'s."""
-    return read_vocabulary(metadata).ends
+    return vocabulary
 
 
 def _built(metadata: Metadata, vocabulary: Vocabulary) -> Tokenizer:
     """Return the tokenizer without its added tokens."""
     model, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre") or "default"
-    scores, merges = metadata.get("tokenizer.ggml.scores"), metadata.get("tokenizer.ggml.merges")
+    pre = "gemma4" if model == "gemma4" else pre
+    scores, merges = metadata.get("tokenizer.ggml.scores") or [], metadata.get("tokenizer.ggml.merges")
     add_space = metadata.get("tokenizer.ggml.add_space_prefix", True)
     if model == "llama":
         built, add_bos = _sentencepiece(vocabulary, scores, add_space=add_space), True
     else:
-        split = split_of("gemma4" if model == "gemma4" else pre)
+        split = split_of(pre)
         built, add_bos = _byte_pairs(vocabulary, merges, split), split.add_bos
-    add_bos = metadata.get("tokenizer.ggml.add_bos_token", add_bos)
+    # conversions of Gemma 4 from before April 2026 say false, which llama.cpp overrides
+    add_bos = metadata.get("tokenizer.ggml.add_bos_token", add_bos) or pre == "gemma4"
     add_eos = metadata.get("tokenizer.ggml.add_eos_token", False)
     before, after = ["bos"] * add_bos, ["eos"] * add_eos
     if missing := [role for role in (*before, *after) if role not in vocabulary.roles]:
@@ -107,20 +105,21 @@ def _byte_pairs(vocabulary: Vocabulary, merges: Sequence[str] | None, split: Spl
     return built
 
 
-def _sentencepiece(vocabulary: Vocabulary, scores: Sequence[float] | None, *, add_space: bool) -> Tokenizer:
+def _sentencepiece(vocabulary: Vocabulary, scores: Sequence[float], *, add_space: bool) -> Tokenizer:
     """Return the tokenizer of a vocabulary with scores, which merges the two parts of the best token in each step."""
-    if scores is None:
-        raise UnsupportedModelError(
-            "This GGUF file holds no scores (tokenizer.ggml.scores), which its kind of tokenizer needs; give another "
-            "file, or the model as a transformers folder."
-        )
     ids, pairs = vocabulary.ids, []
-    for index, text in enumerate(vocabulary.tokens):
+    for text, score in zip(vocabulary.tokens, scores, strict=False):
         # of equal scores llama.cpp takes the leftmost, so that runs of spaces grow from the left: the longest first
-        rank = (-scores[index], -len(text))
+        rank = (-score, -len(text))
         halves = ((text[:at], text[at:]) for at in range(1, len(text)))
         pairs += [(rank, left, right) for left, right in halves if left in ids and right in ids]
     pairs.sort(key=lambda pair: pair[0])
+    # ranks cannot say "the leftmost of equal scores"; a conversion without a tokenizer.model writes -1000 everywhere
+    if len(scores) < len(vocabulary.tokens) or (len(pairs) > 1 and pairs[0][0][0] == pairs[-1][0][0]):
+        raise UnsupportedModelError(
+            "The tokens of this GGUF file have no scores, or all the same (tokenizer.ggml.scores), and its kind of "
+            "tokenizer merges by them; give the folder of the transformers checkpoint that the file was made from."
+        )
     unknown = vocabulary.roles.get("unknown")
     built = Tokenizer(
         models.BPE(
@@ -165,4 +164,6 @@ def _chat_template(metadata: Metadata) -> str | list[dict[str, str]] | None:
     if default is not None:
         named["default"] = default
     templates = [{"name": name, "template": text} for name, text in named.items() if text is not None]
+    if not all(isinstance(each["template"], str) for each in templates):
+        raise TypeError("a chat template is no text")
     return templates if names else default

@@ -124,8 +124,8 @@ def _named_ids(metadata: Metadata, defaults: Mapping[str, int], count: int) -> d
     for role in _ROLES:
         for key in (role, _OLD_NAMES.get(role, role)):
             index = metadata.get(f"{_PREFIX}{key}_token_id")
-            if index is not None and index < count:
-                given[role] = index
+            if index in range(count):
+                given[role] = int(index)
     return {role: index for role, index in given.items() if index < count}
 
 

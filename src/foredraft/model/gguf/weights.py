@@ -34,19 +34,20 @@ class _Source(NamedTuple):
 
 def state_of(
     architecture: str, tensors: Tensors, wanted: Mapping[str, torch.Tensor], config: Any, dtype: torch.dtype,
-    keep: Callable[[torch.Tensor], torch.Tensor],
+    keep: Callable[[torch.Tensor], torch.Tensor], blocks: int,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """Return a model's weights from a file, each as `keep` returns it: those of `wanted`, which has their shapes.
 
-    Raises UnsupportedModelError if the file lacks one, if a shape differs, or if a tensor is left over.
+    `blocks` are the file's layers, with those that draft. Raises UnsupportedModelError if the file lacks a weight, if a
+    shape differs, or if a tensor, or a part of one, is left over.
     """
     state = weights_named(architecture, tensors, wanted, config, dtype, keep)
-    left = [name for name in tensors.unused() if name not in _OF_ROTARY and not _is_idle(name, config)]
+    left = [name for name in tensors.unused() if name not in _OF_ROTARY and not _is_idle(name, config, blocks)]
     if left:
         raise UnsupportedModelError(
-            f"This GGUF file has {len(left)} tensors that the model has no weight for, such as {left[0]}, so "
-            "its scores could be another model's. Give the model as a transformers folder or a hub id, and report the "
-            "tensor."
+            f"This GGUF file has {len(left)} tensors that are not, or not as a whole, weights of the model that its "
+            f"keys say, such as {left[0]}, so its scores could be another model's. Give the model as a transformers "
+            "folder or a hub id, and report the tensor."
         )
     return state
 
@@ -69,7 +70,7 @@ def weights_named(
     return state
 
 
-def _is_idle(tensor: str, config: Any) -> bool:
+def _is_idle(tensor: str, config: Any, blocks: int) -> bool:
     """Return whether a tensor takes no part in the text.
 
     Behind the last layer lie heads that draft (MTP). Layers that take the keys and values of an earlier one (Gemma 3n
@@ -77,8 +78,8 @@ def _is_idle(tensor: str, config: Any) -> bool:
     """
     found = _BLOCK.match(tensor)
     layer, layers = int(found[1]) if found else -1, config.num_hidden_layers
-    takes = layer >= layers - getattr(config, "num_kv_shared_layers", 0)  # a field of few families
-    return layer >= layers or (takes and tensor.endswith(_KEYS_AND_VALUES))
+    takes = layers - getattr(config, "num_kv_shared_layers", 0) <= layer < layers  # a field of few families
+    return layers <= layer < blocks or (takes and tensor.endswith(_KEYS_AND_VALUES))
 
 
 def _known_names(architecture: str) -> dict[str, str]:
@@ -172,7 +173,8 @@ def _joined(
         return torch.cat(found, dim=-1 if suffix == ".bias" else -2)
     for whole, names in PARTS.items():
         if base in names and f"{prefix}{whole}{suffix}" in tensors:
-            fused, from_end = tensors.read(f"{prefix}{whole}{suffix}", dtype), len(names) - names.index(base)
-            start = 0 if from_end == len(names) else len(fused) - from_end * rows  # keys have as many as values
-            return fused[start : start + rows]
+            fused, from_end = f"{prefix}{whole}{suffix}", len(names) - names.index(base)
+            # keys have as many rows as values
+            start = 0 if from_end == len(names) else tensors.shapes[fused][0] - from_end * rows
+            return tensors.read(fused, dtype, slice(start, start + rows))
     return None
