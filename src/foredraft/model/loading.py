@@ -147,6 +147,7 @@ def _source(model: str, dtype: str | torch.dtype, options: LoadingOptions) -> st
 def _read(location: str, **options: Any) -> Any:
     """Load a causal language model from a folder or hub id; UsageError for a weight that is missing there."""
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils.hub import cached_file
 
     from foredraft.model.text_part import load_text_model, text_class
 
@@ -161,6 +162,9 @@ def _read(location: str, **options: Any) -> Any:
     if missing := sorted(found["missing_keys"]):
         others = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
         raise UsageError(f"it has no weight {missing[0]}{others}, which transformers would fill with random numbers.")
+    if revision := options.get("revision"):  # what is read later, such as an MTP layer, is of the same revision
+        file = cached_file(location, "config.json", revision=revision)
+        loaded.name_or_path = loaded.config.name_or_path = str(Path(str(file)).parent)
     return loaded
 
 
