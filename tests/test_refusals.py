@@ -49,6 +49,14 @@ def test_a_model_without_a_language_head_is_refused():
         TorchTarget(LlamaModel(LlamaConfig(**TINY)))
 
 
+def test_a_model_whose_embeddings_are_offloaded_is_refused(tmp_path):
+    places = dict.fromkeys(("model.layers", "model.norm", "model.rotary_emb"), "cpu")
+    places |= {"model.embed_tokens": "disk", "lm_head": "disk"}
+    model = AutoModelForCausalLM.from_pretrained(TOY_DRAFT, device_map=places, offload_folder=tmp_path)
+    with pytest.raises(UnsupportedModelError, match="embeddings of this model are offloaded"):
+        TorchTarget(model)
+
+
 def test_an_encoder_is_refused_and_a_decoder_of_its_family_is_not():
     with pytest.raises(UnsupportedModelError, match="bert model is an encoder"):
         inspect(BertConfig(**TINY))
