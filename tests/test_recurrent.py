@@ -163,7 +163,7 @@ def test_an_exit_whose_layer_types_the_configuration_cannot_give_is_a_refusal():
     config = tiny_configuration("jamba")  # its last layer has attention, as every second one
     config.num_hidden_layers = 4
     model = tiny_model(config)
-    with pytest.raises(UnsupportedModelError, match="would give other ones to 3 of them"):
+    with pytest.raises(UnsupportedModelError, match="of 3 layers gives others than these have"):
         exit_model(model, 2, ExitHead(model))
 
 

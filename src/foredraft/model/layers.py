@@ -76,13 +76,13 @@ def shorter(
     kinds = getattr(model.config, "layer_types", None)
     wanted = kinds and [kinds[index] for index in layers]
     config.num_hidden_layers = len(layers)
-    if wanted and wanted != config.layer_types:  # which some configurations compute of the number of layers
+    if wanted and wanted != config.layer_types:  # some configurations compute them from the number of layers
         try:
             config.layer_types = wanted
         except AttributeError as error:
             raise UnsupportedModelError(
-                f"The configuration of this {config.model_type} model computes the types of its layers, and would give "
-                f"other ones to {len(layers)} of them, so no part of it can draft; draft with another method."
+                f"The configuration of this {config.model_type} model computes the types of layers from their number, "
+                f"and of {len(layers)} layers gives others than these have; draft with another method."
             ) from error
     result = shared_copy(model)
     result.config = result.base_model.config = config
