@@ -94,12 +94,10 @@ def test_its_name_makes_a_control():
 
 
 def test_a_predictor_begins_as_the_heads_own_estimate():
-    predictor = AgreementPredictor(8)
-    hidden = np.random.default_rng(0).normal(size=(3, 8)).astype(np.float32)
-    estimate = np.array([0.1, 0.5, 0.9], np.float32)
-    assert np.allclose(predictor.chances(hidden[0], hidden, 4, estimate), estimate, atol=1e-5)
-    sure = np.array([0.0, 1.0, 0.5], np.float32)
-    assert np.isfinite(predictor.chances(hidden[0], hidden, 99, sure)).all()
+    predictor, hidden = AgreementPredictor(8), torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+    estimate, level = torch.tensor([0.1, 0.5, 0.9]), torch.tensor([4, 1, 99])
+    torch.testing.assert_close(predictor(hidden, hidden, level, estimate).sigmoid(), estimate)
+    assert predictor(hidden, hidden, level, torch.tensor([0.0, 1.0, 0.5])).isfinite().all()
 
 
 def test_a_predictor_looks_at_both_states_and_the_level():
@@ -107,22 +105,15 @@ def test_a_predictor_looks_at_both_states_and_the_level():
     with torch.no_grad():
         for weight in predictor.parameters():
             weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(weight.numel())))
-    noise = np.random.default_rng(0)
-    target, draft = noise.normal(size=4).astype(np.float32), noise.normal(size=(1, 4)).astype(np.float32)
-    estimate = np.array([0.7], np.float32)
+    target, draft = torch.randn(2, 1, 4, generator=torch.Generator().manual_seed(0))
 
     def chance(target, draft, level):
-        return predictor.chances(target, draft, level, estimate)
+        return predictor(target, draft, torch.tensor([level]), torch.tensor([0.7])).sigmoid().item()
 
     first = chance(target, draft, 1)
     others = [chance(target, draft, 2), chance(target + 1, draft, 1), chance(target, draft + 1, 1)]
     assert not any(np.isclose(first, other) for other in others)
     assert np.isclose(chance(target, draft, POSITIONS), chance(target, draft, POSITIONS + 5))
-    given = (torch.from_numpy(target[None]), torch.from_numpy(draft), torch.tensor([3]))
-    logit = predictor(*given, torch.from_numpy(estimate))
-    assert np.isclose(torch.sigmoid(logit).item(), chance(target, draft, 3), atol=1e-5), (
-        "what is trained is what drafts"
-    )
 
 
 def with_predictor(tmp_path, chance, more=()):
@@ -144,8 +135,8 @@ def with_predictor(tmp_path, chance, more=()):
 def test_a_predictor_of_an_older_file_is_read_without_its_weights_for_sampled_texts(tmp_path, heads):
     with_predictor.heads = heads
     predictor = load_predictor(Path(with_predictor(tmp_path, 0.6, more=(0.5, 0.25))), target_of("llama").model, 1)
-    state = np.ones(32, np.float32)
-    assert np.allclose(predictor.chances(state, state[None], 1, np.array([0.2], np.float32)), 0.6)
+    state = torch.ones(1, 32)
+    assert np.isclose(predictor(state, state, torch.tensor([1]), torch.tensor([0.2])).sigmoid().item(), 0.6)
 
 
 def watched_drafts(drafter):

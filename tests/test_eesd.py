@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import foredraft
 from foredraft.contracts import Budget, DraftContext, SequenceView
@@ -131,6 +132,9 @@ def test_damaged_heads_are_refused(heads, tmp_path):
     weights["norm.weight"] = torch.full_like(weights["norm.weight"], float("nan"))
     save_head(folder, card_for(model, "eesd", "llama", layers=1, dtype="float32"), weights)
     with pytest.raises(StoreError, match=r"damaged: norm.weight holds NaN"):
+        load_exit_head(folder, model)
+    save_file({"norm.weight.scale": torch.ones(3, 1)}, folder / WEIGHTS_FILE)
+    with pytest.raises(StoreError, match=r"damaged \(norm.weight.scale scales no tensor\)"):
         load_exit_head(folder, model)
 
 

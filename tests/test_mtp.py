@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from transformers.cache_utils import MtpCache
 
 import gguf_files
@@ -10,6 +11,7 @@ from foredraft.api import load
 from foredraft.contracts import SequenceView
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import StoreError, UsageError
+from foredraft.model.loading import load_model
 from foredraft.model.mtp import load_mtp
 from foredraft.model.state_heads import HeadModel
 from foredraft.model.state_rollout import StateRollout
@@ -83,6 +85,19 @@ def test_a_checkpoint_without_the_layer_or_with_a_part_of_it_is_refused(tmp_path
     part = save_checkpoint(tmp_path, "qwen3_5_text", without="mtp.norm.weight")[0]
     with pytest.raises(StoreError, match="post_norm"):
         drafter_of(TorchTarget(part))
+
+
+def test_the_layer_is_of_the_revision_that_was_loaded(tmp_path, monkeypatch):
+    """The hub's cache holds the model's branch `v2` alone, so another revision would not be found."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    repository, commit = tmp_path / "models--some--model", "2" * 40
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "v2").write_text(commit)
+    save_checkpoint(repository / "snapshots" / commit, "qwen3_next")
+    model = load_model("some/model", device="cpu", revision="v2")
+    drafted = dict(load_mtp(model).layers.named_parameters())["layer.eh_proj.weight"]
+    with safe_open(repository / "snapshots" / commit / "model.safetensors", framework="pt") as stored:
+        assert torch.equal(drafted, stored.get_tensor("mtp.fc.weight"))
 
 
 @pytest.mark.parametrize("name", ["glm4moe with a drafting head", "qwen35 with a drafting head"])

@@ -16,6 +16,7 @@ from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.graph.tree import depths
 from foredraft.model.compiled.build import compile_forward
 from foredraft.model.families import TESTED_FAMILIES
+from foredraft.model.heads import ExitHead, exit_model
 from foredraft.model.mask import seen_rows
 from foredraft.model.recurrent import adoption
 from foredraft.model.target import TorchTarget
@@ -140,9 +141,13 @@ METHODS = {
 }
 
 
+# the configurations of the last three compute the types of their layers
+_RUN = [(method, family) for method in METHODS for family in QUICK]
+_RUN += [("eesd", family) for family in ("mamba", "falcon_h1", "jamba")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("family", QUICK)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "family"), _RUN)
 def test_methods_that_run_models_and_ngrams_write_the_plain_text(method, family):
     """The exit's layers and the draft model have states of their own, and hold the rows of a growing tree."""
     target, draft = TorchTarget(model_of(family)), TorchTarget(model_of("qwen3_next"))
@@ -152,6 +157,14 @@ def test_methods_that_run_models_and_ngrams_write_the_plain_text(method, family)
         text, records = written(target, prompt_of(23), sampling, make_drafter(method, METHODS[method], resources))
         assert text == plain
         assert sum(record.drafted for record in records) > 20
+
+
+def test_an_exit_whose_layer_types_the_configuration_cannot_give_is_a_refusal():
+    config = tiny_configuration("jamba")  # its last layer has attention, as every second one
+    config.num_hidden_layers = 4
+    model = tiny_model(config)
+    with pytest.raises(UnsupportedModelError, match="of 3 layers gives others than these have"):
+        exit_model(model, 2, ExitHead(model))
 
 
 def test_layers_to_skip_are_not_known_of_recurrent_models():

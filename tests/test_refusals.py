@@ -1,5 +1,6 @@
 """Unsupported input is rejected early, and a failure during generation keeps what was written."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from foredraft.engine.state import SequenceState
 from foredraft.errors import StoreError
 from foredraft.graph.layout import lay_out
 from foredraft.index.trigram import check_table, table_info
-from foredraft.model.loading import load_model, load_tokenizer
+from foredraft.model.loading import load_ends, load_model, load_tokenizer
+from foredraft.model.named_target import load_target
 from foredraft.model.support import inspect
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
@@ -45,6 +47,14 @@ def test_an_attention_kernel_without_tree_masks_is_refused():
 def test_a_model_without_a_language_head_is_refused():
     with pytest.raises(UnsupportedModelError, match="LlamaModel is no causal language model"):
         TorchTarget(LlamaModel(LlamaConfig(**TINY)))
+
+
+def test_a_model_whose_embeddings_are_offloaded_is_refused(tmp_path):
+    places = dict.fromkeys(("model.layers", "model.norm", "model.rotary_emb"), "cpu")
+    places |= {"model.embed_tokens": "disk", "lm_head": "disk"}
+    model = AutoModelForCausalLM.from_pretrained(TOY_DRAFT, device_map=places, offload_folder=tmp_path)
+    with pytest.raises(UnsupportedModelError, match="embeddings of this model are offloaded"):
+        TorchTarget(model)
 
 
 def test_an_encoder_is_refused_and_a_decoder_of_its_family_is_not():
@@ -97,6 +107,43 @@ def test_damaged_weights_are_a_sentence(tmp_path):
     weights.write_bytes(weights.read_bytes()[:20_000])
     with pytest.raises(UsageError, match="No model could be loaded from"):
         load_model(str(tmp_path / "model"))
+
+
+@pytest.mark.parametrize(
+    ("field", "reason"),
+    [
+        ({"num_hidden_layers": None}, r"expected int, got NoneType \(value: None\)"),
+        ({"num_attention_heads": 7}, r"\(384\) is not a multiple of the number of attention heads \(7\)"),
+        ({"hidden_act": "unheard"}, "KeyError: 'unheard'"),
+        ({"rope_parameters": {"rope_type": "unheard"}}, "KeyError: 'unheard'"),
+    ],
+)
+def test_a_configuration_that_transformers_does_not_take_is_a_sentence(field, reason, tmp_path):
+    shutil.copytree(Path(TOY), tmp_path, dirs_exist_ok=True)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | field))
+    with pytest.raises(UsageError, match=f"No model could be loaded from .*: .*{reason}. Give a folder"):
+        load_target(str(tmp_path))
+
+
+@pytest.mark.parametrize("dtype", ["int8", torch.int8, torch.float8_e4m3fn])
+def test_a_dtype_in_which_no_model_runs_is_refused(dtype):
+    with pytest.raises(UsageError, match=r"^dtype is '\w+8\w*'; choose auto, float32"):
+        load_target(TOY, dtype)
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-this-name/model", "~nobody-of-this-name/a.gguf", "a" * 300])
+def test_a_name_that_can_be_no_path_is_refused(name):
+    with pytest.raises(UsageError, match="There is no folder"):
+        load_model(name)
+
+
+def test_a_model_without_an_end_token_has_no_ends(tmp_path):
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        shutil.copy(Path(TOY, name), tmp_path)
+    settings = tmp_path / "tokenizer_config.json"
+    settings.write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    assert load_ends(str(tmp_path)) == []
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Drafters in others' formats: scored as the library `speculators` scores them, and which are refused."""
 
+import copy
 import json
 from pathlib import Path
 
@@ -75,6 +76,13 @@ def layer(**fields):
     return {"transformer_layer_config": {**eagle3_config()["transformer_layer_config"], **fields}}
 
 
+DTYPES = (torch.float32, torch.bfloat16)
+SLIDING = [
+    {"model_type": "qwen3", "layer_types": ["sliding_attention"]},
+    {"model_type": "qwen3", "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0},
+]
+
+
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
@@ -86,7 +94,7 @@ def layer(**fields):
         (eagle3_config(speculators_model_type="dflash"), "is for dflash, not for eagle3; give method 'dflash'"),
         (eagle3_config(**layer(model_type="deepseek_v3")), "layers of type deepseek_v3.* those of llama and qwen3"),
         (eagle3_config(**layer(quantization_config={"quant_method": "fp8"})), r"is quantised \(config.json\)"),
-        (eagle3_config(**layer(layer_types=["sliding_attention"])), "sliding attention, which is not supported"),
+        *((eagle3_config("qwen3", **layer(**fields)), "sliding attention, which is not") for fields in SLIDING),
     ],
 )  # fmt: skip
 def test_a_drafter_of_another_kind_or_target_is_refused(config, sentence, tmp_path):
@@ -99,6 +107,25 @@ def test_a_quantised_drafter_is_refused(tmp_path):
     tensors["fc.weight"] = tensors["fc.weight"].to(torch.int8)
     with pytest.raises(UsageError, match=r"is quantised \(fc.weight is of type int8\).*give one in bfloat16"):
         made(tmp_path, eagle3_config(), tensors)
+
+
+@pytest.mark.parametrize("name", ["layers.0.self_attn.q_proj.bias", "layers.1.mlp.up_proj.weight", "lm_head.bias"])
+def test_a_tensor_that_would_not_be_used_is_refused(name, tmp_path):
+    with pytest.raises(UsageError, match=f"has the tensor {name}, which foredraft does not know"):
+        made(tmp_path, eagle3_config(), eagle3_tensors() | {name: torch.ones(32)})
+
+
+def test_tensors_that_only_training_or_other_programs_read_are_left_alone(tmp_path):
+    names = ("verifier_norm.weight", "verifier_lm_head.weight", "midlayer.self_attn.rotary_emb.inv_freq")
+    assert made(tmp_path, eagle3_config(), eagle3_tensors() | {name: torch.ones(32) for name in names})
+
+
+def test_rotary_frequencies_are_those_of_the_configuration_in_any_dtype(tmp_path):
+    save_drafter(tmp_path, eagle3_config(), eagle3_tensors())
+    heads = [load_eagle3(tmp_path, copy.deepcopy(target_of("llama").model).to(dtype)) for dtype in DTYPES]
+    exact, rounded = (head.layers.rotary.inv_freq for head in heads)
+    assert torch.equal(exact, rounded)
+    assert {head.layers.fc.weight.dtype for head in heads} == set(DTYPES)
 
 
 def test_damaged_drafters_are_refused(tmp_path):

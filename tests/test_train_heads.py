@@ -23,6 +23,7 @@ from foredraft.training.traces import (
     chosen_windows,
     label_texts,
     open_traces,
+    spread,
     write_texts,
 )
 from support.families import VOCABULARY, configuration, tiny_model
@@ -522,6 +523,15 @@ def test_labels_of_agreement_are_those_of_a_slow_comparison(model, traces):
     assert list(zip(level.tolist(), label.tolist(), strict=True)) == expected
     assert target.shape == draft.shape == (len(expected), 32)
     assert ((estimate > 0) & (estimate <= 1)).all()
+
+
+@pytest.mark.parametrize("count", [0, 3, 64, 65, 127, 128, 1000])
+def test_windows_to_measure_on_are_spread_over_all(count):
+    windows = np.arange(count) + 7
+    found = spread(windows, 64)
+    assert set(found) <= set(windows)
+    assert min(count, 32) <= len(found) <= 64
+    assert abs((found < 7 + count / 2).sum() * 2 - len(found)) <= 1
 
 
 def test_medusa_heads_learn(model, traces, tmp_path):

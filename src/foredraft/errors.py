@@ -41,7 +41,7 @@ class ForedraftWarning(UserWarning):
     """A problem that does not stop the work; the command line prints it without a source location."""
 
 
-def told(error: Exception) -> str:
+def told(error: BaseException) -> str:
     """Return an error's type and the first line of its message, for use in another message."""
     return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
 

@@ -62,15 +62,14 @@ def info(
 
 def _described(model: str) -> dict[str, Any]:
     """Return the facts in the configuration; UnsupportedModelError if the model is not supported."""
-    from foredraft.model.loading import has_other_parts, load_config, load_ends
+    from foredraft.model.loading import has_other_parts, load_config, load_ends, load_outline
     from foredraft.model.support import inspect
-    from foredraft.model.text_part import empty_model
 
     config, ends = load_config(model), list[str]()
     with suppress(UsageError):  # a model without a tokenizer has other facts
         ends = load_ends(model)
     support = inspect(config)
-    empty = empty_model(config)
+    empty = load_outline(model, device="cpu")
     return {
         "model": model, "family": support.family, "supported": True, "tested": support.tested,
         "text_model_of": str(config.model_type) if has_other_parts(config) else None,

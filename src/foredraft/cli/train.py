@@ -249,7 +249,7 @@ def medusa(
     from foredraft.model.head_files import IDS, card_for
     from foredraft.model.heads import RANKS
     from foredraft.training.tasks import MedusaTask
-    from foredraft.training.traces import chosen_windows
+    from foredraft.training.traces import chosen_windows, spread
 
     def check(model: Any) -> None:
         _check_vocabulary(head.vocabulary, model, least=RANKS)
@@ -263,7 +263,7 @@ def medusa(
         task = MedusaTask(transformer, heads, opened, ids, states)
         outcome = training.train(task, opened, card, head.run, heads=heads, vocabulary=head.vocabulary)
         trained, held = chosen_windows(opened, "all")
-        task.module.accuracies.copy_(task.measured((held if len(held) else trained)[:200]))
+        task.module.accuracies.copy_(task.measured(spread(held if len(held) else trained, 200)))
         kept = {} if ids is None else {IDS: ids.int()}
         _save(head.out, card, {**task.module.state_dict(), **kept}, outcome, states)
 

@@ -118,7 +118,9 @@ def _calibrated(
     hidden = rollout.hidden
     if states is None or hidden is None:
         return found
-    own, target = found.probabilities[:, 0], states[-1].float().cpu().numpy()
-    chance = predictor.chances(target, hidden.float().cpu().numpy(), level, own)
+    own, like = found.probabilities[:, 0], predictor.target.weight
+    target, levels = states[-1:].to(like).expand(len(own), -1), torch.full((len(own),), level, device=like.device)
+    logits = predictor(target, hidden.to(like), levels, torch.from_numpy(own).to(like))
+    chance = logits.sigmoid().cpu().numpy()
     others = found.probabilities * ((1 - chance) / np.maximum(1 - own, 1e-6))[:, None]
     return Candidates(found.tokens, np.column_stack([chance, np.minimum(others[:, 1:], chance[:, None])]))

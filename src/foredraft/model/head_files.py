@@ -88,6 +88,8 @@ def _decoded(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the weights from a file's tensors: the inverse of `_encoded`."""
     for name in [each for each in tensors if each.endswith(_SCALE)]:
         whole = name.removesuffix(_SCALE)
+        if whole not in tensors:
+            raise ValueError(f"{name} scales no tensor")
         tensors[whole] = tensors[whole].float() * tensors.pop(name)
     return tensors
 

@@ -6,16 +6,14 @@ how they are trained.
 
 import copy
 from collections.abc import Iterable
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from foredraft.errors import UsageError
-from foredraft.graph.tree import FloatArray, IntArray
+from foredraft.graph.tree import IntArray
 from foredraft.model.head_files import CONFIG_FILE, IDS, HeadCard, filled, read_head
 from foredraft.model.layers import model_parts, shorter
 
@@ -205,24 +203,6 @@ class AgreementPredictor(nn.Module):
         from_states = self.target(target).gather(1, position[:, None])[:, 0] + self.draft(draft)[:, 0]
         own = torch.logit(estimate, eps=_MARGIN)
         return from_states + self.estimate(own[:, None])[:, 0]  # type: ignore[no-any-return]  # a module's output is Any
-
-    def chances(self, target: FloatArray, draft: FloatArray, level: int, estimate: FloatArray) -> FloatArray:
-        """Return theta_M, float32[R], for the rows of one level, float32[R, D], and one target state, float32[D].
-
-        In numpy: the few numbers of a level take torch a quarter of a millisecond.
-        """
-        of_target, bias, of_draft, weight = self._arrays
-        position = min(max(level, 1), POSITIONS) - 1
-        own = np.clip(estimate, _MARGIN, 1 - _MARGIN)
-        logits = of_target[position] @ target + bias[position] + draft @ of_draft
-        logits += weight * np.log(own / (1 - own))
-        chance: FloatArray = np.exp(-np.logaddexp(0.0, -logits)).astype(np.float32)  # cannot overflow
-        return chance
-
-    @cached_property
-    def _arrays(self) -> tuple[FloatArray, ...]:
-        parts = (self.target.weight, self.target.bias, self.draft.weight[0], self.estimate.weight[0, 0])
-        return tuple(each.detach().float().cpu().numpy() for each in parts)
 
 
 def load_predictor(head: Path, model: Any, layers: int) -> AgreementPredictor | None:

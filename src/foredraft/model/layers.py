@@ -70,12 +70,20 @@ def shorter(
     """Return a model of the same kind that shares the weights and runs fewer layers, numbered from 0 in the KV cache.
 
     `layers` are in order, by the index of the layer in `model` that they correspond to; `replaced` are other modules to
-    replace, by path.
+    replace, by path. Raises UnsupportedModelError if the model's configuration cannot describe these layers.
     """
     config = copy.deepcopy(model.config)
+    kinds = getattr(model.config, "layer_types", None)
+    wanted = kinds and [kinds[index] for index in layers]
     config.num_hidden_layers = len(layers)
-    if kinds := getattr(config, "layer_types", None):
-        config.layer_types = [kinds[index] for index in layers]
+    if wanted and wanted != config.layer_types:  # some configurations compute them from the number of layers
+        try:
+            config.layer_types = wanted
+        except AttributeError as error:
+            raise UnsupportedModelError(
+                f"The configuration of this {config.model_type} model computes the types of layers from their number, "
+                f"and of {len(layers)} layers gives others than these have; draft with another method."
+            ) from error
     result = shared_copy(model)
     result.config = result.base_model.config = config
     copies = nn.ModuleList(map(shared_copy, layers.values()))
@@ -99,7 +107,7 @@ def eagle_layers(count: int) -> tuple[int, ...]:
 def usual_taps(model: Any) -> tuple[tuple[int, ...], ...]:
     """Return the layers whose states a compiled pass returns together: EAGLE-3's, and what enters the last norm.
 
-    None if the model's layers are no plain list.
+    Empty if the model's layers are no plain list.
     """
     try:
         count = model_parts(model).count

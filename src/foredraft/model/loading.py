@@ -15,7 +15,7 @@ from urllib.request import getproxies
 import torch
 from safetensors import SafetensorError
 
-from foredraft.errors import UsageError
+from foredraft.errors import UsageError, told
 from foredraft.model.gguf.files import SMOLLM2, SUFFIX, gguf_folder, no_progress_bar, smollm2_file, weights_of
 from foredraft.model.gguf.reader import load_gguf
 from foredraft.model.machine import limit_threads
@@ -51,7 +51,7 @@ def load_tokenizer(model: str, **options: Unpack[LoadingOptions]) -> Any:
 
 
 def load_ends(model: str) -> list[str]:
-    """Return the tokens that end a turn by default: those of the generation configuration, else the tokenizer's.
+    """Return the tokens that end a turn by default: the generation configuration's, else the tokenizer's, if any.
 
     Raises UsageError for a model without a tokenizer.
     """
@@ -63,6 +63,8 @@ def load_ends(model: str) -> list[str]:
     except OSError:  # the model has none
         given = None
     ids = tokenizer.eos_token_id if given is None else given
+    if ids is None:  # only the answer's length ends one
+        return []
     return [str(token) for token in tokenizer.convert_ids_to_tokens(ids if isinstance(ids, list) else [ids])]
 
 
@@ -101,7 +103,6 @@ def load_model(
     # what quantises places the model itself
     if chosen_device == "auto" or ("quantization_config" in given and chosen_device != "cpu"):
         given.setdefault("device_map", chosen_device)
-    load_config(model, **options)  # fails before anything large is read
     with _usage_errors("model", model), no_progress_bar():
         loaded = _read(_source(model, dtype, options), dtype=chosen_dtype, **given)
         if "device_map" not in given and "quantization_config" not in given:
@@ -116,18 +117,19 @@ def load_outline(
 
     They are needed on other devices than the CPU, and if transformers gets options.
     """
-    from transformers import GenerationConfig
+    from transformers import AutoConfig, GenerationConfig
 
     from foredraft.model.text_part import empty_model
 
     if _device(device) != "cpu" or _chosen(options, LoadingOptions.__annotations__):
         return None
+    chosen_dtype = _dtype(dtype)
     with _usage_errors("model", model), no_progress_bar():
         location = _source(model, dtype, options)
-    config = load_config(location)
-    if isinstance(chosen_dtype := _dtype(dtype), torch.dtype):
-        config.dtype = config.get_text_config().dtype = chosen_dtype
-    outline = empty_model(config)
+        config = AutoConfig.from_pretrained(location)
+        if isinstance(chosen_dtype, torch.dtype):
+            config.dtype = config.get_text_config().dtype = chosen_dtype
+        outline = empty_model(config)
     outline.name_or_path = location
     with suppress(OSError):  # the checkpoint has none
         outline.generation_config = GenerationConfig.from_pretrained(location)
@@ -147,6 +149,7 @@ def _source(model: str, dtype: str | torch.dtype, options: LoadingOptions) -> st
 def _read(location: str, **options: Any) -> Any:
     """Load a causal language model from a folder or hub id; UsageError for a weight that is missing there."""
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils.hub import cached_file
 
     from foredraft.model.text_part import load_text_model, text_class
 
@@ -161,20 +164,27 @@ def _read(location: str, **options: Any) -> Any:
     if missing := sorted(found["missing_keys"]):
         others = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
         raise UsageError(f"it has no weight {missing[0]}{others}, which transformers would fill with random numbers.")
+    if revision := options.get("revision"):  # what is read later, such as an MTP layer, is of the same revision
+        file = cached_file(location, "config.json", revision=revision)
+        loaded.name_or_path = loaded.config.name_or_path = str(Path(str(file)).parent)
     return loaded
 
 
 def located(model: str) -> str:
     """Return the folder or hub id to pass to transformers; raises UsageError, or what `gguf_folder` does."""
-    path = smollm2_file() if model == SMOLLM2 else Path(model).expanduser()
+    try:
+        path = smollm2_file() if model == SMOLLM2 else Path(model).expanduser()
+        exists = path.exists()
+    except (OSError, RuntimeError) as error:  # a path that is too long, or of a user without a home folder
+        raise UsageError(f"There is no folder {model} ({told(error).rstrip('.')}); give another.") from error
     if path.suffix.lower() == SUFFIX:
         return str(gguf_folder(path))
     looks_local = model.startswith((".", "/", "~")) or model.count("/") > 1
-    if looks_local and not path.exists():
+    if looks_local and not exists:
         raise UsageError(f"There is no folder {model}. Give a folder, a GGUF file, a hub id, or {SMOLLM2}.")
     if path.is_dir() and not (path / "config.json").exists():
         raise UsageError(f"The folder {model} has no config.json, so it holds no transformers model.")
-    if path.exists():
+    if exists:
         return str(path)
     _check_hub(model)
     return model
@@ -209,11 +219,12 @@ def _chosen(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
 
 
 def _dtype(dtype: str | torch.dtype) -> str | torch.dtype:
-    if isinstance(dtype, torch.dtype) or dtype in ("auto", *KINDS):  # rounded weights say what they are
-        return dtype if isinstance(dtype, torch.dtype) else "auto"
-    if dtype not in DTYPES:
-        raise UsageError(f"dtype is {dtype!r}; choose auto, {', '.join((*DTYPES, *KINDS))}.")
-    return DTYPES[dtype]
+    name = str(dtype).removeprefix("torch.")
+    if name in ("auto", *KINDS):  # rounded weights say what they are
+        return "auto"
+    if name not in DTYPES:
+        raise UsageError(f"dtype is {name!r}; choose auto, {', '.join((*DTYPES, *KINDS))}.")
+    return DTYPES[name]
 
 
 def _device(device: str | None) -> str:
@@ -235,11 +246,15 @@ def _device(device: str | None) -> str:
 @contextmanager
 def _usage_errors(what: str, model: str) -> Iterator[None]:
     """Turn transformers' loading errors into a UsageError."""
+    from huggingface_hub.errors import StrictDataclassError  # a configuration's field is invalid, or of a newer release
+
+    known = OSError, ValueError, TypeError, AttributeError, LookupError, ImportError, RuntimeError, AssertionError
     try:
         yield
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, AssertionError, SafetensorError) as error:
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    except (*known, SafetensorError, StrictDataclassError) as error:
+        cause = error.__cause__ if isinstance(error, StrictDataclassError) else None
+        reason = str(error) if isinstance(error, UsageError) else told(cause or error)
         raise UsageError(
-            f"No {what} could be loaded from {model!r}: {first_line} Give a folder, a hub id that is reachable from "
-            f"here, a GGUF file, or {SMOLLM2}."
+            f"No {what} could be loaded from {model!r}: {reason.removesuffix('.')}. Give a folder, a hub id that is "
+            f"reachable from here, a GGUF file, or {SMOLLM2}."
         ) from error

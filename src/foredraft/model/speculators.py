@@ -32,6 +32,8 @@ FILES = (CONFIG, _SAFE, _PICKLED)  # that a drafter is made of, for the hub
 _EAGLE, _FLASH = ("llama", "qwen3"), ("qwen3",)
 _LAYERS = {"eagle3": _EAGLE, "peagle": _EAGLE, "dflash": _FLASH, "dspark": _FLASH}  # types of layers that are run
 _EMBEDDINGS = "embed_tokens.weight"
+# names of tensors that its layers do not have: those of `Ends`, what only training reads, and DSpark's confidence
+_NOT_OF_LAYERS = (_EMBEDDINGS, "lm_head.weight", "verifier_", "confidence_head.")
 _KIND = "qwen3"  # the format's default type of layers
 # fields of a raw configuration that are not of its layers
 _OWN = ("architectures", "auto_map", "draft_vocab_size", "eagle_config", "dflash_config", "block_size")
@@ -77,8 +79,16 @@ class Speculator:
         return Ends(embeddings.to(own.device, own.dtype), lm_head, ids)
 
     def fill(self, module: nn.Module, like: torch.Tensor) -> None:
-        """Load the weights into a module, with the dtype and on the device of `like`; StoreError if one is missing."""
+        """Load the weights into a module, with the dtype and on the device of `like`.
+
+        StoreError if one is missing, and UsageError for one that the module does not have.
+        """
         own = module.state_dict()
+        others = (name for name in self.weights if name not in own and not name.endswith("rotary_emb.inv_freq"))
+        if unknown := next((name for name in others if not name.startswith(_NOT_OF_LAYERS)), None):
+            raise UsageError(
+                f"The drafter in {self.location} has the tensor {unknown}, which foredraft does not know; give another."
+            )
         for name, expected in own.items():
             found = self.weights.get(name)
             if found is None or found.shape != expected.shape:
@@ -89,8 +99,10 @@ class Speculator:
                 )
             if not torch.isfinite(found).all():
                 raise StoreError(f"The drafter in {self.location} is damaged: {name} holds NaN or infinity.")
-        module.load_state_dict({name: self.weights[name] for name in own}, assign=True)
-        module.to(like.device, like.dtype).eval().requires_grad_(requires_grad=False)
+        # not `module.to`, which would also round the rotary frequencies
+        weights = {name: self.weights[name].to(like.device, like.dtype) for name in own}
+        module.load_state_dict(weights, assign=True)
+        module.eval().requires_grad_(requires_grad=False)
 
 
 def read_speculator(folder: Path, method: str, model: Any) -> Speculator:
@@ -229,7 +241,7 @@ def _refuse_kind(
         wrong = f"is for {config[TYPE]}, not for {method}; {known}"
     elif (kind := layer.get("model_type", _KIND)) not in _LAYERS[method]:
         wrong = f"has layers of type {kind}, and {method} runs those of {' and '.join(_LAYERS[method])}; give another"
-    elif "sliding_attention" in (layer.get("layer_types") or ()):
+    elif "sliding_attention" in (getattr(_layer_config(config), "layer_types", None) or ()):
         wrong = "has sliding attention, which is not supported; give one with full attention"
     elif packed or given.get("quantization_config") or layer.get("quantization_config"):
         how = f"{packed[0]} is of type {str(weights[packed[0]].dtype).removeprefix('torch.')}" if packed else CONFIG

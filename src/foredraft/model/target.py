@@ -61,6 +61,11 @@ class TorchTarget:
         self.ids = ids_of(model.get_output_embeddings())  # int32[N], the token of each logit; None for all
         self.vocabulary = int((model.get_output_embeddings().weight if self.ids is None else embedding).shape[0])
         self.device: torch.device = embedding.device if read is None else torch.device("cpu")
+        if self.device.type == "meta":
+            raise UnsupportedModelError(
+                "The embeddings of this model are offloaded, where they cannot be read; load it with a device_map that "
+                "keeps its embeddings and its LM head on a device."
+            )
         usual = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
         # of the activations: that of the first floating-point weight of ordinary precision
         self.dtype = next((each.dtype for each in model.parameters() if each.dtype in usual), torch.get_default_dtype())

@@ -20,7 +20,7 @@ from foredraft.errors import NumericsError, StoreError, UsageError
 from foredraft.index.datastore import Progress
 from foredraft.options import check_known, check_range
 from foredraft.training.tasks import Task
-from foredraft.training.traces import Numbers, Traces, chosen_windows
+from foredraft.training.traces import Numbers, Traces, chosen_windows, spread
 
 CHECKPOINT = "checkpoint.pt"
 _EVALUATED = 64  # held-out windows on which agreement is measured, at most
@@ -150,7 +150,7 @@ class Run:
 
     def measure(self, held: Numbers, step_tokens: int) -> None:
         """Append step, minutes, mean loss since the last, agreement and tokens a second, given `step_tokens` a step."""
-        chosen = held[:: max(1, len(held) // _EVALUATED)][:_EVALUATED]
+        chosen = spread(held, _EVALUATED)
         with torch.no_grad(), self._autocast():
             agreement = self._task.agreement(chosen) if len(chosen) else math.nan
         seconds = max(1e-9, 60 * (self.minutes - self.measured_at))

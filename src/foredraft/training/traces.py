@@ -9,6 +9,7 @@ complete `windows.npy` int32[W, T + 1], `kinds.npy` uint8[W], `held.npy` bool[W]
 """
 
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -134,6 +135,11 @@ def chosen_windows(traces: Traces, texts: str) -> tuple[Numbers, Numbers]:
     if not len(chosen):
         raise UsageError(f"The traces hold no window of {texts} texts to learn from.")
     return chosen, np.flatnonzero(traces.held)
+
+
+def spread(windows: Numbers, most: int) -> Numbers:
+    """Return at most so many of the windows, from all of them alike: they are in the order of their texts."""
+    return windows[:: max(1, math.ceil(len(windows) / most))]
 
 
 def write_texts(

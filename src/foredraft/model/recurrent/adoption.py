@@ -64,9 +64,10 @@ class _TreeForward:
 def adopt(model: Any, recurrent: Sequence[bool]) -> None:
     """Do so for the layers of a model that are recurrent; UnsupportedModelError where a layer's mixer is not known."""
     mixers = [
-        (int(next(part for part in path.split(".") if part.isdigit())), module)
+        (number, module)
         for path, module in model.named_modules()
         if _called(module) or type(module).__name__ in _BLOCKS
+        for number in [int(part) for part in path.split(".") if part.isdigit()][:1]  # none outside of a list of layers
     ]
     missing = {number for number, each in enumerate(recurrent) if each} ^ {number for number, _ in mixers}
     if missing:
