@@ -1,5 +1,6 @@
 """What no client may do to the others: formats, headers and prompts have limits, and refusals say what there is."""
 
+import asyncio
 import json
 import logging
 import socket
@@ -17,7 +18,7 @@ from foredraft.server.app import LOG
 from foredraft.server.bodies import Tools
 from foredraft.server.dialects import Dialect
 from foredraft.server.processors import Constraint, matcher_of
-from foredraft.server.running import Listening
+from foredraft.server.running import Listening, listen
 from foredraft.server.service import Service
 from foredraft.server.speech import grammar_of
 from support.toys import TOY
@@ -187,6 +188,21 @@ def test_a_client_that_closes_only_its_side_is_answered_and_one_that_is_gone_is_
         while f'finished_reason="abort",model_name="toy"}} {number}.0' not in httpx.get(f"{address}/metrics").text:
             assert time.monotonic() < until, "it is still written"
             time.sleep(0.1)
+
+
+def test_answers_are_sent_at_once():
+    async def is_sent_at_once():
+        taken = asyncio.get_running_loop().create_future()
+        async with await asyncio.start_server(lambda _, writer: taken.set_result(writer), sock=listening):
+            _, client = await asyncio.open_connection(*listening.getsockname())
+            accepted = await taken
+            delay_is_off = accepted.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            client.close()
+            accepted.close()
+        return delay_is_off
+
+    listening = listen("127.0.0.1", 0)
+    assert asyncio.run(is_sent_at_once())
 
 
 @pytest.mark.slow
