@@ -14,6 +14,7 @@ import torch
 
 from foredraft.api import load
 from foredraft.errors import UsageError
+from foredraft.server import processors
 from foredraft.server.app import LOG
 from foredraft.server.bodies import Tools
 from foredraft.server.dialects import Dialect
@@ -103,6 +104,14 @@ def test_json_of_a_model_that_loves_white_space_ends_whole(generator, tokens):
 def test_a_format_that_cannot_be_followed_is_refused_with_the_reason(tokens, shape, reason):
     with pytest.raises(UsageError, match=reason):
         matched(tokens, shape)
+
+
+@pytest.mark.slow
+def test_a_format_that_takes_long_to_prepare_is_refused(tokens, monkeypatch):
+    matched(tokens, "a|b")
+    monkeypatch.setattr(processors, "_FORMAT_SECONDS", 0.0)
+    with pytest.raises(UsageError, match="seconds to prepare; use a simpler one"):
+        matched(tokens, "a|b")
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ _SELECTABLE = ("none", "auto", "adaptix", "rest", "prompt_lookup", "lookahead") 
 _MOST_GENERATORS = 32  # kept (chosen); the learned state of `auto` takes a few megabytes
 _UNLIMITED = 1 << 20  # default maximum of new tokens for a model without a window (chosen)
 _STEP_SECONDS = 0.2  # of a step that prefills, so that others wait no longer; fewer prompt tokens are in it (chosen)
-_FORMAT_SECONDS = 1.5  # for preparing a format, then it is refused (chosen)
+_MOST_FORMATS = 16  # kept prepared (chosen); clients send the same one with each request
 _SLOW_THREADS = 2  # so that one text or format that takes long delays none of the others (chosen)
 LONG = 1 << 15  # characters of a request, from which it is prepared by those threads; 20 ms of tokenizing (chosen)
 _MOST_PREDICTED = 1 << 18  # characters of all predictions of a request that are read; 0.2 s of tokenizing (chosen)
@@ -63,6 +63,7 @@ class Service:
         self._made = lru_cache(_MOST_GENERATORS)(self._make_generator)
         self._preparing = ThreadPoolExecutor(1, "foredraft-prompts")
         self._slow = ThreadPoolExecutor(_SLOW_THREADS, "foredraft-slow")  # long prompts and formats: others overtake
+        self._matchers = lru_cache(_MOST_FORMATS)(matcher_of)  # each text has a copy
         self._grammar_tokenizer = self._slow.submit(self._make_grammar_tokenizer)  # before a request waits for it
         self._longest = max(map(len, generator.tokenizer.get_vocab()))  # characters of a token
         self._preparing_now = 0  # texts being tokenized
@@ -154,17 +155,11 @@ class Service:
         return llguidance.hf.from_tokenizer(self.generator.tokenizer, n_vocab=size, eos_token=list(eos) or None)
 
     async def _matcher(self, grammar: str | None) -> llguidance.LLMatcher | None:
-        """Return what matches the grammar of an answer, if it has one; UsageError for one that takes too long."""
+        """Return what matches the grammar of an answer, if it has one; UsageError as `matcher_of`."""
         if grammar is None:
             return None
         tokenizer = await asyncio.wrap_future(self._grammar_tokenizer)
-        made = self.in_turn(matcher_of, tokenizer, grammar, long=True)
-        try:
-            return await asyncio.wait_for(made, _FORMAT_SECONDS)
-        except TimeoutError as error:
-            raise UsageError(
-                f"The response format takes more than {_FORMAT_SECONDS} seconds to prepare; use a simpler one."
-            ) from error
+        return await self.in_turn(self._matchers, tokenizer, grammar, long=True)
 
     def _encoded(self, request: TextRequest) -> list[Speech]:
         tokenizer, tools = self.generator.tokenizer, request.tools.told
