@@ -4,6 +4,7 @@ import json
 import re
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import llguidance
 import pytest
@@ -13,7 +14,7 @@ from foredraft.errors import UsageError
 from foredraft.server.bodies import Choice, FunctionTool, Tools
 from foredraft.server.dialects import CALLS, dialect_of
 from foredraft.server.parts import Splitter
-from foredraft.server.speech import grammar_of
+from foredraft.server.speech import for_template, grammar_of
 
 _FOLDER = Path(__file__).parent / "data"
 _DATA = json.loads((_FOLDER / "answers_of_families.json").read_text(encoding="utf-8"))
@@ -103,6 +104,15 @@ def test_a_call_that_a_template_writes_is_read_as_it_was(name):
     assert whole.startswith(prompt)
     parts = parts_of(template, whole.removeprefix(begun if whole.startswith(begun) else prompt))
     assert calls_of(parts) == [["get_weather", given]]
+
+
+def test_the_template_of_gpt_oss_takes_a_thought_and_a_text_beside_a_call():
+    tokenizer = SimpleNamespace(chat_template=TEMPLATES["openai-gpt-oss-120b"])
+    call = {"type": "function", "function": {"name": "now", "arguments": {}}}
+    answer = {"role": "assistant", "content": "I look.", "thinking": "The time is asked.", "tool_calls": [call]}
+    messages = for_template(tokenizer, [{"role": "user", "content": "Hi"}, answer])
+    [written], _ = render_jinja_template([messages], chat_template=tokenizer.chat_template)
+    assert "<|channel|>analysis<|message|>The time is asked.\n\nI look.<|end|>" in written
 
 
 @pytest.mark.parametrize("family", [family for family, answer in ANSWERS.items() if answer["calls"]])

@@ -178,9 +178,7 @@ def with_parts(
     Arguments that are no JSON stay text, though templates expect an object.
     """
     if thought:
-        message["reasoning_content"] = thought
-        if not message["content"]:
-            message["thinking"] = thought  # that some templates read, and reject beside a content
+        message["reasoning_content"] = message["thinking"] = thought  # templates read one of them
     for number, name, arguments in calls:
         with suppress(ValueError, RecursionError):
             arguments = json.loads(arguments) if isinstance(arguments, str) else arguments  # noqa: PLW2901  # as the text if it is no JSON

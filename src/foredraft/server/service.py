@@ -27,7 +27,7 @@ from foredraft.server.answers import Answers, Choice
 from foredraft.server.bodies import MOST_TEXTS, Speculation, TextRequest
 from foredraft.server.metrics import Metrics
 from foredraft.server.processors import GRAMMAR, Constraint, Logprobs, Penalties, matcher_of
-from foredraft.server.speech import Speech, check_tools
+from foredraft.server.speech import Speech, check_tools, for_template
 from foredraft.server.stores import Stores
 from foredraft.server.writer import Event, Job, Writer
 from foredraft.speculation import parse_speculation
@@ -120,7 +120,7 @@ class Service:
             raise PromptTooLongError(
                 f"The prompt has {size:,} characters, which cannot be at most {window:,} tokens; shorten it."
             )
-        return self.generator.encode(prompt, tools, variables)
+        return self.generator.encode(for_template(self.generator.tokenizer, prompt), tools, variables)
 
     def generator_for(self, key: str, speculative: Speculation | bool | None) -> Generator:
         """Return the generator of a request; UsageError for an unknown method, option or store."""
