@@ -85,6 +85,8 @@ def test_what_clients_send_is_taken(route, fields):
         ("responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "reads text only"),
         ("messages", {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "reads text only"),
         ("messages", {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0"),
+        ("responses", {"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "[1]"}]},
+         "input.0.function_call.arguments: '[1]' is no object; send the call as it came"),
         ("completions", {"echo": True}, "the prompt is not repeated"),
     ],
     ids=str,
@@ -120,6 +122,13 @@ def test_templates_see_thoughts_calls_and_results():
     blocks = [*ASKED, {"role": "assistant", "content": answer}, {"role": "user", "content": [result]}]
     [of_blocks] = made("messages", messages=blocks).text_request().prompts
     assert told == of_items == of_blocks
+
+
+@pytest.mark.parametrize("written", ["", '{"a": "b', "null"])
+def test_an_earlier_call_without_whole_arguments_has_none(written):
+    call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": written}
+    [told] = made("responses", input=[*ASKED, call]).text_request().prompts
+    assert told[1]["tool_calls"][0]["function"]["arguments"] == {}
 
 
 def test_thinking_is_switched_by_the_names_that_templates_read():

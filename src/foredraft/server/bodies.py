@@ -5,7 +5,6 @@ Checks names, types and ranges. Which fields are ignored is in `fields`. Does no
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar, get_args
 
@@ -20,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from foredraft.options import shown
 from foredraft.sampling import SEED_LIMIT
 from foredraft.server.fields import is_ignored
 from foredraft.server.replies import RequestError
@@ -130,10 +130,28 @@ class Turn(Body):
         return {"role": "system" if self.role == "developer" else self.role, "content": text_of(self.content)}
 
 
+def _arguments(given: Any) -> Any:
+    """Read the arguments of an earlier call, which chat templates take as an object.
+
+    Those that max_tokens has cut, so that they are no JSON, are left out, as in `/v1/messages`: clients keep a cut call
+    in the conversation, and could not go on if it were refused.
+    """
+    try:
+        read = (json.loads(given) if isinstance(given, str) else given) or {}
+    except (ValueError, RecursionError):
+        read = {}
+    if not isinstance(read, dict):
+        raise ValueError(f"{shown(given)} is no object; send the call as it came")  # noqa: TRY004  # as pydantic wants it
+    return read
+
+
+Arguments = Annotated[dict[str, Any], PlainValidator(_arguments)]
+
+
 class _Function(Body):
     within = "message.tool_calls.function"
     name: str
-    arguments: str
+    arguments: Arguments
 
 
 class _ToolCall(Body):
@@ -171,17 +189,12 @@ class Message(Turn):
 
 
 def with_parts(
-    message: dict[str, Any], thought: str | None, calls: Sequence[tuple[str, str, str | Mapping[str, Any]]]
+    message: dict[str, Any], thought: str | None, calls: Sequence[tuple[str, str, Mapping[str, Any]]]
 ) -> dict[str, Any]:
-    """Return an assistant's message with its thought and its calls (id, name, arguments), as chat templates read them.
-
-    Arguments that are no JSON stay text, though templates expect an object.
-    """
+    """Return an assistant's message with its thought and calls (id, name, arguments), as chat templates read them."""
     if thought:
         message["reasoning_content"] = message["thinking"] = thought  # templates read one of them
     for number, name, arguments in calls:
-        with suppress(ValueError, RecursionError):
-            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments  # noqa: PLW2901  # as the text if it is no JSON
         function = {"name": name, "arguments": arguments}
         message.setdefault("tool_calls", []).append({"id": number, "type": "function", "function": function})
     return message

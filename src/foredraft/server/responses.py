@@ -34,7 +34,7 @@ class _CallItem(Body):
     type: Literal["function_call"]
     call_id: str
     name: str
-    arguments: str
+    arguments: bodies.Arguments
 
 
 class _ResultItem(Body):
