@@ -586,6 +586,18 @@ def test_a_text_that_fails_is_told_why_and_takes_its_siblings_along(server, monk
     assert [run.seq.finish for run in others[1:]] in ([], [None])
 
 
+def test_an_error_is_numbered_like_the_events_of_responses(server, monkeypatch):
+    def refuse(_run):
+        raise PromptTooLongError("The prompt needs more room than there is.")
+
+    monkeypatch.setattr(server[0]._service.writer.batch, "join", refuse)
+    body = {"input": QUESTION, "stream": True}
+    streamed = httpx.post(f"{server[0].address}/v1/responses", json=body, timeout=PATIENCE)
+    events = [json.loads(line.removeprefix("data: ")) for line in streamed.text.splitlines() if line[:5] == "data:"]
+    kinds = ["response.created", "response.in_progress", "error"]
+    assert [(event["sequence_number"], event["type"]) for event in events] == list(enumerate(kinds))
+
+
 def test_a_body_that_does_not_come_is_not_waited_for(server, monkeypatch):
     monkeypatch.setattr(app, "_BODY_SECONDS", 0.3)
     place = urlsplit(server[0].address)

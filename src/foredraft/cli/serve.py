@@ -59,7 +59,7 @@ def serve(
     memory: flags.MemoryOption = None,
 ) -> None:
     """Serve a model to OpenAI and Anthropic clients: /v1/chat/completions, /v1/messages, and a web page."""
-    keys = tuple(api_key or filter(None, os.environ.get(KEYS_VARIABLE, "").split(",")))
+    keys = tuple(api_key or filter(None, map(str.strip, os.environ.get(KEYS_VARIABLE, "").split(","))))
     shortest = min(map(len, keys), default=_LEAST_KEY)
     if shortest < _LEAST_KEY:
         raise UsageError(f"An API key has only {shortest} characters; use at least {_LEAST_KEY}.")
