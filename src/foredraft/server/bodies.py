@@ -16,6 +16,7 @@ from pydantic import (
     Field,
     PlainValidator,
     PrivateAttr,
+    field_validator,
     model_validator,
 )
 
@@ -33,9 +34,7 @@ _MOST_ITEMS = 4096  # messages, tools, parts of a message (chosen)
 _MOST_PARTS = 16_384  # in all messages, and calls; as many are checked in 0.2 s (chosen)
 _MOST_FIELDS = 100  # names of an object; the largest body here has 34 (chosen)
 _MOST_STOPS, _LONGEST_STOP = 16, 1000  # stop strings, and characters of one, all compared per token; chosen
-MOST_METADATA = 16  # pairs, as in OpenAI's API
-_LONGEST_NAME = 256  # characters of a tool's name (chosen)
-_MOST_OPTIONS = 32  # options of a method, and stores that one request searches (chosen)
+_PATHS = ("store", "table", "memory", "model", "drafter")  # options of methods that are paths
 
 
 def at_most(count: int) -> BeforeValidator:
@@ -234,7 +233,7 @@ class FunctionTool(Body):
     """A function that the model may call; `parameters` is a JSON schema."""
 
     within = "tools.function"
-    name: Annotated[str, Field(min_length=1, max_length=_LONGEST_NAME)]
+    name: Annotated[str, Field(min_length=1)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -286,11 +285,17 @@ class Speculation(Body):
 
     method: str | None = None
     num_speculative_tokens: Annotated[int, Field(ge=0, le=256)] | None = None
-    stores: Annotated[list[str], at_most(_MOST_OPTIONS)] = []
-    # no other text, which may name a path
+    stores: Annotated[list[str], at_most(_MOST_FIELDS)] = []
     options: Annotated[
-        dict[str, bool | int | float | Literal["request", "off", "measured", "fixed"]], at_most(_MOST_OPTIONS)
+        dict[str, bool | int | float | Literal["request", "off", "measured", "fixed"]], at_most(_MOST_FIELDS)
     ] = {}
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _names_no_path(cls, given: Any) -> Any:
+        if paths := [name for name in _PATHS if isinstance(given, dict) and name in given]:
+            raise ValueError(f"{paths[0]} names a file of the server, and is chosen when it starts; leave it out")
+        return given
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,7 +356,7 @@ class ConversationRequest(GenerationRequest):
     tools: Sequence[Any] | None = None  # each is a `FunctionTool`, or has it as its `function`
     tool_choice: ToolChoice = Choice()
     parallel_tool_calls: bool = True
-    chat_template_kwargs: Annotated[dict[str, Any], at_most(_MOST_OPTIONS)] = {}
+    chat_template_kwargs: dict[str, Any] = {}
     _tools: Tools = PrivateAttr(default_factory=Tools)
 
     @model_validator(mode="after")

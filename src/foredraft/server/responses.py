@@ -99,7 +99,7 @@ class ResponsesRequest(bodies.ConversationRequest):
     reasoning: _Reasoning = _Reasoning()
     tools: bodies.Many[_Tool] = Field(default_factory=list)
     _numbers: Iterator[int] = PrivateAttr(default_factory=itertools.count)  # of the events of a stream
-    metadata: Annotated[dict[str, str | None], bodies.at_most(bodies.MOST_METADATA)] | None = None
+    metadata: dict[str, Any] | None = None
 
     def text_request(self) -> bodies.TextRequest:
         given = [ResponsesItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
