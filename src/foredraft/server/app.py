@@ -63,7 +63,6 @@ def make_app(service: Service, keys: tuple[str, ...], hosts: tuple[str, ...], or
     for path, body in _GENERATING.items():
         app.post(path)(_answering(service, body))
     _add_tokens(app, service)
-    _add_stores(app, service)
     _add_facts(app, service)
     return app
 
@@ -171,24 +170,6 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         decode = partial(generator.tokenizer.decode, clean_up_tokenization_spaces=False)
         text = await service.in_turn(decode, body.tokens)
         return JSONResponse({"prompt": text})
-
-
-def _add_stores(app: FastAPI, service: Service) -> None:
-    stores = service.stores
-
-    @app.get("/v1/stores")
-    async def _stores(request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": await service.in_turn(stores.list, _key(request))})
-
-    @app.post("/v1/stores/{store}/texts")
-    async def _add(request: Request, store: str) -> Response:
-        key, body = await _read(request, bodies.TextsRequest)
-        return JSONResponse(await service.in_turn(stores.add, key, store, body.texts))
-
-    @app.delete("/v1/stores/{store}")
-    async def _remove(request: Request, store: str) -> Response:
-        await service.in_turn(stores.remove, _key(request), store)
-        return JSONResponse({"id": store, "object": "store", "deleted": True})
 
 
 def _add_facts(app: FastAPI, service: Service) -> None:

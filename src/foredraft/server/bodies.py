@@ -280,12 +280,11 @@ class Tools:
 class Speculation(Body):
     """Drafting options of one request; missing ones have the server's values.
 
-    `stores` names stores of `/v1/stores`; `options` are the method's, and may name what is learned and the control.
+    `options` are the method's, and may name what is learned and the control.
     """
 
     method: str | None = None
     num_speculative_tokens: Annotated[int, Field(ge=0, le=256)] | None = None
-    stores: Annotated[list[str], at_most(_MOST_FIELDS)] = []
     options: Annotated[
         dict[str, bool | int | float | Literal["request", "off", "measured", "fixed"]], at_most(_MOST_FIELDS)
     ] = {}
@@ -392,9 +391,3 @@ class DetokenizeRequest(Body):
 
     model: str | None = None
     tokens: Long[int]
-
-
-class TextsRequest(Body):
-    """Texts to add to a store."""
-
-    texts: Annotated[Long[str], Field(min_length=1)]
