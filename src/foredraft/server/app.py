@@ -145,8 +145,6 @@ class _AnswerStream(StreamingResponse):
 
 
 def _add_tokens(app: FastAPI, service: Service) -> None:
-    generator, target = service.generator, service.generator.target
-
     @app.post("/v1/messages/count_tokens")
     async def _count(request: Request) -> Response:
         _, body = await _read(request, CountRequest)
@@ -158,18 +156,8 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
     async def _tokenize(request: Request) -> Response:
         _, body = await _read(request, bodies.TokenizeRequest)
         prompt = body.prompt if body.messages is None else [each.for_template() for each in body.messages]
-        ids = await service.in_turn(service.encode, prompt)
-        return JSONResponse({"tokens": ids.tolist(), "count": len(ids), "max_model_len": target.window})
-
-    @app.post("/detokenize")
-    async def _detokenize(request: Request) -> Response:
-        _, body = await _read(request, bodies.DetokenizeRequest)
-        if any(not 0 <= token < target.vocabulary for token in body.tokens):
-            most = target.vocabulary - 1
-            raise RequestError(400, f"tokens has an id outside the vocabulary; use ids from 0 to {most}.")
-        decode = partial(generator.tokenizer.decode, clean_up_tokenization_spaces=False)
-        text = await service.in_turn(decode, body.tokens)
-        return JSONResponse({"prompt": text})
+        ids, window = await service.in_turn(service.encode, prompt), service.generator.target.window
+        return JSONResponse({"tokens": ids.tolist(), "count": len(ids), "max_model_len": window})
 
 
 def _add_facts(app: FastAPI, service: Service) -> None:

@@ -384,10 +384,3 @@ class TokenizeRequest(Body):
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give either prompt or messages")
         return self
-
-
-class DetokenizeRequest(Body):
-    """`/detokenize`."""
-
-    model: str | None = None
-    tokens: Long[int]
