@@ -24,9 +24,9 @@ Texts = list[tuple[list[int], list[int]]]
 
 def replay(options: Mapping[str, Any], most: int, texts: Texts, vocabulary: int) -> tuple[float, float, float]:
     """Return tokens per target step, drafted tokens per step, and the acceptance rate with these options."""
-    parsed, own = parse_proposer_options(options)
+    method, own = parse_proposer_options(options)
     model = located(SMOLLM2)
-    drafter = served_drafter(parsed.method, own, model, vocabulary)
+    drafter = served_drafter(method, own, model, vocabulary)
     ends = np.array([len(prompt) + len(answer) for prompt, answer in texts])
     requests = RequestDrafter(
         drafter,
@@ -34,8 +34,6 @@ def replay(options: Mapping[str, Any], most: int, texts: Texts, vocabulary: int)
         most=most,
         rows=len(texts),
         longest=int(ends.max()) + most + 2,
-        tree_nodes=parsed.tree_nodes,
-        least_probability=parsed.least_probability,
     )
     token_ids = np.zeros((len(texts), int(ends.max()) + most + 2), np.int32)
     for row, (prompt, answer) in enumerate(texts):

@@ -2,10 +2,9 @@
 
 `python scripts/soak_server.py --minutes 20 --clients 64`. Requests, some of them with tools, thoughts or a schema, are
 answered by plain decoding, one at a time; then they are drafted, one at a time and eight at once. Clients concurrently
-request such answers with and without streaming, cancel, read slowly, send damaged bodies, and fill and remove stores.
-Then the server is killed while it works and restarted, its stores are checked, and all requests are made again. Each
-finished answer is compared with plain decoding's. The exit status is 1 if one differs or is lost, a log-probability
-differs by more than 1e-5, a store is damaged, or memory grows.
+request such answers with and without streaming, cancel, read slowly, and send damaged bodies. Then the server is killed
+while it works and restarted, and all requests are made again. Each finished answer is compared with plain decoding's.
+The exit status is 1 if one differs or is lost, a log-probability differs by more than 1e-5, or memory grows.
 """
 
 import argparse
@@ -15,7 +14,6 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -25,8 +23,6 @@ import httpx
 import psutil
 
 from foredraft.bench.tasks import load_tasks
-from foredraft.errors import StoreError
-from foredraft.index.datastore import MANIFEST, check_datastore
 
 BUSY = (429, 503)
 MOST_GROWTH = 1.1  # memory at the end / after the first samples, when all that is learned has its room; chosen
@@ -148,7 +144,7 @@ class Soak:
         rng = random.Random(number)  # noqa: S311  # not a secret
         async with httpx.AsyncClient(base_url=self.address, timeout=300) as http:
             while time.monotonic() < self.until:
-                act = rng.choices((self.whole, self.stream, self.cancel, self.garbage, self.store), (4, 6, 2, 2, 1))[0]
+                act = rng.choices((self.whole, self.stream, self.cancel, self.garbage), (4, 6, 2, 2))[0]
                 try:
                     await act(http, rng)
                 except httpx.HTTPError as error:
@@ -219,28 +215,10 @@ class Soak:
         if answer.status_code >= 500 and answer.status_code not in BUSY:
             self.wrong.append(f"damaged body: {answer.status_code} {answer.text[:200]} for {body[:200]!r}")
 
-    async def store(self, http: httpx.AsyncClient, rng: random.Random) -> None:
-        """Add to a store, draft from it, or remove it."""
-        name, act = f"store{rng.randint(1, 3)}", rng.random()
-        if act < 0.5:
-            answer = await http.post(
-                f"/v1/stores/{name}/texts", json={"texts": [rng.choice(self.known)[1]["content"] + " "]}
-            )
-        elif act < 0.6:
-            answer = await http.delete(f"/v1/stores/{name}")
-        else:
-            body, said = rng.choice(self.known)
-            answer = await http.post(CHAT, json=body | {"speculative": {"stores": [name]}})
-            if answer.status_code == 200:
-                self.check("with a store", said_by(answer.json()["choices"][0]), said)
-        self.counts[f"store: {answer.status_code}"] += 1
-        if answer.status_code >= 500 and answer.status_code not in BUSY:
-            self.wrong.append(f"store: {answer.status_code} {answer.text[:200]}")
 
-
-def started(model: str, stores: Path) -> tuple[subprocess.Popen[str], str]:
+def started(model: str) -> tuple[subprocess.Popen[str], str]:
     """Start a server process; return it and its address."""
-    command = [sys.executable, "-m", "foredraft", "serve", model, "--port", "0", "--stores", str(stores), *CACHE]
+    command = [sys.executable, "-m", "foredraft", "serve", model, "--port", "0", *CACHE]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603  # what is started is this package
     assert process.stdout is not None, "it is a pipe"
     return process, process.stdout.readline().partition("/v1 ")[0]
@@ -268,7 +246,7 @@ async def soaked(process: subprocess.Popen[str], soak: Soak, clients: int) -> li
 
 
 async def interrupted(process: subprocess.Popen[str], soak: Soak) -> None:
-    """Kill the server while clients write stores."""
+    """Kill the server while clients use it."""
 
     async def kill() -> None:
         await asyncio.sleep(4)
@@ -286,35 +264,27 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--texts", type=int, default=40, help="number of different requests")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        stores = Path(folder)
-        process, address = started(given.model, stores)
-        asked = bodies(given.texts, given.data, tools=tools_are_taken(address))
-        plain = asyncio.run(all_said(address, asked, 1, speculative=False))
-        wrong = differences("alone", plain, asyncio.run(all_said(address, asked, 1)))
-        wrong += differences("eight at once", plain, asyncio.run(all_said(address, asked, 8)))
-        known = [(body, said) for body, (said, _) in zip(asked, plain, strict=True)]
-        soak = Soak(address, known, time.monotonic() + 60 * given.minutes)
-        memory = asyncio.run(soaked(process, soak, given.clients))
-        last = Soak(address, known, time.monotonic() + 6)
-        asyncio.run(interrupted(process, last))
-        process.wait()
-        process, address = started(given.model, stores)
-        listed = httpx.get(f"{address}/v1/stores").json()["data"]
-        for place in stores.glob(f"*/*/{MANIFEST}"):
-            try:
-                list(check_datastore(place.parent))
-            except StoreError as error:
-                soak.wrong.append(f"after the kill: {error}")
-        soak.wrong += wrong + differences("after the restart", plain, asyncio.run(all_said(address, asked, 8)))
-        process.send_signal(signal.SIGTERM)
-        status = process.wait()
+    process, address = started(given.model)
+    asked = bodies(given.texts, given.data, tools=tools_are_taken(address))
+    plain = asyncio.run(all_said(address, asked, 1, speculative=False))
+    wrong = differences("alone", plain, asyncio.run(all_said(address, asked, 1)))
+    wrong += differences("eight at once", plain, asyncio.run(all_said(address, asked, 8)))
+    known = [(body, said) for body, (said, _) in zip(asked, plain, strict=True)]
+    soak = Soak(address, known, time.monotonic() + 60 * given.minutes)
+    memory = asyncio.run(soaked(process, soak, given.clients))
+    last = Soak(address, known, time.monotonic() + 6)
+    asyncio.run(interrupted(process, last))
+    process.wait()
+    process, address = started(given.model)
+    soak.wrong += wrong + differences("after the restart", plain, asyncio.run(all_said(address, asked, 8)))
+    process.send_signal(signal.SIGTERM)
+    status = process.wait()
     for what, count in sorted(soak.counts.items()):
         print(f"{count:8} {what}")
     samples = memory[:: max(len(memory) // 12, 1)]
     if len(memory) > FIRST_SAMPLES and memory[-1] > MOST_GROWTH * memory[FIRST_SAMPLES]:
         soak.wrong.append(f"memory grew from {memory[FIRST_SAMPLES]} to {memory[-1]} MiB")
-    print(f"memory: {samples} MiB; after the kill {len(listed)} stores; stopped with {status}")
+    print(f"memory: {samples} MiB; stopped with {status}")
     print(f"{len(soak.wrong)} wrong" + "".join(f"\n  {each}" for each in soak.wrong[:20]))
     sys.exit(bool(soak.wrong))
 

@@ -19,14 +19,11 @@ from foredraft.model.loading import load_config, load_tokenizer, located
 
 METHODS: dict[str, dict[str, Any]] = {
     "adaptix": {},
-    "adaptix, 32 nodes": {"tree_nodes": 32},
     "rest": {},
     "rest, 64 samples": {"samples": 64},
     "rest without a store": {"store": "none"},
     "prompt_lookup": {},
     "auto": {},
-    "auto, 8 nodes": {"tree_nodes": 8},
-    "auto, 32 nodes": {"tree_nodes": 32},
 }
 
 
@@ -55,14 +52,9 @@ def main() -> None:
     print("| method | median | 95th percentile | reading the prompts |")
     print("|---|---|---|---|")
     for label, own in METHODS.items():
-        options, theirs = parse_proposer_options({"method": label.partition(",")[0].partition(" ")[0], **own})
-        drafter = served_drafter(options.method, theirs, model, vocabulary)
-        sizes: dict[str, Any] = {
-            "vocabulary": vocabulary,
-            "most": given.most,
-            "longest": room,
-            "tree_nodes": options.tree_nodes,
-        }
+        method, theirs = parse_proposer_options({"method": label.partition(",")[0].partition(" ")[0], **own})
+        drafter = served_drafter(method, theirs, model, vocabulary)
+        sizes: dict[str, Any] = {"vocabulary": vocabulary, "most": given.most, "longest": room}
         RequestDrafter(drafter, rows=1, **sizes).propose([[1]], np.array([100]), texts)  # compiles the kernels
         requests = RequestDrafter(drafter, rows=given.requests, **sizes)
         milliseconds, lengths = [], np.full(given.requests, given.length)

@@ -4,6 +4,7 @@ import json
 import re
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import llguidance
 import pytest
@@ -13,7 +14,7 @@ from foredraft.errors import UsageError
 from foredraft.server.bodies import Choice, FunctionTool, Tools
 from foredraft.server.dialects import CALLS, dialect_of
 from foredraft.server.parts import Splitter
-from foredraft.server.speech import grammar_of
+from foredraft.server.speech import for_template, grammar_of
 
 _FOLDER = Path(__file__).parent / "data"
 _DATA = json.loads((_FOLDER / "answers_of_families.json").read_text(encoding="utf-8"))
@@ -105,6 +106,15 @@ def test_a_call_that_a_template_writes_is_read_as_it_was(name):
     assert calls_of(parts) == [["get_weather", given]]
 
 
+def test_the_template_of_gpt_oss_takes_a_thought_and_a_text_beside_a_call():
+    tokenizer = SimpleNamespace(chat_template=TEMPLATES["openai-gpt-oss-120b"])
+    call = {"type": "function", "function": {"name": "now", "arguments": {}}}
+    answer = {"role": "assistant", "content": "I look.", "thinking": "The time is asked.", "tool_calls": [call]}
+    messages = for_template(tokenizer, [{"role": "user", "content": "Hi"}, answer])
+    [written], _ = render_jinja_template([messages], chat_template=tokenizer.chat_template)
+    assert "<|channel|>analysis<|message|>The time is asked.\n\nI look.<|end|>" in written
+
+
 @pytest.mark.parametrize("family", [family for family, answer in ANSWERS.items() if answer["calls"]])
 def test_arguments_come_while_they_are_written(family):
     """Those of a call that is cut are what was written of them, as with OpenAI."""
@@ -124,7 +134,7 @@ def test_arguments_come_while_they_are_written(family):
 @pytest.mark.parametrize(
     ("needles", "text"),
     [
-        (HERMES, '<tool_call>{"name": "f", "arguments": null}</tool_call>'),
+        (HERMES, r'<tool_call>{"name": "get\_weather", "arguments": {}}</tool_call>'),
         (HERMES, '<tool_call>{"name": "f", "arguments": "word"}</tool_call>'),
         (HERMES, 'It writes <tool_call> and </tool'),
         (HERMES, '<tool_call>{"name": "f", "arg'),
@@ -141,6 +151,17 @@ def test_what_is_no_call_stays_text(needles, text):
         assert parts_of(needles, text, cuts) == [("text", None, text)]
 
 
+def test_null_is_no_arguments():
+    assert parts_of(HERMES, '<tool_call>{"name": "f", "arguments": null}</tool_call>') == [("call", "f", "{}")]
+
+
+def test_what_follows_a_malformed_call_is_text():
+    text = "<|tool_call>call:f{a:[1],b:<i>} and more"
+    for cuts in ((), range(1, len(text))):
+        expected = [("call", "f", '{"a": [1], "b": '), ("text", None, "<i>} and more")]
+        assert parts_of("<|tool_call>", text, cuts) == expected
+
+
 def test_marks_inside_of_arguments_are_arguments():
     text = '<tool_call>{"name": "f", "arguments": {"a": "</tool_call> <tool_call>"}} </tool_call>.'
     assert parts_of(HERMES, text) == [("call", "f", '{"a": "</tool_call> <tool_call>"}'), ("text", None, ".")]
@@ -154,6 +175,7 @@ def test_marks_inside_of_arguments_are_arguments():
         ({"anyOf": [{"type": "number"}, {"type": "null"}]}, "1.5", 1.5), ({"type": "boolean"}, "True", True),
         ({"type": "integer"}, "true", "true"), ({"type": "object"}, '{"a": 1}', {"a": 1}),
         ({"type": "string"}, '{"a": 1}', '{"a": 1}'), ({"type": "number"}, "NaN", "NaN"),
+        ({"type": None}, "12", 12), ({"anyOf": None}, "12", 12),
     ],
 )  # fmt: skip
 def test_arguments_have_the_types_of_the_schema(schema, written, value):
@@ -254,6 +276,9 @@ def written_by(matcher, calls, given):
         ("Gemma 4", {"type": "array", "maxItems": 3}, "maxItems"),
         ("Gemma 4", {"$ref": "#/$defs/a"}, "$ref"),
         ("LFM 2", {"type": "string"}, "minProperties"),
+        ("Qwen 3 Coder", {"type": "string", "enum": 5}, "'enum' of a tool's schema is 5"),
+        ("Gemma 4", {"type": "object", "required": None}, "'required' of a tool's schema is None"),
+        ("Gemma 4", {"type": "object", "properties": {"b": True}}, "True where this model needs an object"),
     ],
 )
 def test_what_a_form_cannot_enforce_is_refused(family, schema, keyword):

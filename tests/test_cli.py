@@ -117,6 +117,11 @@ def test_a_busy_port_is_told_before_the_model_is_loaded(run, tmp_path):
         assert refused(run("serve", str(tmp_path / "no.gguf"), "--port", str(port)), 2, f"port {port}")
 
 
+def test_keys_of_the_environment_are_read_without_the_spaces_around_them(run, monkeypatch):
+    monkeypatch.setenv("FOREDRAFT_API_KEY", f"{'k' * 16}, {'k' * 15}")
+    assert refused(run("serve"), 2, "has only 15 characters")
+
+
 def test_tables_are_as_wide_as_the_columns_that_are_asked_for(run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     assert max(len(line) for line in run("methods", "rest").out.splitlines() if "│" in line or "─" in line) <= 60

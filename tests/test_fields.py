@@ -85,6 +85,8 @@ def test_what_clients_send_is_taken(route, fields):
         ("responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "reads text only"),
         ("messages", {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "reads text only"),
         ("messages", {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0"),
+        ("responses", {"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "[1]"}]},
+         "input.0.function_call.arguments: '[1]' is no object; send the call as it came"),
         ("completions", {"echo": True}, "the prompt is not repeated"),
     ],
     ids=str,
@@ -98,15 +100,16 @@ def test_what_would_change_the_answer_is_refused_with_the_reason(route, fields, 
 
 
 def test_templates_see_thoughts_calls_and_results():
-    messages = [*ASKED, CALLED | {"reasoning": "Hm."}, {"role": "tool", "tool_call_id": "call_1", "content": [
-        {"type": "text", "text": "7"}]}]  # fmt: skip
-    [told] = made("chat", messages=messages).text_request().prompts
+    answer = CALLED | {"reasoning": "Hm.", "content": "So."}
+    result = {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "7"}]}
+    [told] = made("chat", messages=[*ASKED, answer, result]).text_request().prompts
     assert told[1]["reasoning_content"] == "Hm."
     assert told[1]["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": "b"}}
     thought = {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
     call = {"type": "function_call", "id": "i", "call_id": "call_1", "name": "f", "arguments": '{"a": "b"}'}
+    said = {"role": "assistant", "content": "So."}
     result = {"type": "function_call_output", "call_id": "call_1", "output": "7"}
-    [of_items] = made("responses", input=[*ASKED, thought, call, result]).text_request().prompts
+    [of_items] = made("responses", input=[*ASKED, thought, said, call, result]).text_request().prompts
     thought = {"type": "thinking", "thinking": "Hm.", "signature": ""}
     call = {"type": "tool_use", "id": "call_1", "name": "f", "input": {"a": "b"}}
     result = {
@@ -115,9 +118,17 @@ def test_templates_see_thoughts_calls_and_results():
         "content": [{"type": "text", "text": "7"}],
         "is_error": False,
     }
-    blocks = [*ASKED, {"role": "assistant", "content": [thought, call]}, {"role": "user", "content": [result]}]
+    answer = [thought, {"type": "text", "text": "So."}, call]
+    blocks = [*ASKED, {"role": "assistant", "content": answer}, {"role": "user", "content": [result]}]
     [of_blocks] = made("messages", messages=blocks).text_request().prompts
     assert told == of_items == of_blocks
+
+
+@pytest.mark.parametrize("written", ["", '{"a": "b', "null"])
+def test_an_earlier_call_without_whole_arguments_has_none(written):
+    call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": written}
+    [told] = made("responses", input=[*ASKED, call]).text_request().prompts
+    assert told[1]["tool_calls"][0]["function"]["arguments"] == {}
 
 
 def test_thinking_is_switched_by_the_names_that_templates_read():

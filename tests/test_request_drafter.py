@@ -245,17 +245,6 @@ def test_any_drafter_drafts_for_a_server():
     assert requests.propose(server.show([50]), server.lengths, server.token_ids) == [target[50:56].tolist()]
 
 
-def test_tokens_less_probable_than_asked_are_left_out():
-    drafter = make_drafter("adaptix", {"table": "none", "feedback": "off"}, Resources(VOCABULARY))
-    server, sizes = Server([text(2, 300)]), []
-    for least in (0.0, 0.5, 1.1):
-        sizes_of = {"vocabulary": VOCABULARY, "most": MOST, "rows": 1, "longest": LONGEST}
-        requests = RequestDrafter(drafter, **sizes_of, least_probability=least)
-        sizes.append(len(requests.propose(server.show([200]), server.lengths, server.token_ids)[0]))
-    assert sizes[0] > sizes[2] == 0
-    assert sizes[0] >= sizes[1]
-
-
 # --- matching rows and requests
 
 

@@ -20,11 +20,8 @@ import torch
 
 from foredraft.api import Generator, load
 from foredraft.errors import PromptTooLongError
-from foredraft.server import app, stores
-from foredraft.server.answers import Delta
+from foredraft.server import app
 from foredraft.server.bodies import Speculation
-from foredraft.server.openai import CompletionRequest, _Characters
-from foredraft.server.processors import Position, TokenLogprob
 from foredraft.server.running import Listening
 from foredraft.server.service import Service
 from support.llamas import tiny_llama
@@ -45,10 +42,10 @@ TEMPLATE = (
 )
 
 
-def served(folder, keys=(), **limits):
+def served(keys=(), **limits):
     """Run a server over the toy in a thread; return it, its generator and the thread."""
     generator = load(TOY, method="auto", speculative_config={"table": "none"}, compile=False, dtype="float32")
-    listening = Listening(Service(generator, "toy", {"table": "none"}, stores=folder, **limits), port=0, keys=keys)
+    listening = Listening(Service(generator, "toy", {"table": "none"}, **limits), port=0, keys=keys)
     thread = threading.Thread(target=listening.run)
     thread.start()
     return listening, generator, thread
@@ -58,8 +55,8 @@ PATIENCE = 60  # seconds that an answer may take on a busy machine; httpx gives 
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    listening, generator, thread = served(tmp_path_factory.mktemp("stores"))
+def server():
+    listening, generator, thread = served()
     yield listening, generator
     listening.stop()
     thread.join()
@@ -102,16 +99,6 @@ def test_log_probabilities_are_of_the_text(client):
     assert "".join(each.token for each in answer.logprobs.content) == answer.message.content
 
 
-def test_offsets_of_tokens_count_characters():
-    smile = "\N{GRINNING FACE}".encode()
-    tokens = [TokenLogprob(each, -1.0) for each in (b"ab", smile[:3], smile[3:], b"c")]
-    request, written = CompletionRequest(prompt="x", logprobs=0), _Characters()
-    delta = Delta(tokens=[Position(token, []) for token in tokens])
-    assert request._choice(0, delta, written)["logprobs"]["text_offset"] == [0, 2, 2, 3]
-    damaged = Delta(tokens=[Position(TokenLogprob(each, -1.0), []) for each in (b"\xff", b"d")])
-    assert request._choice(0, damaged, written)["logprobs"]["text_offset"] == [4, 5]
-
-
 def test_answers_do_not_depend_on_drafting_or_company(client, plain):
     """Requests at the same time, drafted in several ways: each is the text alone, by its seed."""
     ways = [False, True, {"method": "prompt_lookup"}, {"method": "adaptix", "num_speculative_tokens": 5}] * 3
@@ -129,10 +116,10 @@ def test_answers_do_not_depend_on_drafting_or_company(client, plain):
     assert found == [plain(max_new_tokens=40, temperature=0.8, seed=number).text for number in range(len(ways))]
 
 
-def test_a_request_changes_what_it_names_of_the_servers_own_drafting(tmp_path):
+def test_a_request_changes_what_it_names_of_the_servers_own_drafting():
     config = {"table": "none", "control": "measured", "verification": "rejection"}
     default = load(TOY, speculative_config=config, compile=False, dtype="float32")
-    service = Service(default, "toy", config, stores=tmp_path)
+    service = Service(default, "toy", config)
     fewer = service.generator_for("", Speculation(num_speculative_tokens=3))
     assert (fewer.method, fewer.amount.most_nodes, fewer.verification) == ("auto", 3, "rejection")
     other = service.generator_for("", Speculation(method="prompt_lookup"))
@@ -307,10 +294,10 @@ def test_completions_take_texts_and_ids(client, plain):
     assert "".join(chunk.choices[0].text for chunk in of_ids) == plain(ids, max_new_tokens=12).text
 
 
-def test_a_completion_keeps_the_space_after_its_prompt(tmp_path):
+def test_a_completion_keeps_the_space_after_its_prompt():
     tokenizer = gguf_tokenizer("space before")
     generator = load((tiny_llama(len(tokenizer)), tokenizer), method="none", compile=False)
-    listening = Listening(Service(generator, "small", {}, stores=tmp_path), port=0)
+    listening = Listening(Service(generator, "small", {}), port=0)
     thread = threading.Thread(target=listening.run)
     thread.start()
     fields = {"model": "small", "max_tokens": 3, "temperature": 1.0}
@@ -387,8 +374,8 @@ def test_messages_of_anthropics_client(server, plain):
         ({"logit_bias": {"99999999": 1}}, "logit_bias holds token 99999999"),
         ({"speculative": {"method": "medusa"}}, "cannot select the method 'medusa'"),
         ({"speculative": {"options": {"nonsense": 1}}}, "nonsense"),
-        ({"speculative": {"stores": ["nowhere"]}}, "There is no store 'nowhere'"),
-        ({"speculative": {"options": {"table": "/etc/passwd"}}}, "options"),
+        ({"speculative": {"options": {"table": "/etc/passwd"}}}, "table names a file of the server"),
+        ({"speculative": {"options": {"memory": "off"}}}, "memory names a file of the server"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "leave out tools"),
         ({"messages": [*QUESTION, CALLING]}, "leave out tools"),
         (
@@ -399,7 +386,6 @@ def test_messages_of_anthropics_client(server, plain):
         ({"maxTokens": 3}, "no field 'maxTokens'"),
         ({"repetition_penalty": 1e-310}, "repetition_penalty"),
         ({"stop": "x" * 2000}, "stop"),
-        ({"speculative": {"options": {"memory": 7}}}, "memory"),
         ({"n": 65}, "n: "),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": "word " * 5000}]}, "window"),
@@ -418,8 +404,6 @@ def test_what_cannot_be_honoured_is_refused_by_its_name(server, fields, words):
     ("fields", "words"),
     [
         ({"previous_response_id": "r"}, "previous_response_id"),
-        ({"metadata": {"userId": 3}}, "metadata.userId"),
-        ({"metadata": dict.fromkeys(map(str, range(17)), "a")}, "metadata: it has 17 items"),
         ({"text": {"format": {"type": "text", "name": "a", "schema": {}}}}, "type json_schema needs schema"),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "type json_schema needs schema"),
     ],
@@ -440,43 +424,13 @@ def test_bodies_that_are_no_requests(server):
     assert httpx.get(f"{server[0].address}/nowhere").status_code == 404
 
 
-def test_a_client_may_not_fill_the_disk(server, monkeypatch):
-    monkeypatch.setattr(stores, "_MOST_TOKENS", 50)
-    monkeypatch.setattr(stores, "_MOST_STORES", 1)
-    url = f"{server[0].address}/v1/stores"
-    assert httpx.post(f"{url}/small/texts", json={"texts": ["a few words"]}).status_code == 200
-    more = httpx.post(f"{url}/small/texts", json={"texts": ["words " * 60]})
-    assert (more.status_code, "the most that a client may have" in more.text) == (400, True)
-    another = httpx.post(f"{url}/another/texts", json={"texts": ["a few words"]})
-    assert (another.status_code, "There are 1 stores" in another.text) == (400, True)
-    assert httpx.delete(f"{url}/small").status_code == 200
-
-
-def test_stores_are_filled_used_and_removed(server, client, plain):
-    address = server[0].address
-    text = plain(max_new_tokens=60).text
-    added = httpx.post(f"{address}/v1/stores/mine/texts", json={"texts": [text] * 3}).json()
-    assert added["tokens"] > 0
-    assert [each["id"] for each in httpx.get(f"{address}/v1/stores").json()["data"]] == ["mine"]
-    way = {"method": "rest", "stores": ["mine"], "num_speculative_tokens": 8}
-    answer = asked(client, temperature=0, max_tokens=60, speculative=way)
-    assert answer.choices[0].message.content == text
-    assert answer.metrics["speculative_decoding"]["num_accepted_draft_tokens"] > 10
-    assert httpx.delete(f"{address}/v1/stores/mine").json()["deleted"]
-    assert httpx.get(f"{address}/v1/stores").json()["data"] == []
-    with pytest.raises(openai.BadRequestError, match="no store 'mine'"):
-        asked(client, temperature=0, max_tokens=5, speculative=way)
-    refused = httpx.post(f"{address}/v1/stores/Up.there/texts", json={"texts": ["x"]})
-    assert (refused.status_code, "not a valid store name" in refused.text) == (400, True)
-
-
 def test_facts(server, client, plain):
     address = server[0].address
     assert [model.id for model in client.models.list()] == ["toy"]
     assert client.models.retrieve("toy").id == "toy"
     assert httpx.get(f"{address}/health").text == "ok"
     ids = httpx.post(f"{address}/tokenize", json={"prompt": "adds numbers"}).json()["tokens"]
-    assert httpx.post(f"{address}/detokenize", json={"tokens": ids}).json() == {"prompt": "adds numbers"}
+    assert server[1].tokenizer.decode(ids) == "adds numbers"
     counted = httpx.post(f"{address}/tokenize", json={"messages": QUESTION}).json()["count"]
     assert counted == plain(max_new_tokens=1).prompt_length
     asked(client, temperature=0, max_tokens=30)
@@ -486,8 +440,8 @@ def test_facts(server, client, plain):
     assert "vllm:time_to_first_token_seconds_bucket" in metrics
 
 
-def test_more_texts_than_can_ever_be_taken_are_not_to_be_tried_again(tmp_path):
-    listening, _, thread = served(tmp_path, most_at_once=2, most_waiting=1)
+def test_more_texts_than_can_ever_be_taken_are_not_to_be_tried_again():
+    listening, _, thread = served(most_at_once=2, most_waiting=1)
     body = {"model": "toy", "messages": QUESTION, "max_tokens": 5}
     refused = httpx.post(f"{listening.address}/v1/chat/completions", json=body | {"n": 4}, timeout=PATIENCE)
     assert refused.status_code == 400
@@ -515,9 +469,9 @@ def test_an_answer_that_nobody_reads_is_not_written_on(server, client):
     assert run.seq.finish is None
 
 
-def test_a_client_that_goes_before_the_first_event_is_not_written_for(tmp_path):
+def test_a_client_that_goes_before_the_first_event_is_not_written_for():
     """By the application alone, so that the client is gone before the response begins."""
-    listening = Listening(Service(load(TOY, method="none", compile=False), "toy", {}, stores=tmp_path), port=0)
+    listening = Listening(Service(load(TOY, method="none", compile=False), "toy", {}), port=0)
 
     async def send(_message):
         """Nobody reads."""
@@ -549,9 +503,9 @@ def ask_alone(listening, send, *, stays):
     listening._socket.close()
 
 
-def test_a_client_that_stays_but_does_not_read_is_given_up(tmp_path, monkeypatch):
+def test_a_client_that_stays_but_does_not_read_is_given_up(monkeypatch):
     monkeypatch.setattr(app, "_BODY_SECONDS", 0.1)
-    service = Service(load(TOY, method="none", compile=False), "toy", {}, stores=tmp_path, timeout=0.5)
+    service = Service(load(TOY, method="none", compile=False), "toy", {}, timeout=0.5)
     started = []
 
     async def send(message):
@@ -586,6 +540,18 @@ def test_a_text_that_fails_is_told_why_and_takes_its_siblings_along(server, monk
     assert [run.seq.finish for run in others[1:]] in ([], [None])
 
 
+def test_an_error_is_numbered_like_the_events_of_responses(server, monkeypatch):
+    def refuse(_run):
+        raise PromptTooLongError("The prompt needs more room than there is.")
+
+    monkeypatch.setattr(server[0]._service.writer.batch, "join", refuse)
+    body = {"input": QUESTION, "stream": True}
+    streamed = httpx.post(f"{server[0].address}/v1/responses", json=body, timeout=PATIENCE)
+    events = [json.loads(line.removeprefix("data: ")) for line in streamed.text.splitlines() if line[:5] == "data:"]
+    kinds = ["response.created", "response.in_progress", "error"]
+    assert [(event["sequence_number"], event["type"]) for event in events] == list(enumerate(kinds))
+
+
 def test_a_body_that_does_not_come_is_not_waited_for(server, monkeypatch):
     monkeypatch.setattr(app, "_BODY_SECONDS", 0.3)
     place = urlsplit(server[0].address)
@@ -594,8 +560,8 @@ def test_a_body_that_does_not_come_is_not_waited_for(server, monkeypatch):
         assert slow.recv(1000).startswith(b"HTTP/1.1 408 ")
 
 
-def test_an_answer_that_takes_too_long_fails(tmp_path):
-    listening, _, thread = served(tmp_path, timeout=0.3)
+def test_an_answer_that_takes_too_long_fails():
+    listening, _, thread = served(timeout=0.3)
     body = {"model": "toy", "messages": QUESTION, "max_tokens": 900, "ignore_eos": True}
     url = f"{listening.address}/v1/chat/completions"
     late = httpx.post(url, json=body, timeout=PATIENCE)
@@ -608,8 +574,8 @@ def test_an_answer_that_takes_too_long_fails(tmp_path):
     thread.join()
 
 
-def test_too_many_requests_are_told_to_come_back(tmp_path):
-    listening, _, thread = served(tmp_path, most_at_once=1, most_waiting=1)
+def test_too_many_requests_are_told_to_come_back():
+    listening, _, thread = served(most_at_once=1, most_waiting=1)
     body = {"model": "toy", "messages": QUESTION, "max_tokens": 900, "ignore_eos": True, "stream": True}
     url = f"{listening.address}/v1/chat/completions"
     with (
@@ -625,8 +591,8 @@ def test_too_many_requests_are_told_to_come_back(tmp_path):
 
 
 @pytest.mark.parametrize("by_signal", [False, True])
-def test_stopping_finishes_what_was_begun(tmp_path, by_signal):
-    listening, _, thread = served(tmp_path)
+def test_stopping_finishes_what_was_begun(by_signal):
+    listening, _, thread = served()
     body = {"model": "toy", "messages": QUESTION, "max_tokens": 60, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{listening.address}/v1/chat/completions", json=body, timeout=PATIENCE) as stream:
         lines = stream.iter_lines()
@@ -639,23 +605,20 @@ def test_stopping_finishes_what_was_begun(tmp_path, by_signal):
     thread.join()
 
 
-def test_keys_keep_strangers_out_and_apart(tmp_path):
-    listening, _, thread = served(tmp_path, keys=(KEY, OTHER))
+def test_keys_keep_strangers_out():
+    listening, _, thread = served(keys=(KEY, OTHER))
     url = f"{listening.address}/v1"
     body = {"model": "toy", "messages": QUESTION, "max_tokens": 5}
     for headers in ({}, {"authorization": "Bearer wrong"}):
         refused = httpx.post(f"{url}/chat/completions", json=body, headers=headers)
         assert refused.status_code == 401
-    mine, others = {"authorization": f"Bearer {KEY}"}, {"x-api-key": OTHER}
-    assert httpx.post(f"{url}/chat/completions", json=body, headers=mine).status_code == 200
-    httpx.post(f"{url}/stores/mine/texts", json={"texts": ["a text"]}, headers=mine)
-    assert len(httpx.get(f"{url}/stores", headers=mine).json()["data"]) == 1
-    assert httpx.get(f"{url}/stores", headers=others).json()["data"] == []
+    for headers in ({"authorization": f"Bearer {KEY}"}, {"x-api-key": OTHER}):
+        assert httpx.post(f"{url}/chat/completions", json=body, headers=headers).status_code == 200
     listening.stop()
     thread.join()
 
 
-def test_a_compiled_server_reuses_prefixes_for_one_key_alone(tmp_path):
+def test_a_compiled_server_reuses_prefixes_for_one_key_alone():
     """Requests at the same time are one pass a step; each text is the one alone."""
     generator = load(TOY, method="auto", speculative_config={"table": "none"}, compile=False, dtype="float32")
     with warnings.catch_warnings():
@@ -665,7 +628,7 @@ def test_a_compiled_server_reuses_prefixes_for_one_key_alone(tmp_path):
     fields = [{"temperature": 0.8, "seed": number, "max_tokens": 30} for number in range(6)]
     question = [{"role": "system", "content": "Be brief. " * 20}, *QUESTION]
     expected = [alone.generate(question, **each).text for each in renamed(fields)]
-    service = Service(generator, "toy", {"table": "none"}, stores=tmp_path)
+    service = Service(generator, "toy", {"table": "none"})
     assert service.writer.batch.keeps_prefixes
     drafters = [service.generator_for(key, None).drafter for key in (KEY, KEY, OTHER)]
     assert drafters[0] is drafters[1] is not drafters[2], "what is learned is kept apart"
@@ -700,7 +663,7 @@ def test_pages_of_other_sites_are_kept_out(server):
     origins = [{"origin": origin} for origin in ("https://evil.example", "null", "http://[")]
     for headers in (*origins, {"host": "evil.example:80"}, {"host": "["}):
         assert httpx.post(f"{address}/v1/chat/completions", json=body, headers=headers).status_code == 403
-        assert httpx.get(f"{address}/v1/stores", headers=headers).status_code == 403
+        assert httpx.get(f"{address}/v1/models", headers=headers).status_code == 403
     assert httpx.post(f"{address}/v1/chat/completions", json=body, headers={"origin": address}).status_code == 200
 
 
@@ -725,7 +688,7 @@ def test_tools_are_told_and_their_calls_found(server, client, monkeypatch):
     told = [*QUESTION, {"role": "assistant", "tool_calls": [answer.message.tool_calls[0].model_dump()]},
             {"role": "tool", "tool_call_id": "1", "content": "7"}]  # fmt: skip
     counted = httpx.post(f"{server[0].address}/tokenize", json={"messages": told}).json()["tokens"]
-    shown = httpx.post(f"{server[0].address}/detokenize", json={"tokens": counted}).json()["prompt"]
+    shown = server[1].tokenizer.decode(counted)
     assert f"add({call.arguments.replace(' ', '')})" in shown.replace(" ", ""), "arguments are not an object"
     form = form.replace("Well: ", "") + " Done"
     after = asked(client, tools=tools, **fields | {"response_format": {"type": "regex", "pattern": form}}).choices[0]

@@ -1,5 +1,6 @@
 """What no client may do to the others: formats, headers and prompts have limits, and refusals say what there is."""
 
+import asyncio
 import json
 import logging
 import socket
@@ -13,11 +14,12 @@ import torch
 
 from foredraft.api import load
 from foredraft.errors import UsageError
+from foredraft.server import processors
 from foredraft.server.app import LOG
 from foredraft.server.bodies import Tools
 from foredraft.server.dialects import Dialect
 from foredraft.server.processors import Constraint, matcher_of
-from foredraft.server.running import Listening
+from foredraft.server.running import Listening, listen
 from foredraft.server.service import Service
 from foredraft.server.speech import grammar_of
 from support.toys import TOY
@@ -105,6 +107,14 @@ def test_a_format_that_cannot_be_followed_is_refused_with_the_reason(tokens, sha
 
 
 @pytest.mark.slow
+def test_a_format_that_takes_long_to_prepare_is_refused(tokens, monkeypatch):
+    matched(tokens, "a|b")
+    monkeypatch.setattr(processors, "_FORMAT_SECONDS", 0.0)
+    with pytest.raises(UsageError, match="seconds to prepare; use a simpler one"):
+        matched(tokens, "a|b")
+
+
+@pytest.mark.slow
 def test_an_object_of_a_thousand_optional_properties_can_be_written(generator, tokens):
     constraint, ids = Constraint(matched(tokens, MANY), tokens.vocab_size, 0), []
     for part in ('{"p', '7": "', 'x"', "}"):
@@ -148,7 +158,7 @@ def test_too_large_headers_are_answered_with_431_and_bodies_may_be_larger(addres
     with httpx.Client() as client:  # one connection
         text = "word " * 100_000
         for _ in range(2):
-            counted = client.post(f"{address}/detokenize", json={"tokens": [5] * 100_000, "model": "toy"}, timeout=60)
+            counted = client.post(f"{address}/tokenize", content=" " * 500_000 + '{"prompt": "a"}', timeout=60)
             assert counted.status_code == 200
         assert client.post(f"{address}/v1/nothing", content=text).status_code == 404
     host, port = address.removeprefix("http://").split(":")
@@ -187,6 +197,21 @@ def test_a_client_that_closes_only_its_side_is_answered_and_one_that_is_gone_is_
         while f'finished_reason="abort",model_name="toy"}} {number}.0' not in httpx.get(f"{address}/metrics").text:
             assert time.monotonic() < until, "it is still written"
             time.sleep(0.1)
+
+
+def test_answers_are_sent_at_once():
+    async def is_sent_at_once():
+        taken = asyncio.get_running_loop().create_future()
+        async with await asyncio.start_server(lambda _, writer: taken.set_result(writer), sock=listening):
+            _, client = await asyncio.open_connection(*listening.getsockname())
+            accepted = await taken
+            delay_is_off = accepted.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            client.close()
+            accepted.close()
+        return delay_is_off
+
+    listening = listen("127.0.0.1", 0)
+    assert asyncio.run(is_sent_at_once())
 
 
 @pytest.mark.slow

@@ -36,12 +36,10 @@ CHAT_TOOL = {"type": "function", "function": {"name": "weather", "parameters": S
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def server():
     generator = load(TOY, method="auto", speculative_config={"table": "none"}, compile=False, dtype="float32")
     generator.tokenizer.chat_template = TEMPLATE
-    listening = Listening(
-        Service(generator, "toy", {"table": "none"}, stores=tmp_path_factory.mktemp("stores")), port=0
-    )
+    listening = Listening(Service(generator, "toy", {"table": "none"}), port=0)
     thread = threading.Thread(target=listening.run)
     thread.start()
     yield listening.address

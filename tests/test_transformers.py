@@ -250,22 +250,6 @@ def test_a_streamer_hears_what_it_hears_without_us(model):
     assert heard[0] == heard[1]
 
 
-def test_transformers_own_assisted_decoding_keeps_its_meaning(model):
-    plain = model.generate(PROMPT, max_new_tokens=20)
-    for flags in ({"prompt_lookup_num_tokens": 3}, {"assistant_model": tiny_llama()}):
-        result = model.generate(PROMPT, max_new_tokens=20, custom_generate=foredraft.generate, **flags)
-        assert result.tolist() == plain.tolist()
-        with pytest.raises(UsageError, match="give only one"):
-            model.generate(PROMPT, max_new_tokens=20, **OURS, **flags)
-
-
-def test_an_assistant_is_asked_when_it_is_given(model):
-    assistant, calls = tiny_llama(), []
-    assistant.register_forward_hook(lambda *_: calls.append(1))
-    model.generate(PROMPT, max_new_tokens=6, custom_generate=foredraft.generate, assistant_model=assistant)
-    assert calls
-
-
 REFUSED = {
     "beam search": ({"num_beams": 3}, "num_beams is 3"),
     "output_attentions": ({"return_dict_in_generate": True, "output_attentions": True}, "output_attentions"),
@@ -279,6 +263,8 @@ REFUSED = {
     "a memory": ({"speculative_config": {"memory": "words"}}, "memory is 'words', and is only written by"),
     "no tokenizer to compare": ({"speculative_config": {"method": "draft_model", "model": TOY_DRAFT}}, "not known"),
     "a strange tokenizer": ({"speculative_config": {"tokenizer": 5}}, "tokenizer is 5"),
+    "an assistant": ({"assistant_model": tiny_llama()}, "foredraft drafts itself"),
+    "assisted decoding": ({"prompt_lookup_num_tokens": 3}, "foredraft drafts itself"),
     "full window": ({"input_ids": torch.ones(1, llamas.WINDOW, dtype=torch.long)}, "shorten the prompt"),
 }
 

@@ -265,11 +265,11 @@ def test_texts_of_a_compiled_model_are_those_of_plain_decoding(compiled, monkeyp
 
 
 @pytest.fixture(params=["gemma3_text", "gpt_oss", "lfm2", "qwen3_next", "bamba"])
-def server(request, made, tmp_path):
+def server(request, made):
     """A server over one of the models, and the rows of each of its passes."""
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=word_tokenizer(VOCABULARY))
     tokenizer.chat_template = "{% for each in messages %}{{ each.content }} {% endfor %}"
-    service = Service(Generator(made(request.param), tokenizer, method="none"), "tiny", {}, stores=tmp_path)
+    service = Service(Generator(made(request.param), tokenizer, method="none"), "tiny", {})
     with pytest.MonkeyPatch.context() as patches:
         passes = counted(service.writer.batch, patches)
         listening = Listening(service, port=0)

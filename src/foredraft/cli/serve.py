@@ -49,7 +49,6 @@ def serve(
         list[str] | None, typer.Option(help="Site whose pages may use the server, or *; repeatable")
     ] = None,
     access_log: Annotated[bool, typer.Option(help="Log each request with its tokens")] = True,
-    stores: Annotated[Path | None, typer.Option(help="Folder for stores of texts that clients fill")] = None,
     max_num_seqs: Annotated[int, typer.Option(help="Maximum number of texts in the batch", min=1, max=256)] = 16,
     max_waiting: Annotated[int, typer.Option(help="Maximum number of waiting texts; more are rejected", min=0)] = 64,
     kv_cache_gib: Annotated[float, typer.Option(help="GiB of the KV cache", min=0.01)] = 1.0,
@@ -59,7 +58,7 @@ def serve(
     memory: flags.MemoryOption = None,
 ) -> None:
     """Serve a model to OpenAI and Anthropic clients: /v1/chat/completions, /v1/messages, and a web page."""
-    keys = tuple(api_key or filter(None, os.environ.get(KEYS_VARIABLE, "").split(",")))
+    keys = tuple(api_key or filter(None, map(str.strip, os.environ.get(KEYS_VARIABLE, "").split(","))))
     shortest = min(map(len, keys), default=_LEAST_KEY)
     if shortest < _LEAST_KEY:
         raise UsageError(f"An API key has only {shortest} characters; use at least {_LEAST_KEY}.")
@@ -81,7 +80,7 @@ def serve(
     config.pop("method", None)
     served_name = name or name_of(model)
     service = Service(
-        generator, served_name, config, stores=stores, most_at_once=max_num_seqs, most_waiting=max_waiting,
+        generator, served_name, config, most_at_once=max_num_seqs, most_waiting=max_waiting,
         cache_bytes=int(kv_cache_gib * 2**30), timeout=timeout,
     )  # fmt: skip
     listening = Listening(service, host=host, port=port, keys=keys, origins=tuple(cors_origin or ()))

@@ -16,6 +16,7 @@ from foredraft.engine.guard import GuardedDrafter
 from foredraft.graph.tree import IntArray, best_chain, chain_parents, common_length
 
 PATIENCE = 64  # steps for which an unseen request is kept: preempted ones return, finished ones do not (chosen)
+_TREE_NODES = 16  # of the tree whose best path is drafted (chosen); larger trees hardly improve that path
 _SPARE = 2  # requests kept for each row of a batch, so that preempted ones are included (chosen)
 
 
@@ -40,18 +41,13 @@ class RequestDrafter:
 
     `drafter` is opened for each request; if it raises, that request gets no more drafts, after a warning. At most
     `most` tokens are drafted for a request and step, for at most `rows` requests of at most `longest` tokens, whose ids
-    are below `vocabulary`; `tree_nodes` and `least_probability` are those of
-    `foredraft.integrations.vllm.ProposerOptions`.
+    are below `vocabulary`.
     """
 
-    def __init__(
-        self, drafter: Drafter, *, vocabulary: int, most: int, rows: int, longest: int, tree_nodes: int = 16,
-        least_probability: float = 0.0,
-    ) -> None:  # fmt: skip
+    def __init__(self, drafter: Drafter, *, vocabulary: int, most: int, rows: int, longest: int) -> None:
         self._drafter = drafter
-        self._context = DraftContext(vocabulary, max_nodes=max(tree_nodes, most))
+        self._context = DraftContext(vocabulary, max_nodes=max(_TREE_NODES, most))
         self._most, self._longest, self._kept = most, longest, _SPARE * rows
-        self._tree_nodes, self._least = tree_nodes, least_probability
         self._requests: list[_Request] = []
         self._rows: dict[int, _Request] = {}  # of the last step
         self._step = 0
@@ -110,11 +106,11 @@ class RequestDrafter:
         ids.flags.writeable = False
         # the target adds one token after the draft, which must fit too
         depth = min(self._most, self._longest - len(ids) - 1)
-        budget = Budget(max(self._tree_nodes, depth) if depth > 0 else 0, depth)
+        budget = Budget(max(_TREE_NODES, depth) if depth > 0 else 0, depth)
         draft = request.drafting.propose(SequenceView(ids, request.prompt_length), budget)
         # without scores, all nodes count the same: the deepest path
         score = np.ones(len(draft), np.float32) if draft.score is None else draft.score
-        kept = best_chain(draft.parents, score, depth, self._least)
+        kept = best_chain(draft.parents, score, depth, least=0.0)
         # only the chain is observed, not the whole tree
         return Draft(draft.tokens[kept], chain_parents(len(kept)), None if draft.score is None else score[kept])
 

@@ -60,8 +60,7 @@ def generate(
     """Continue `input_ids`; called by `model.generate(..., custom_generate=foredraft.generate)`.
 
     Sampling is matched: with the same `torch.manual_seed`, the text is the same with every method of foredraft. Each
-    call that samples draws one seed a row from torch's default generator. With `assistant_model`,
-    `prompt_lookup_num_tokens` or another option of assisted decoding, transformers itself generates.
+    call that samples draws one seed a row from torch's default generator.
 
     The arguments are as `generate` has prepared them: `input_ids`, int64[B, L], are padded on either side according to
     the attention mask; processors are called for each row at every emitted position, and criteria after every token of
@@ -77,19 +76,7 @@ def generate(
     streamer = dropped.get("streamer") if streamer is None else streamer
     assistant = dropped.get("assistant_model") if assistant_model is None else assistant_model
     config = generation_config
-    mode = config.get_generation_mode(assistant)
-    if mode == GenerationMode.ASSISTED_GENERATION:
-        if speculative_config:
-            raise UsageError(
-                f"speculative_config is {dict(speculative_config)}, but transformers' own assisted decoding is also "
-                "requested (assistant_model, prompt_lookup_num_tokens, use_mtp or assistant_early_exit); give only one."
-            )
-        return model._assisted_decoding(  # noqa: SLF001  # what `generate` calls here has no public name
-            input_ids, logits_processor=logits_processor, stopping_criteria=stopping_criteria,
-            generation_config=config, synced_gpus=synced_gpus, streamer=streamer, inputs_tensor=input_ids,
-            assistant_model=assistant, **model_kwargs,
-        )  # fmt: skip
-    _refuse(model, input_ids, config, mode, streamer, synced_gpus, model_kwargs)
+    _refuse(model, input_ids, config, config.get_generation_mode(assistant), streamer, synced_gpus, model_kwargs)
     generators = generators_of(model)
     generator = generators.generator(model, speculative_config or {})
     max_length, eos, criteria = split_criteria(stopping_criteria)
@@ -321,6 +308,9 @@ def _refuse(
     outputs = [name for name in ("output_attentions", "output_hidden_states") if getattr(config, name, None)]
     cache = config.cache_implementation
     refusals = (
+        (mode == GenerationMode.ASSISTED_GENERATION,
+         "assistant_model, prompt_lookup_num_tokens, use_mtp or assistant_early_exit",
+         "leave it out, as foredraft drafts itself, or leave custom_generate out"),
         (mode not in _OWN_MODES, f"{mode.value.replace('_', ' ')} (num_beams is {config.num_beams})",
          "use greedy decoding or sampling with num_beams=1, or leave custom_generate out"),
         (model.training, "a model in training mode", "call model.eval() first"),

@@ -8,36 +8,22 @@ itself is imported for its version only.
 import importlib
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from foredraft.contracts import Drafter
-from foredraft.drafters import drafter_class, make_drafter, parse_options
+from foredraft.drafters import make_drafter, parse_options
 from foredraft.errors import ForedraftWarning, UsageError, told
 from foredraft.integrations.bound_tokenizer import refuse_memory, tokenizer_for
 from foredraft.integrations.request_drafter import RequestDrafter
-from foredraft.options import check_known, check_range, options_from, shown, whole_number
+from foredraft.options import shown, whole_number
 from foredraft.standard_library import resources_for
 
 SUPPORTED = ("0.32", "0.33")  # versions of vLLM with the proposer interface below; others are rejected
 MOST_TOKENS = 128  # the limit of vLLM's rejection sampler (its `MAX_SPEC_LEN`)
 KEY = "foredraft"  # the options' key in `additional_config`
-
-
-@dataclass(frozen=True, slots=True)
-class ProposerOptions:
-    """The proposer's options; others are the method's."""
-
-    method: str = "auto"  # the drafting method
-    tree_nodes: int = 16  # nodes of the tree whose best path is drafted; larger trees hardly improve that path
-    least_probability: float = 0.0  # the chain ends before a token whose path is less probable, by the drafter
-
-    def __post_init__(self) -> None:
-        check_range(self, "tree_nodes", least=1, most=1024)
-        check_range(self, "least_probability", least=0, most=1)
 
 
 class Proposer:
@@ -56,13 +42,12 @@ class Proposer:
                 f"num_speculative_tokens is {shown(given)}; vLLM verifies 1 to {MOST_TOKENS} drafted tokens, so give a "
                 "number in that range."
             )
-        options, own = parse_proposer_options(read_options(vllm_config.additional_config))
+        method, own = parse_proposer_options(read_options(vllm_config.additional_config))
         model = vllm_config.model_config
         vocabulary, longest = int(model.get_vocab_size()), int(model.max_model_len)
         made = partial(
-            RequestDrafter, served_drafter(options.method, own, str(model.tokenizer), vocabulary),
-            vocabulary=vocabulary, most=most, longest=longest, tree_nodes=options.tree_nodes,
-            least_probability=options.least_probability,
+            RequestDrafter, served_drafter(method, own, str(model.tokenizer), vocabulary),
+            vocabulary=vocabulary, most=most, longest=longest,
         )  # fmt: skip
         warming = made(rows=1)  # drafts for a text of one token and a longer one, so that no request waits for numba
         for length in (1, min(8, longest - 1)):
@@ -116,15 +101,13 @@ def read_options(additional_config: Any) -> Mapping[str, Any]:
     return given or {}
 
 
-def parse_proposer_options(given: Mapping[str, Any]) -> tuple[ProposerOptions, dict[str, Any]]:
-    """Return the proposer's options and the method's; UsageError for an unknown option, or an unsupported value."""
-    names = [field.name for field in fields(ProposerOptions)]
-    options = options_from(ProposerOptions, {key: given[key] for key in names if key in given}, "foredraft's proposer")
-    own = {key: value for key, value in given.items() if key not in names}
-    known = [*names, *(field.name for field in fields(drafter_class(options.method).Options))]
-    for key in own:
-        check_known(key, known, "foredraft's proposer has no option", "Its options are")
-    parse_options(options.method, own)
+def parse_proposer_options(given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the method and its options; UsageError for an unknown one, or a value that is not supported."""
+    own = dict(given)
+    method = own.pop("method", "auto")
+    if not isinstance(method, str):
+        raise UsageError(f"method is {shown(method)}; give a method's name as text.")
+    parse_options(method, own)
     refuse_memory(own)
     if own.get("feedback") not in (None, "off"):
         raise UsageError(f"feedback is {own['feedback']!r}, and vLLM passes a proposer no probabilities; leave it out.")
@@ -132,9 +115,9 @@ def parse_proposer_options(given: Mapping[str, Any]) -> tuple[ProposerOptions, d
         raise UsageError(
             f"drafter is {shown(own['drafter'])}, and vLLM runs the model itself, apart from a proposer; leave it out."
         )
-    if options.method == "lookahead":
+    if method == "lookahead":
         raise _needing("lookahead", "best token after every drafted one")
-    return options, own
+    return method, own
 
 
 def served_drafter(method: str, own: Mapping[str, Any], tokenizer: str, vocabulary: int) -> Drafter:

@@ -63,7 +63,6 @@ def make_app(service: Service, keys: tuple[str, ...], hosts: tuple[str, ...], or
     for path, body in _GENERATING.items():
         app.post(path)(_answering(service, body))
     _add_tokens(app, service)
-    _add_stores(app, service)
     _add_facts(app, service)
     return app
 
@@ -146,8 +145,6 @@ class _AnswerStream(StreamingResponse):
 
 
 def _add_tokens(app: FastAPI, service: Service) -> None:
-    generator, target = service.generator, service.generator.target
-
     @app.post("/v1/messages/count_tokens")
     async def _count(request: Request) -> Response:
         _, body = await _read(request, CountRequest)
@@ -159,36 +156,8 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
     async def _tokenize(request: Request) -> Response:
         _, body = await _read(request, bodies.TokenizeRequest)
         prompt = body.prompt if body.messages is None else [each.for_template() for each in body.messages]
-        ids = await service.in_turn(service.encode, prompt)
-        return JSONResponse({"tokens": ids.tolist(), "count": len(ids), "max_model_len": target.window})
-
-    @app.post("/detokenize")
-    async def _detokenize(request: Request) -> Response:
-        _, body = await _read(request, bodies.DetokenizeRequest)
-        if any(not 0 <= token < target.vocabulary for token in body.tokens):
-            most = target.vocabulary - 1
-            raise RequestError(400, f"tokens has an id outside the vocabulary; use ids from 0 to {most}.")
-        decode = partial(generator.tokenizer.decode, clean_up_tokenization_spaces=False)
-        text = await service.in_turn(decode, body.tokens)
-        return JSONResponse({"prompt": text})
-
-
-def _add_stores(app: FastAPI, service: Service) -> None:
-    stores = service.stores
-
-    @app.get("/v1/stores")
-    async def _stores(request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": await service.in_turn(stores.list, _key(request))})
-
-    @app.post("/v1/stores/{store}/texts")
-    async def _add(request: Request, store: str) -> Response:
-        key, body = await _read(request, bodies.TextsRequest)
-        return JSONResponse(await service.in_turn(stores.add, key, store, body.texts))
-
-    @app.delete("/v1/stores/{store}")
-    async def _remove(request: Request, store: str) -> Response:
-        await service.in_turn(stores.remove, _key(request), store)
-        return JSONResponse({"id": store, "object": "store", "deleted": True})
+        ids, window = await service.in_turn(service.encode, prompt), service.generator.target.window
+        return JSONResponse({"tokens": ids.tolist(), "count": len(ids), "max_model_len": window})
 
 
 def _add_facts(app: FastAPI, service: Service) -> None:

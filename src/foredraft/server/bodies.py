@@ -5,7 +5,6 @@ Checks names, types and ranges. Which fields are ignored is in `fields`. Does no
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar, get_args
 
@@ -17,9 +16,11 @@ from pydantic import (
     Field,
     PlainValidator,
     PrivateAttr,
+    field_validator,
     model_validator,
 )
 
+from foredraft.options import shown
 from foredraft.sampling import SEED_LIMIT
 from foredraft.server.fields import is_ignored
 from foredraft.server.replies import RequestError
@@ -33,9 +34,7 @@ _MOST_ITEMS = 4096  # messages, tools, parts of a message (chosen)
 _MOST_PARTS = 16_384  # in all messages, and calls; as many are checked in 0.2 s (chosen)
 _MOST_FIELDS = 100  # names of an object; the largest body here has 34 (chosen)
 _MOST_STOPS, _LONGEST_STOP = 16, 1000  # stop strings, and characters of one, all compared per token; chosen
-MOST_METADATA = 16  # pairs, as in OpenAI's API
-_LONGEST_NAME = 256  # characters of a tool's name (chosen)
-_MOST_OPTIONS = 32  # options of a method, and stores that one request searches (chosen)
+_PATHS = ("store", "table", "memory", "model", "drafter")  # options of methods that are paths
 
 
 def at_most(count: int) -> BeforeValidator:
@@ -130,10 +129,28 @@ class Turn(Body):
         return {"role": "system" if self.role == "developer" else self.role, "content": text_of(self.content)}
 
 
+def _arguments(given: Any) -> Any:
+    """Read the arguments of an earlier call, which chat templates take as an object.
+
+    Those that max_tokens has cut, so that they are no JSON, are left out, as in `/v1/messages`: clients keep a cut call
+    in the conversation, and could not go on if it were refused.
+    """
+    try:
+        read = (json.loads(given) if isinstance(given, str) else given) or {}
+    except (ValueError, RecursionError):
+        read = {}
+    if not isinstance(read, dict):
+        raise ValueError(f"{shown(given)} is no object; send the call as it came")  # noqa: TRY004  # as pydantic wants it
+    return read
+
+
+Arguments = Annotated[dict[str, Any], PlainValidator(_arguments)]
+
+
 class _Function(Body):
     within = "message.tool_calls.function"
     name: str
-    arguments: str
+    arguments: Arguments
 
 
 class _ToolCall(Body):
@@ -171,19 +188,12 @@ class Message(Turn):
 
 
 def with_parts(
-    message: dict[str, Any], thought: str | None, calls: Sequence[tuple[str, str, str | Mapping[str, Any]]]
+    message: dict[str, Any], thought: str | None, calls: Sequence[tuple[str, str, Mapping[str, Any]]]
 ) -> dict[str, Any]:
-    """Return an assistant's message with its thought and its calls (id, name, arguments), as chat templates read them.
-
-    Arguments that are no JSON stay text, though templates expect an object.
-    """
+    """Return an assistant's message with its thought and calls (id, name, arguments), as chat templates read them."""
     if thought:
-        message["reasoning_content"] = thought
-        if not message["content"]:
-            message["thinking"] = thought  # that some templates read, and reject beside a content
+        message["reasoning_content"] = message["thinking"] = thought  # templates read one of them
     for number, name, arguments in calls:
-        with suppress(ValueError, RecursionError):
-            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments  # noqa: PLW2901  # as the text if it is no JSON
         function = {"name": name, "arguments": arguments}
         message.setdefault("tool_calls", []).append({"id": number, "type": "function", "function": function})
     return message
@@ -223,7 +233,7 @@ class FunctionTool(Body):
     """A function that the model may call; `parameters` is a JSON schema."""
 
     within = "tools.function"
-    name: Annotated[str, Field(min_length=1, max_length=_LONGEST_NAME)]
+    name: Annotated[str, Field(min_length=1)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -270,16 +280,21 @@ class Tools:
 class Speculation(Body):
     """Drafting options of one request; missing ones have the server's values.
 
-    `stores` names stores of `/v1/stores`; `options` are the method's, and may name what is learned and the control.
+    `options` are the method's, and may name what is learned and the control.
     """
 
     method: str | None = None
     num_speculative_tokens: Annotated[int, Field(ge=0, le=256)] | None = None
-    stores: Annotated[list[str], at_most(_MOST_OPTIONS)] = []
-    # no other text, which may name a path
     options: Annotated[
-        dict[str, bool | int | float | Literal["request", "off", "measured", "fixed"]], at_most(_MOST_OPTIONS)
+        dict[str, bool | int | float | Literal["request", "off", "measured", "fixed"]], at_most(_MOST_FIELDS)
     ] = {}
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _names_no_path(cls, given: Any) -> Any:
+        if paths := [name for name in _PATHS if isinstance(given, dict) and name in given]:
+            raise ValueError(f"{paths[0]} names a file of the server, and is chosen when it starts; leave it out")
+        return given
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +355,7 @@ class ConversationRequest(GenerationRequest):
     tools: Sequence[Any] | None = None  # each is a `FunctionTool`, or has it as its `function`
     tool_choice: ToolChoice = Choice()
     parallel_tool_calls: bool = True
-    chat_template_kwargs: Annotated[dict[str, Any], at_most(_MOST_OPTIONS)] = {}
+    chat_template_kwargs: dict[str, Any] = {}
     _tools: Tools = PrivateAttr(default_factory=Tools)
 
     @model_validator(mode="after")
@@ -369,16 +384,3 @@ class TokenizeRequest(Body):
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give either prompt or messages")
         return self
-
-
-class DetokenizeRequest(Body):
-    """`/detokenize`."""
-
-    model: str | None = None
-    tokens: Long[int]
-
-
-class TextsRequest(Body):
-    """Texts to add to a store."""
-
-    texts: Annotated[Long[str], Field(min_length=1)]

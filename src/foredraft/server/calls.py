@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from foredraft.errors import UsageError
+from foredraft.options import shown
 from foredraft.server.notation import Notation, first_mark
 
 Schemas = Mapping[str, Mapping[str, Any]]  # of the arguments, by the name of the tool
@@ -64,7 +65,7 @@ class JsonCall:
         if text[at] != "{" or (self.bare and not _may_be_call(text[at:])):
             return None
         if head := _HEAD.match(text, at):
-            name, place = json.loads(head["name"], strict=False), head.end()
+            name, place = head["name"], head.end()
             if place < len(text) and text[place] == "{":
                 stop = _value_end(text, place)
                 end = None if stop is None else _value_end(text, at)
@@ -77,7 +78,7 @@ class JsonCall:
         try:
             found = json.loads(text[at:end], parse_constant=_refused)
             name = found.get("name", found.get("tool_name"))
-            given = found.get("arguments", found.get("parameters", {}))
+            given = found.get("arguments") or found.get("parameters") or {}
             given = json.loads(given, parse_constant=_refused) if isinstance(given, str) else given
         except (ValueError, RecursionError):
             return None
@@ -161,10 +162,10 @@ class TaggedCall:
         for key, given in schema.get("properties", {}).items():
             if is_text := _types(given) == {"string"}:
                 _check(given, "type", "enum")
-            choices = [each for each in given.get("enum", ()) if isinstance(each, str)] if is_text else []
             begun, closed = to.text(self.written.format(key, str(is_text).lower())), to.text(self.close)
-            if choices:
-                value = f"({' | '.join(map(to.text, choices))}) {closed}"
+            if is_text and "enum" in given:
+                choices = [to.text(each) for each in given["enum"] if isinstance(each, str)]
+                value = f"({' | '.join(choices)}) {closed}"
             else:
                 value = to.until(self.close) if is_text else f"{to.json(given, schema)} {closed}"
             parts.append(f"({begun} {value})" + ("" if key in schema.get("required", ()) else "?"))
@@ -228,7 +229,10 @@ class BraceCall:
                 written += ": " if found["colon"] or found["key"] else ""
             else:
                 written += json.dumps(_typed(found["bare"].strip(), {}))
-        return Reading(head["name"], written, len(text) if last else -1)
+        rest = text[at:].lstrip()
+        goes_on = self.quote.startswith(rest) or rest.startswith(self.quote) or re.fullmatch(r"[^{}\[\],:<]*", rest)
+        end = at if not goes_on else len(text) if last else -1  # what no token begins with follows the call
+        return Reading(head["name"], written, end)
 
     def rule(self, name: str, schema: Mapping[str, Any], to: Notation) -> str:
         return f"{to.text('call:' + name)} {self._value({'type': 'object'} | dict(schema), to)}"
@@ -257,21 +261,27 @@ class BraceCall:
 
 
 _OBJECT = ("type", "properties", "required", "additionalProperties", "$defs", "definitions")
+_FORMS: Mapping[str, type] = {"enum": list, "required": list, "properties": dict, "items": dict}
 _NOTES = ("title", "description", "default", "examples", "deprecated", "$schema", "$comment")  # which bind nothing
 
 
-def _check(schema: Mapping[str, Any], *enforced: str) -> None:
-    """Raise UsageError for a keyword that is not enforced where this is asked."""
-    for keyword in schema:
+def _check(schema: Any, *enforced: str) -> None:
+    """Raise UsageError for a keyword that is not enforced where this is asked, or whose value has another type."""
+    if not isinstance(schema, dict):
+        raise UsageError(f"A tool's schema holds {shown(schema)} where this model needs an object; use an object.")
+    for keyword, value in schema.items():
         if keyword not in (*enforced, *_NOTES):
             raise UsageError(
                 f"In the form in which this model writes calls, {keyword!r} of a tool's schema cannot be enforced; "
                 "leave it out, or leave out strict and tool_choice."
             )
+        if not isinstance(value, form := _FORMS.get(keyword, object)):
+            kind = "an array" if form is list else "an object"
+            raise UsageError(f"{keyword!r} of a tool's schema is {shown(value)}; it must be {kind}.")
 
 
 _HEAD = re.compile(
-    r'\{\s*(?:"(?:id|type|tool_call_id)"\s*:\s*"[^"]*"\s*,\s*)*"(?:name|tool_name)"\s*:\s*(?P<name>"(?:[^"\\]|\\.)*")\s*,\s*'
+    r'\{\s*(?:"(?:id|type|tool_call_id)"\s*:\s*"[^"]*"\s*,\s*)*"(?:name|tool_name)"\s*:\s*"(?P<name>[^"\\]*)"\s*,\s*'
     r'"(?:arguments|parameters)"\s*:\s*'
 )
 _FIRST_KEYS = ('{"name":"', '{"type":"function","name":"')
@@ -301,9 +311,9 @@ def _types(schema: Any) -> set[str]:
     """Return the names of the JSON types that a schema allows, as far as it says so; empty if it does not."""
     if not isinstance(schema, Mapping):
         return set()
-    given = schema.get("type", [])
-    kinds = {given} if isinstance(given, str) else {each for each in given if isinstance(each, str)}
-    return kinds.union(*(_types(each) for name in ("anyOf", "oneOf") for each in schema.get(name, ())))
+    given, *others = (schema.get(name) for name in ("type", "anyOf", "oneOf"))
+    kinds = {each for each in (given if isinstance(given, list) else [given]) if isinstance(each, str)}
+    return kinds.union(*(_types(each) for listed in others if isinstance(listed, list) for each in listed))
 
 
 _OF_TYPE: Mapping[str, type | tuple[type, ...]] = {

@@ -68,9 +68,12 @@ _CHANNELS = (
 )  # fmt: skip
 _OF_COHERE = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
 
+GPT_OSS = Thoughts(
+    r"<\|channel\|>", "<|channel|>analysis<|message|>", "<|end|>", _CHANNELS, "<|start|>assistant",
+    "<|channel|>final<|message|>",
+)  # fmt: skip
 THOUGHTS = (
-    Thoughts(r"<\|channel\|>", "<|channel|>analysis<|message|>", "<|end|>", _CHANNELS, "<|start|>assistant",
-             "<|channel|>final<|message|>"),
+    GPT_OSS,
     Thoughts(r"<\|channel>", "<|channel>thought", "<channel|>"),
     Thoughts(r"\[THINK\]", "[THINK]", "[/THINK]"),
     Thoughts("<seed:think>", "<seed:think>", "</seed:think>"),

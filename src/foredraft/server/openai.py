@@ -3,7 +3,6 @@
 Does not depend on how answers are generated.
 """
 
-import codecs
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -212,19 +211,6 @@ def _not_too_many(prompts: Any) -> Any:
     return prompts
 
 
-class _Characters:
-    """Counts the characters of a text by the bytes of its tokens."""
-
-    def __init__(self) -> None:
-        self._decoder, self._count = codecs.getincrementaldecoder("utf-8")("replace"), 0
-
-    def before(self, token: bytes) -> int:
-        """Add a token, and return the number of characters that had ended before it."""
-        count = self._count
-        self._count += len(self._decoder.decode(token))
-        return count
-
-
 class CompletionRequest(_Request):
     """`/v1/completions`."""
 
@@ -238,23 +224,21 @@ class CompletionRequest(_Request):
         return self._request([self.prompt] if is_one else self.prompt, self.max_tokens, self.logprobs)
 
     def whole(self, answers: Answers) -> dict[str, Any]:
-        return self._whole([self._choice(*each, _Characters()) for each in enumerate(answers.choices)], answers)
+        return self._whole([self._choice(*each) for each in enumerate(answers.choices)], answers)
 
     async def _parts(self, answers: Answers) -> AsyncIterator[_Part]:
-        written = [_Characters() for _ in answers.choices]
         async for number, delta in answers.deltas():
             if delta.parts or delta.tokens or delta.finish:
                 pieces = [piece for part in delta.parts for piece in part.pieces]
-                yield self._choice(number, delta, written[number]), pieces
+                yield self._choice(number, delta), pieces
 
-    def _choice(self, number: int, delta: Delta, written: _Characters) -> dict[str, Any]:
-        """Return an answer, or the part of it that follows what is `written`."""
+    def _choice(self, number: int, delta: Delta) -> dict[str, Any]:
+        """Return an answer, or the next part of it."""
         tokens = [each.token for each in delta.tokens]
         logprobs = None if self.logprobs is None else {
             "tokens": [each.text for each in tokens],
             "token_logprobs": [each.logprob for each in tokens],
             "top_logprobs": [{each.text: each.logprob for each in position.top} for position in delta.tokens],
-            "text_offset": [written.before(each.bytes) for each in tokens],
         }  # fmt: skip
         return {"index": number, "text": delta.text, "finish_reason": delta.finish, "logprobs": logprobs}
 

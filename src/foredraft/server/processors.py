@@ -3,6 +3,7 @@
 Each is called once per emitted position, drafted or not, in order, with the ids before it. Does not depend on HTTP.
 """
 
+import time
 from collections import deque
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -21,8 +22,10 @@ GRAMMAR = "grammar"  # source name of the tokens that a constraint forces
 _FORCED_SCORE = 0.999  # acceptance estimate of each forced token (chosen)
 _LEAST_LOGPROB = -9999.0  # of a token that is not allowed, as in OpenAI's API: JSON has no infinity
 _LIMITS = llguidance.LLParserLimits(initial_lexer_fuel=400_000, max_grammar_size=20_000, max_items_in_row=20_000)
-"""Of a format: it takes at most a second to prepare, and an object of 2,000 optional properties is within them. As the
+"""Of a format: most take at most a second to prepare, and an object of 2,000 optional properties is within them. As the
 size is limited more tightly than the row, an object that is accepted can be written (measured with llguidance 1.9)."""
+
+_FORMAT_SECONDS = 1.5  # of a processor, for preparing a format; else its masks would delay all texts of a step (chosen)
 
 
 class Penalties:
@@ -98,8 +101,9 @@ class Logprobs:
 def matcher_of(tokenizer: llguidance.LLTokenizer, grammar: str) -> llguidance.LLMatcher:
     """Return what matches a grammar, of which each text needs a copy. It may take a second, without Python's lock.
 
-    One that cannot be parsed, is too large, or is matched by no text is a UsageError.
+    One that cannot be parsed, is too large, takes too long, or is matched by no text is a UsageError.
     """
+    began = time.thread_time()  # neither waiting for a processor nor the work of other threads counts
     matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)  # 0: does not print errors
     if why := _problem(matcher):
         raise UsageError(f"The response format is not supported: {why}.")
@@ -107,6 +111,10 @@ def matcher_of(tokenizer: llguidance.LLTokenizer, grammar: str) -> llguidance.LL
     if why := _problem(matcher):
         known = "No text matches the response format" if _NOTHING in why else f"The response format is too large: {why}"
         raise UsageError(f"{known}; use another one.")
+    if time.thread_time() - began > _FORMAT_SECONDS:
+        raise UsageError(
+            f"The response format takes more than {_FORMAT_SECONDS} seconds to prepare; use a simpler one."
+        )
     return matcher
 
 

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt, Tag, model_validator
+from pydantic import Field, PositiveInt, PrivateAttr, Tag, model_validator
 
 from foredraft.server import bodies
 from foredraft.server.answers import Answers
@@ -34,7 +34,7 @@ class _CallItem(Body):
     type: Literal["function_call"]
     call_id: str
     name: str
-    arguments: str
+    arguments: bodies.Arguments
 
 
 class _ResultItem(Body):
@@ -98,7 +98,8 @@ class ResponsesRequest(bodies.ConversationRequest):
     text: _Text = _Text()
     reasoning: _Reasoning = _Reasoning()
     tools: bodies.Many[_Tool] = Field(default_factory=list)
-    metadata: Annotated[dict[str, str | None], bodies.at_most(bodies.MOST_METADATA)] | None = None
+    _numbers: Iterator[int] = PrivateAttr(default_factory=itertools.count)  # of the events of a stream
+    metadata: dict[str, Any] | None = None
 
     def text_request(self) -> bodies.TextRequest:
         given = [ResponsesItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
@@ -109,10 +110,8 @@ class ResponsesRequest(bodies.ConversationRequest):
         )  # fmt: skip
 
     async def events(self, answers: Answers) -> AsyncIterator[dict[str, Any]]:
-        numbers = itertools.count()
-
         def numbered(kind: str, fields: dict[str, Any]) -> dict[str, Any]:
-            return {"type": f"response.{kind}", "sequence_number": next(numbers)} | fields
+            return {"type": f"response.{kind}", "sequence_number": next(self._numbers)} | fields
 
         for kind in ("created", "in_progress"):
             yield numbered(kind, {"response": self._response(answers, "in_progress", [])})
@@ -122,9 +121,9 @@ class ResponsesRequest(bodies.ConversationRequest):
         finished = self.whole(answers)
         yield numbered(finished["status"], {"response": finished})
 
-    @staticmethod
-    def failed(failure: RequestError) -> dict[str, Any]:
-        return {"type": "error", "code": failure.code, "message": failure.message, "param": failure.param}
+    def failed(self, failure: RequestError) -> dict[str, Any]:  # type: ignore[override]  # others need no number
+        told = {"code": failure.code, "message": failure.message, "param": failure.param}
+        return {"type": "error", "sequence_number": next(self._numbers)} | told
 
     def whole(self, answers: Answers) -> dict[str, Any]:
         usage = usage_of(answers)

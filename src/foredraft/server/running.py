@@ -31,10 +31,12 @@ def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens; UsageError for an address on which nothing can listen. `port` 0 is a free port."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=2048)
+        made = socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
         problem = f"Nothing can listen on {host}, port {port} ({error}); choose another --port or --host."
         raise UsageError(problem) from error
+    # asyncio switches off Nagle's delay, 40 ms per answer of a kept connection, only where TCP is named
+    return socket.socket(made.family, made.type, socket.IPPROTO_TCP, fileno=made.detach())
 
 
 class _Protocol(HttpToolsProtocol):

@@ -8,16 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache, partial
-from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import llguidance.hf
 
 from foredraft.contracts import Learner, TokenIds
 from foredraft.drafters import method_names
-from foredraft.drafters.auto import AutoDrafter
 from foredraft.drafters.prediction import ChainDrafter
-from foredraft.drafters.rest import RestDrafter
 from foredraft.errors import PromptTooLongError, UsageError
 from foredraft.generator import CACHE_BYTES, Generator
 from foredraft.model.compiled.library import release_threads
@@ -27,8 +24,7 @@ from foredraft.server.answers import Answers, Choice
 from foredraft.server.bodies import MOST_TEXTS, Speculation, TextRequest
 from foredraft.server.metrics import Metrics
 from foredraft.server.processors import GRAMMAR, Constraint, Logprobs, Penalties, matcher_of
-from foredraft.server.speech import Speech, check_tools
-from foredraft.server.stores import Stores
+from foredraft.server.speech import Speech, check_tools, for_template
 from foredraft.server.writer import Event, Job, Writer
 from foredraft.speculation import parse_speculation
 
@@ -37,7 +33,7 @@ _SELECTABLE = ("none", "auto", "adaptix", "rest", "prompt_lookup", "lookahead") 
 _MOST_GENERATORS = 32  # kept (chosen); the learned state of `auto` takes a few megabytes
 _UNLIMITED = 1 << 20  # default maximum of new tokens for a model without a window (chosen)
 _STEP_SECONDS = 0.2  # of a step that prefills, so that others wait no longer; fewer prompt tokens are in it (chosen)
-_FORMAT_SECONDS = 1.5  # for preparing a format, then it is refused (chosen)
+_MOST_FORMATS = 16  # kept prepared (chosen); clients send the same one with each request
 _SLOW_THREADS = 2  # so that one text or format that takes long delays none of the others (chosen)
 LONG = 1 << 15  # characters of a request, from which it is prepared by those threads; 20 ms of tokenizing (chosen)
 _MOST_PREDICTED = 1 << 18  # characters of all predictions of a request that are read; 0.2 s of tokenizing (chosen)
@@ -48,21 +44,21 @@ class Service:
 
     `generator` is for requests without a key and without drafting options, and `config` is its `speculative_config`;
     for others there are more, with the same model. Drafters with learned state are not shared between API keys.
-    `stores` is the folder for what clients fill. The batch has room for `most_at_once` texts and `cache_bytes` of keys
+    The batch has room for `most_at_once` texts and `cache_bytes` of keys
     and values, including prefixes kept from earlier requests; `most_waiting` more texts may wait. An answer fails after
     `timeout` seconds.
     """
 
     def __init__(
-        self, generator: Generator, name: str, config: Mapping[str, Any], *, stores: Path | None = None,
-        most_at_once: int = 16, most_waiting: int = 64, cache_bytes: int = CACHE_BYTES, timeout: float = 600.0,
+        self, generator: Generator, name: str, config: Mapping[str, Any], *, most_at_once: int = 16,
+        most_waiting: int = 64, cache_bytes: int = CACHE_BYTES, timeout: float = 600.0,
     ) -> None:  # fmt: skip
         self.generator, self.name, self._config, self._timeout = generator, name, config, timeout
-        self.stores = Stores(stores, generator.tokenizer.backend_tokenizer)
         self.methods = [method for method in method_names() if method in (generator.method, *_SELECTABLE)]
         self._made = lru_cache(_MOST_GENERATORS)(self._make_generator)
         self._preparing = ThreadPoolExecutor(1, "foredraft-prompts")
         self._slow = ThreadPoolExecutor(_SLOW_THREADS, "foredraft-slow")  # long prompts and formats: others overtake
+        self._matchers = lru_cache(_MOST_FORMATS)(matcher_of)  # each text has a copy
         self._grammar_tokenizer = self._slow.submit(self._make_grammar_tokenizer)  # before a request waits for it
         self._longest = max(map(len, generator.tokenizer.get_vocab()))  # characters of a token
         self._preparing_now = 0  # texts being tokenized
@@ -98,7 +94,7 @@ class Service:
             self.metrics.ended(choice.job, choice.finish)
 
     async def in_turn(self, work: Callable[..., Result], *arguments: Any, long: bool = False) -> Result:
-        """Run `work` on the thread for tokenizing and stores, or on the threads for what takes `long`."""
+        """Run `work` on the thread for tokenizing, or on the threads for what takes `long`."""
         threads = self._slow if long else self._preparing
         return await asyncio.get_running_loop().run_in_executor(threads, work, *arguments)
 
@@ -119,34 +115,26 @@ class Service:
             raise PromptTooLongError(
                 f"The prompt has {size:,} characters, which cannot be at most {window:,} tokens; shorten it."
             )
-        return self.generator.encode(prompt, tools, variables)
+        return self.generator.encode(for_template(self.generator.tokenizer, prompt), tools, variables)
 
     def generator_for(self, key: str, speculative: Speculation | bool | None) -> Generator:
-        """Return the generator of a request; UsageError for an unknown method, option or store."""
+        """Return the generator of a request; UsageError for an unknown method or option."""
         if speculative in (None, True) and not (key and isinstance(self.generator.drafter, Learner)):
             return self.generator
         if not isinstance(speculative, Speculation):
             speculative = Speculation(method="none" if speculative is False else None)
-        folders = tuple(str(self.stores.existing(key, store)) for store in speculative.stores)
-        return self._made(key, speculative.model_dump_json(), folders)
+        return self._made(key, speculative.model_dump_json())
 
-    def _make_generator(self, _key: str, speculation_json: str, folders: tuple[str, ...]) -> Generator:
+    def _make_generator(self, _key: str, speculation_json: str) -> Generator:
         own, speculation = self.generator, Speculation.model_validate_json(speculation_json)
         method = own.method if speculation.method is None else speculation.method
         check_known(method, self.methods, "A request cannot select the method", "Methods are")
-        if folders and method not in ("auto", "rest"):
-            raise UsageError(f"Method {method!r} does not use stores; leave stores out, or select 'auto' or 'rest'.")
         servers = self._config if method == own.method else {"verification": own.verification}
         kept = {name: each for name, each in servers.items() if name != "memory"}  # only its own generator has it
         config = {**kept, **speculation.options}
         if speculation.num_speculative_tokens is not None:
             config["num_speculative_tokens"] = speculation.num_speculative_tokens
-        if folders:
-            config["store"] = folders[0]
-        made = own.sibling(**parse_speculation(method, config).drafting)
-        for folder in folders[1:]:
-            cast(AutoDrafter | RestDrafter, made.drafter).library.open(folder)
-        return made
+        return own.sibling(**parse_speculation(method, config).drafting)
 
     def _make_grammar_tokenizer(self) -> llguidance.LLTokenizer:
         """Return the tokenizer for formats and the bytes of tokens; takes half a second."""
@@ -154,17 +142,11 @@ class Service:
         return llguidance.hf.from_tokenizer(self.generator.tokenizer, n_vocab=size, eos_token=list(eos) or None)
 
     async def _matcher(self, grammar: str | None) -> llguidance.LLMatcher | None:
-        """Return what matches the grammar of an answer, if it has one; UsageError for one that takes too long."""
+        """Return what matches the grammar of an answer, if it has one; UsageError as `matcher_of`."""
         if grammar is None:
             return None
         tokenizer = await asyncio.wrap_future(self._grammar_tokenizer)
-        made = self.in_turn(matcher_of, tokenizer, grammar, long=True)
-        try:
-            return await asyncio.wait_for(made, _FORMAT_SECONDS)
-        except TimeoutError as error:
-            raise UsageError(
-                f"The response format takes more than {_FORMAT_SECONDS} seconds to prepare; use a simpler one."
-            ) from error
+        return await self.in_turn(self._matchers, tokenizer, grammar, long=True)
 
     def _encoded(self, request: TextRequest) -> list[Speech]:
         tokenizer, tools = self.generator.tokenizer, request.tools.told

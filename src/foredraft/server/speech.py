@@ -13,7 +13,7 @@ from llguidance import LLMatcher
 from foredraft.contracts import TokenIds
 from foredraft.errors import UsageError
 from foredraft.server.bodies import Shape, TextRequest, Tools
-from foredraft.server.dialects import Calls, Dialect, dialect_of
+from foredraft.server.dialects import GPT_OSS, Calls, Dialect, dialect_of
 from foredraft.server.notation import WHITE, Notation
 from foredraft.server.parts import Splitter
 from foredraft.text import TextStream, decode
@@ -81,6 +81,21 @@ def check_tools(tokenizer: Any, prompt: Any, *, told: bool) -> None:
             "This model's chat template does not support tools in a format that this server knows; leave out tools, "
             "and messages with tool_calls."
         )
+
+
+def for_template(tokenizer: Any, prompt: Any) -> Any:
+    """Return a prompt as the tokenizer's chat template takes it.
+
+    gpt-oss's refuses a thought beside a text in a message with a call, and writes either one as a thought: so the text
+    becomes the end of the thought.
+    """
+    if not _is_conversation(prompt) or dialect_of(template_of(tokenizer)).thoughts != GPT_OSS:
+        return prompt
+    return [
+        {**each, "thinking": f"{each['thinking']}\n\n{each['content']}", "content": ""}
+        if {"thinking", "tool_calls"} <= each.keys() and each["content"] else each
+        for each in prompt
+    ]  # fmt: skip
 
 
 def _is_conversation(prompt: Any) -> bool:
