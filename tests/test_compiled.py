@@ -25,15 +25,16 @@ from foredraft.model.compiled.attention import compiled_attention
 from foredraft.model.compiled.background import Compilation
 from foredraft.model.compiled.build import compile_forward
 from foredraft.model.compiled.export import FunctionalForward, Subject, row_arguments
+from foredraft.model.compiled.library import weights_beside
 from foredraft.model.compiled.package import (
     MOST_ROWS,
-    PACKAGE,
     RECORD,
     CompiledForward,
     compiled_folder,
-    compiling,
     find_compiled,
     kept_forward,
+    package_hash,
+    package_path,
     read_record,
     write_record,
 )
@@ -386,8 +387,11 @@ def damaged(cache, tmp_path, change):
     return copy
 
 
-def truncate(folder, name=PACKAGE):
-    path = folder / name
+def package_of(folder):
+    return package_path(folder, read_record(folder))
+
+
+def truncate(path):
     path.write_bytes(path.read_bytes()[:-100])
 
 
@@ -400,10 +404,10 @@ def without_shapes(folder):
 @pytest.mark.parametrize(
     "change",
     [
-        truncate,
-        lambda folder: (folder / PACKAGE).unlink(),
-        lambda folder: truncate(folder, "forward.weights"),
-        lambda folder: (folder / "forward.weights").unlink(),
+        lambda folder: truncate(package_of(folder)),
+        lambda folder: package_of(folder).unlink(),
+        lambda folder: truncate(weights_beside(package_of(folder))),
+        lambda folder: weights_beside(package_of(folder)).unlink(),
         lambda folder: (folder / RECORD).write_text("{"),
         lambda folder: (folder / RECORD).write_text("[]"),
         without_shapes,
@@ -420,13 +424,35 @@ def test_a_damaged_cache_is_told_and_not_used(cache, tmp_path, change, monkeypat
         assert kept_forward(small_model()) is None
 
 
-def test_what_another_process_compiles_at_the_moment_is_not_damaged(cache, tmp_path):
-    """It has replaced the package, and not yet the record."""
-    copy = damaged(cache, tmp_path, truncate)
-    with compiling(compiled_folder(small_model(), copy)):
-        assert find_compiled(small_model(), copy) is None
-    with pytest.raises(StoreError, match="damaged"):
-        find_compiled(small_model(), copy)
+def test_compiling_again_keeps_the_old_package_until_its_end_and_then_the_new_one_alone(cache, tmp_path, monkeypatch):
+    copy = damaged(cache, tmp_path, lambda folder: (folder / "forward.part.weights").touch())  # of a killed one
+    folder = compiled_folder(small_model(), copy)
+    old, other = package_of(folder), folder / "forward-other.pt2"
+
+    def made(_subject, path, *, precise):
+        shutil.copy(weights_beside(old), weights_beside(path))
+        path.write_bytes(old.read_bytes() + b" ")  # what follows an archive is not read
+        return replace(read_record(folder), sha256=package_hash(path), precise=precise)
+
+    def interrupted(*_arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compiling_module, "_compiled", made)
+    for step in ("_same_bits", "place_file", "write_record"):
+        with monkeypatch.context() as patch:
+            patch.setattr(compiling_module, step, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                compile_forward(small_model(), copy, again=True)
+        assert find_compiled(small_model(), copy) is not None
+        assert package_of(folder) == old
+        assert not [*folder.glob("forward.part*")]
+    loaded = find_compiled(small_model(), copy)
+    expected = written(compiled_target(cache), "none", {}, 0, {})
+    other.touch()
+    compile_forward(small_model(), copy, again=True)
+    assert sorted(folder.glob("forward*")) == sorted((package_of(folder), weights_beside(package_of(folder))))
+    for compiled in (find_compiled(small_model(), copy), loaded):
+        assert written(TorchTarget(small_model(), compiled), "none", {}, 0, {}) == expected
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path):

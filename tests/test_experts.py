@@ -13,7 +13,8 @@ from foredraft.model.compiled.blocks import packed_blocks, read_blocks
 from foredraft.model.compiled.build import compile_forward
 from foredraft.model.compiled.experts import multiply_experts
 from foredraft.model.compiled.kernels import own_kernels
-from foredraft.model.compiled.library import CompiledLibrary
+from foredraft.model.compiled.library import CompiledLibrary, weights_beside
+from foredraft.model.compiled.package import package_path
 from foredraft.model.loading import load_model
 from support.causal_types import tiny_configuration
 from support.compilation import compiled_by
@@ -119,7 +120,7 @@ def test_a_compiled_rounded_mixture_multiplies_by_its_experts_integers(family, m
     folder, record = compile_forward(model, tmp_path / "cache")
     assert record.same_bits
     assert any("experts' weights of 4 bits" in kernel for kernel in record.kernels)
-    weights = torch.load(folder / "forward.weights", weights_only=True)
+    weights = torch.load(weights_beside(package_path(folder, record)), weights_only=True)
     assert {each.dtype for name, each in weights.items() if "down_proj" in name and "bias" not in name} == {torch.uint8}
     target = compiled_by(model, folder, record)
     found = target.forward(lay_out_text(prompt, 0), target.new_cache()).logits

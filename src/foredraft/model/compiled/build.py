@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock
 
 from foredraft.atomic_file import TEMPORARY_SUFFIX, place_file
 from foredraft.errors import ForedraftError, ForedraftWarning, UsageError, told
@@ -32,14 +33,14 @@ from foredraft.model.compiled.latents import attended_latents
 from foredraft.model.compiled.library import CompiledLibrary, can_load, return_memory, weights_apart, weights_beside
 from foredraft.model.compiled.package import (
     MOST_ROWS,
-    PACKAGE,
     CompiledRecord,
     checked_record,
     compiled_folder,
-    compiling,
     kernels_in,
     package_hash,
+    package_path,
     records_of,
+    remove_unnamed,
     runs_on_cpu,
     write_record,
 )
@@ -77,27 +78,46 @@ def compile_forward(
     what was chosen last for these weights, with any torch.
     The model is in evaluation mode on the CPU, and the cache folder writable. `progress` is called before each step.
     Returns the folder of the package and its record. Waits for another process that compiles the same. A killed
-    compilation leaves a complete package intact. Raises UsageError with the reason for a model that cannot be compiled
-    here, StoreError if what was compiled is damaged, and ForedraftError without a compiler, for a forward that cannot
-    be compiled, or if the disk is full.
+    or failed compilation leaves a complete package as it is. Raises UsageError with the reason for a model that cannot
+    be compiled here, StoreError if what was compiled is damaged, and ForedraftError without a compiler, for a forward
+    that cannot be compiled, or if the disk is full.
     """
     _check(model, precise=bool(precise))
     tell = progress or (lambda _share, _what: None)
     folder = compiled_folder(model, cache)
-    with _as_sentence(), compiling(folder):
+    with _as_sentence(), FileLock(folder / "compiling.wait"), _unfinished(folder) as beside:
         record = None if again else checked_record(folder)
         if record is None or precise not in (None, record.precise):
             subject, before = Subject(model), records_of(folder)
             tell(0.0, "compiling the forward")
             chosen = before[-1].precise if precise is None and before else bool(precise)
-            record = _compiled(subject, folder, precise=chosen)
+            record = _compiled(subject, beside, precise=chosen)
             if lost := _lost_recipe(record, before):
                 warnings.warn(lost, ForedraftWarning, stacklevel=2)
             tell(0.9, "comparing the bits of its rows")
-            library = CompiledLibrary(folder / PACKAGE, ranges=record.ranges)
+            library = CompiledLibrary(beside, ranges=record.ranges)
             record = replace(record, same_bits=_same_bits(subject, library), warning=lost)
+            path = package_path(folder, record)
+            if weights_beside(beside).exists():
+                place_file(weights_beside(beside), weights_beside(path))
+            place_file(beside, path)
             write_record(folder, record)
+            remove_unnamed(folder, record)
     return folder, record
+
+
+@contextmanager
+def _unfinished(folder: Path) -> Iterator[Path]:
+    """Yield where a package is made, and remove what is there after the block, or since a killed compilation."""
+    path = folder / f"forward{TEMPORARY_SUFFIX}.pt2"  # torch insists on the ending
+    made = (path, weights_beside(path))
+    try:
+        for each in made:
+            each.unlink(missing_ok=True)
+        yield path
+    finally:
+        for each in made:
+            each.unlink(missing_ok=True)
 
 
 def _lost_recipe(record: CompiledRecord, before: list[CompiledRecord]) -> str:
@@ -175,35 +195,25 @@ def _as_sentence() -> Iterator[None]:
         ) from error
 
 
-def _compiled(subject: Subject, folder: Path, *, precise: bool) -> CompiledRecord:
-    """Compile the forward by the first recipe that succeeds, and return its record; its file is complete or absent."""
-    path = folder / PACKAGE
-    beside = folder / f"forward.{os.getpid()}{TEMPORARY_SUFFIX}.pt2"  # torch insists on the ending
+def _compiled(subject: Subject, path: Path, *, precise: bool) -> CompiledRecord:
+    """Compile the forward to the file `path` by the first recipe that succeeds, and return its record."""
     lost: dict[str, str] = {}
-    try:
-        for recipe in RECIPES if not subject.recurrent else (_OWN,):  # torch has no kernel of recurrences
-            try:
-                dequantised = _compile(subject, recipe, beside, precise=precise)
-                kernels = kernels_in(beside)
-                if recipe == _OWN and any("linear_pointwise" in kernel for kernel in kernels):
-                    raise RuntimeError("some products are left to the vendor's library")
-                gc.collect()  # the compiler's graphs refer to each other, and hold weights
-                return_memory()
-                break
-            except OSError:  # the disk is full, for any recipe
-                raise
-            except Exception as error:  # noqa: BLE001  # the compiler may raise anything
-                lost[recipe] = told(error)
-                weights_beside(beside).unlink(missing_ok=True)
-        else:
-            raise RuntimeError("; ".join(f"by {name}: {reason}" for name, reason in lost.items()))
-        weights_beside(path).unlink(missing_ok=True)  # of an earlier package
-        if weights_beside(beside).exists():
-            place_file(weights_beside(beside), weights_beside(path))
-        place_file(beside, path)
-    finally:
-        for file in (beside, weights_beside(beside)):
-            file.unlink(missing_ok=True)
+    for recipe in RECIPES if not subject.recurrent else (_OWN,):  # torch has no kernel of recurrences
+        try:
+            dequantised = _compile(subject, recipe, path, precise=precise)
+            kernels = kernels_in(path)
+            if recipe == _OWN and any("linear_pointwise" in kernel for kernel in kernels):
+                raise RuntimeError("some products are left to the vendor's library")
+            gc.collect()  # the compiler's graphs refer to each other, and hold weights
+            return_memory()
+            break
+        except OSError:  # the disk is full, for any recipe
+            raise
+        except Exception as error:  # noqa: BLE001  # the compiler may raise anything
+            lost[recipe] = told(error)
+            weights_beside(path).unlink(missing_ok=True)
+    else:
+        raise RuntimeError("; ".join(f"by {name}: {reason}" for name, reason in lost.items()))
     return CompiledRecord(
         sha256=package_hash(path),
         torch=torch.__version__,

@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import filelock
 import torch
 import transformers
 
@@ -31,8 +30,8 @@ from foredraft.model.kv_cache import LayerShape
 from foredraft.model.layers import LAST
 
 MOST_ROWS = 256  # of a compiled pass; longer prompts take several passes; chosen
-_FORMAT = 28  # of a folder; increased when the code that a package is compiled from changes
-PACKAGE, RECORD = "forward.pt2", "compiled.json"  # the files of a folder
+_FORMAT = 29  # of a folder; increased when the code that a package is compiled from changes
+RECORD = "compiled.json"  # of a folder; it names the package
 _FOLDER = "compiled"
 _FILES = ".files"  # suffix of an empty file that says which checkpoint's files a package is of
 
@@ -69,7 +68,7 @@ class CompiledForward:
     """The loaded package of a folder, with its record. Raises StoreError if it cannot be loaded."""
 
     def __init__(self, folder: Path, record: CompiledRecord) -> None:
-        self.record, self._folder, path = record, folder, folder / PACKAGE
+        self.record, self._folder, path = record, folder, package_path(folder, record)
         try:
             self.library = CompiledLibrary(path, ranges=record.ranges, least_rows=1 if record.same_bits else 2)
         except (OSError, zipfile.BadZipFile, RuntimeError, AttributeError) as error:
@@ -112,31 +111,34 @@ def find_compiled(model: Any, cache: Path, files: str = "") -> CompiledForward |
         folder = found.parent
     else:
         return None
-    record = read_record(folder)
-    if record is not None and _is_damaged(folder, record):  # or a compilation replaced the package, but not the record
-        try:
-            with compiling(folder, wait=False):
-                record = checked_record(folder)
-        except filelock.Timeout:
-            return None
+    record = checked_record(folder)
     return None if record is None else CompiledForward(folder, record)
-
-
-def compiling(folder: Path, *, wait: bool = True) -> filelock.BaseFileLock:
-    """Return the lock of a folder's compilation; without `wait`, entering it raises Timeout if another one goes on."""
-    return filelock.FileLock(folder / "compiling.wait", timeout=-1 if wait else 0)
 
 
 def checked_record(folder: Path) -> CompiledRecord | None:
     """Return what `read_record` does; raises StoreError also if the package is damaged."""
     record = read_record(folder)
-    if record is not None and _is_damaged(folder, record):
-        raise StoreError(f"The compiled forward {folder / PACKAGE} is damaged. {_REMEDY}")
+    while record is not None and package_hash(path := package_path(folder, record)) != record.sha256:
+        before, record = record, read_record(folder)
+        if record == before:  # else another process compiled it anew and removed the earlier package meanwhile
+            raise StoreError(f"The compiled forward {path} is damaged. {_REMEDY}")
     return record
 
 
-def _is_damaged(folder: Path, record: CompiledRecord) -> bool:
-    return package_hash(folder / PACKAGE) != record.sha256
+def package_path(folder: Path, record: CompiledRecord) -> Path:
+    """Return the package that a record names; packages have names of their own, so writing the record is the commit."""
+    return folder / f"forward-{record.sha256[:20]}.pt2"
+
+
+def remove_unnamed(folder: Path, record: CompiledRecord | None) -> None:
+    """Remove the packages of a folder that its record does not name, such as what killed compilations left.
+
+    Processes that have loaded one keep it in memory. Called while the folder's lock is held.
+    """
+    named = None if record is None else package_path(folder, record).stem
+    for path in folder.glob("forward*"):
+        if path.stem != named:
+            path.unlink()
 
 
 def runs_on_cpu(model: Any) -> bool:
