@@ -7,10 +7,12 @@ import time
 import warnings
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from torch._inductor.exc import InductorError
 from transformers import LlamaForCausalLM
 
 import foredraft.model.compiled.build as compiling_module
@@ -494,10 +496,13 @@ def test_no_compiler_and_no_room_are_one_sentence_each(tmp_path, monkeypatch):
         compile_forward(small_model(), tmp_path)
 
     def full(*_args, **_options):
-        raise OSError(28, "No space left on device")
+        raise InductorError(OSError(28, "No space left on device"), None)
 
     monkeypatch.setattr(compiling_module, "_compiled", full)
     with pytest.raises(ForedraftError, match=r"No space left.*Make room"):
+        compile_forward(small_model(), tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _folder: SimpleNamespace(free=2**20))  # enough for its weights
+    with pytest.raises(ForedraftError, match=r"written \(it needs 64 MiB in .*, where 1 MiB are free\).*Make room"):
         compile_forward(small_model(), tmp_path)
     assert read_record(compiled_folder(small_model(), tmp_path)) is None
 

@@ -64,6 +64,8 @@ _LEAST_SHARED = 16 * 1024
 """Elements per thread above which elementwise work is divided among threads. With torch's 512, two threads synchronise
 twelve times per layer for a draft of four rows, which takes longer than the work."""
 
+_CODE_BYTES = 64 * 2**20  # a package beside its weights; those measured had 3 to 8 MiB; chosen
+
 _OWN = "our kernels"  # and our changes of the graph
 RECIPES = (_OWN, "torch's kernels")  # ways to compile, by their names in a record; the first that succeeds is used
 Progress = Callable[[float, str], None]
@@ -89,6 +91,7 @@ def compile_forward(
         record = None if again else checked_record(folder)
         if record is None or precise not in (None, record.precise):
             subject, before = Subject(model), records_of(folder)
+            _check_room(model, folder)
             tell(0.0, "compiling the forward")
             chosen = before[-1].precise if precise is None and before else bool(precise)
             record = _compiled(subject, beside, precise=chosen)
@@ -134,8 +137,7 @@ def _lost_recipe(record: CompiledRecord, before: list[CompiledRecord]) -> str:
 
 def _check(model: Any, *, precise: bool) -> None:
     """Raise UsageError with the reason for a model that cannot be compiled, or would gain nothing."""
-    support = inspect(model.config)
-    size = sum(each.numel() * each.element_size() for each in chain(model.parameters(), model.buffers()))
+    support, size = inspect(model.config), _weights_bytes(model)
     if not can_load():
         raise UsageError(f"This is torch {torch.__version__}; foredraft compiles with 2.8 or newer.")
     if not runs_on_cpu(model):
@@ -148,8 +150,6 @@ def _check(model: Any, *, precise: bool) -> None:
             "This model's weights are multiplied as they are, and not as integers, so rows are not rounded; compile it "
             "without --precise."
         )
-    if file is not None:
-        size = min(size, packed_bytes(file))
     if COMPILING * size > (memory := usable_memory()):
         raise UsageError(
             f"Compiling a model of {size / 2**30:.1f} GiB needs {COMPILING * size / 2**30:.1f} GiB of memory, and "
@@ -169,6 +169,19 @@ def _check(model: Any, *, precise: bool) -> None:
         )
 
 
+def _weights_bytes(model: Any) -> int:
+    """Return the bytes of a model's weights in a package, but for what fills blocks up."""
+    size: int = sum(each.numel() * each.element_size() for each in chain(model.parameters(), model.buffers()))
+    return size if (file := integers_file(model)) is None else min(size, packed_bytes(file))
+
+
+def _check_room(model: Any, folder: Path) -> None:
+    """Raise OSError if a package does not fit on a folder's disk; torch ends the process where it finds it full."""
+    needed, free = _weights_bytes(model) + _CODE_BYTES, shutil.disk_usage(folder).free
+    if free < needed:
+        raise OSError(f"it needs {needed / 2**20:,.0f} MiB in {folder}, where {free / 2**20:,.0f} MiB are free")
+
+
 def _rounds_rows(model: Any) -> bool:
     """Return whether rows are rounded to integers where weights are."""
     return multiplies_integers() and model.dtype == torch.bfloat16
@@ -181,17 +194,18 @@ def _as_sentence() -> Iterator[None]:
         yield
     except ForedraftError:
         raise
-    except OSError as error:
-        raise ForedraftError(
-            f"The compiled forward cannot be written ({error.strerror or error}); generation goes on without it. Make "
-            "room, or set FOREDRAFT_CACHE to a folder you can write to."
-        ) from error
     except Exception as error:
+        cause = getattr(error, "inner_exception", error)  # torch's compiler wraps what is raised while it runs
+        if isinstance(cause, OSError):
+            raise ForedraftError(
+                f"The compiled forward cannot be written ({cause.strerror or cause}); generation goes on without it. "
+                "Make room, or set FOREDRAFT_CACHE to a folder you can write to."
+            ) from error
         compilers = (os.environ.get("CXX", ""), "g++", "clang++", "c++")
         missing = not any(shutil.which(name) for name in compilers if name)
         remedy = "Install a C++ compiler (g++)" if missing else "Please report it with the model's name"
         raise ForedraftError(
-            f"The forward cannot be compiled ({told(error)}); generation goes on without it. {remedy}."
+            f"The forward cannot be compiled ({told(cause)}); generation goes on without it. {remedy}."
         ) from error
 
 
