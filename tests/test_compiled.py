@@ -3,7 +3,6 @@
 import copy
 import json
 import shutil
-import time
 import warnings
 from contextlib import nullcontext
 from dataclasses import replace
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from torch._inductor.exc import InductorError
-from transformers import LlamaForCausalLM
 
 import foredraft.model.compiled.build as compiling_module
 from foredraft.api import Generator
@@ -24,7 +22,6 @@ from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.model import machine
 from foredraft.model.compiled import processor
 from foredraft.model.compiled.attention import compiled_attention
-from foredraft.model.compiled.background import Compilation
 from foredraft.model.compiled.build import compile_forward
 from foredraft.model.compiled.export import FunctionalForward, Subject, row_arguments
 from foredraft.model.compiled.library import weights_beside
@@ -505,22 +502,3 @@ def test_no_compiler_and_no_room_are_one_sentence_each(tmp_path, monkeypatch):
     with pytest.raises(ForedraftError, match=r"written \(it needs 64 MiB in .*, where 1 MiB are free\).*Make room"):
         compile_forward(small_model(), tmp_path)
     assert read_record(compiled_folder(small_model(), tmp_path)) is None
-
-
-@pytest.mark.slow
-def test_a_compilation_beside_tells_its_news_and_its_failure_once(tmp_path, monkeypatch):
-    monkeypatch.setenv("FOREDRAFT_CACHE", str(tmp_path))
-    folder = tmp_path / "model"
-    llama(max_position_embeddings=64).save_pretrained(folder)
-    model = LlamaForCausalLM.from_pretrained(folder).eval()
-    compilation = Compilation(str(folder), model)
-    while compilation.running:
-        time.sleep(0.01)
-    with pytest.warns(ForedraftWarning, match="window of 64 tokens is too short"):
-        assert not compilation.has_news()
-    assert not compilation.running
-    where = compiled_folder(model, tmp_path)
-    where.mkdir(parents=True)
-    write_record(where, record_of())
-    assert compilation.has_news()
-    assert not compilation.has_news()

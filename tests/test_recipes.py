@@ -1,9 +1,6 @@
 """How a forward was compiled: which recipe won, why better ones did not, and that texts are right by each of them."""
 
 import shutil
-import subprocess
-import sys
-import time
 import warnings
 from dataclasses import replace
 
@@ -13,7 +10,7 @@ import torch
 from foredraft.cache_folder import CACHE_VARIABLE
 from foredraft.cli import main
 from foredraft.errors import ForedraftError, ForedraftWarning
-from foredraft.model.compiled import background, build
+from foredraft.model.compiled import build
 from foredraft.model.compiled.build import RECIPES, compile_forward
 from foredraft.model.compiled.library import CompiledLibrary
 from foredraft.model.compiled.package import RECORD, compiled_folder, read_record, weights_hash, write_record
@@ -133,19 +130,3 @@ def test_with_another_number_of_threads_rows_are_as_precise_as_was_chosen_last(c
     assert compile_forward(small_model(), tmp_path)[1].precise
     write_record(other, replace(compiled, precise=False))
     assert not compile_forward(small_model(), tmp_path, again=True)[1].precise
-
-
-def test_a_compilation_beside_tells_what_was_compiled_better_before(tmp_path, monkeypatch):
-    monkeypatch.setenv("FOREDRAFT_CACHE", str(tmp_path))
-    model, begin = llama(seed=3), subprocess.Popen
-    monkeypatch.setattr(
-        background.subprocess, "Popen", lambda _command, **how: begin([sys.executable, "-c", ""], **how)
-    )
-    compilation = background.Compilation("any", model)
-    folder = compiled_folder(model, tmp_path)
-    folder.mkdir(parents=True)
-    write_record(folder, record_of(warning="It may be slower."))
-    while compilation.running:
-        time.sleep(0.01)
-    with pytest.warns(ForedraftWarning, match=r"^It may be slower\.$"):
-        assert compilation.has_news()
