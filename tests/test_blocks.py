@@ -204,7 +204,7 @@ def test_a_row_is_what_the_dequantised_weights_give_alone_and_among_others(kind,
         products = [node for node in program.graph.nodes if "multiply_blocks" in str(node.target)]
         aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
     assert len(products) == 3
-    package = CompiledLibrary(path, ranges=False)
+    package = CompiledLibrary(path)
     whole = package.run([rows])
     assert [each.dtype for each in whole] == [torch.bfloat16, torch.float32, torch.bfloat16, torch.bfloat16]
     assert not torch.equal(whole[PRECISE], whole[PRECISE].bfloat16().float())

@@ -62,7 +62,6 @@ def compiled(request, tmp_path_factory):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's compiler warns of its own calls
         folder, record = compile_forward(model, tmp_path_factory.mktemp("compiled"))
-    assert record.same_bits
     return compiled_by(model, folder, record), model_of(request.param)
 
 

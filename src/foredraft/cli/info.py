@@ -174,8 +174,7 @@ def compile_model(
     for number, ((folder, record), own) in enumerate(zip(made, facts, strict=True)):
         show_cost(own["cost"], f"Cost of a pass of draft model {number}" if number else "Cost of a pass")
         typer.echo(f"{own['bytes'] / 2**20:,.0f} MiB in {folder}")
-        if record.same_bits:
-            typer.echo("A row's result is bit-identical with any number of other rows.")
+        typer.echo("A row's result is bit-identical with any number of other rows.")
         for sentence in record.told():
             typer.echo(sentence)
 

@@ -8,10 +8,8 @@ depend on what runs the packages.
 import gc
 import os
 import shutil
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ import torch
 from filelock import FileLock
 
 from foredraft.atomic_file import TEMPORARY_SUFFIX, place_file
-from foredraft.errors import ForedraftError, ForedraftWarning, UsageError, told
+from foredraft.errors import ForedraftError, UsageError, told
 from foredraft.graph.layout import lay_out_text
 from foredraft.model.compiled.attention import compiled_attention
 from foredraft.model.compiled.block_layers import dequantised_told, product_bytes, quantised_weights
@@ -65,9 +63,6 @@ _LEAST_SHARED = 16 * 1024
 twelve times per layer for a draft of four rows, which takes longer than the work."""
 
 _CODE_BYTES = 64 * 2**20  # a package beside its weights; those measured had 3 to 8 MiB; chosen
-
-_OWN = "our kernels"  # and our changes of the graph
-RECIPES = (_OWN, "torch's kernels")  # ways to compile, by their names in a record; the first that succeeds is used
 Progress = Callable[[float, str], None]
 
 
@@ -79,10 +74,10 @@ def compile_forward(
     Where its weights are integers, rows are rounded to 15 bits if `precise`, and to 8 in most blocks if not; None takes
     what was chosen last for these weights, with any torch.
     The model is in evaluation mode on the CPU, and the cache folder writable. `progress` is called before each step.
-    Returns the folder of the package and its record. Waits for another process that compiles the same. A killed
-    or failed compilation leaves a complete package as it is. Raises UsageError with the reason for a model that cannot
-    be compiled here, StoreError if what was compiled is damaged, and ForedraftError without a compiler, for a forward
-    that cannot be compiled, or if the disk is full.
+    Returns the folder of the package and its record. Waits for another process that compiles the same. A killed or
+    failed compilation leaves a complete package as it is. Raises UsageError with the reason for a model that cannot be
+    compiled here, StoreError if what was compiled is damaged, and ForedraftError without a compiler, for a forward that
+    cannot be compiled or gives a row other bits beside other rows, or if the disk is full.
     """
     _check(model, precise=bool(precise))
     tell = progress or (lambda _share, _what: None)
@@ -95,11 +90,12 @@ def compile_forward(
             tell(0.0, "compiling the forward")
             chosen = before[-1].precise if precise is None and before else bool(precise)
             record = _compiled(subject, beside, precise=chosen)
-            if lost := _lost_recipe(record, before):
-                warnings.warn(lost, ForedraftWarning, stacklevel=2)
             tell(0.9, "comparing the bits of its rows")
-            library = CompiledLibrary(beside, ranges=record.ranges)
-            record = replace(record, same_bits=_same_bits(subject, library), warning=lost)
+            if not _same_bits(subject, CompiledLibrary(beside)):
+                raise ForedraftError(
+                    "A row of this model's compiled forward rounds otherwise beside other rows on this processor, so "
+                    "drafts could change a text; generation goes on without it."
+                )
             path = package_path(folder, record)
             if weights_beside(beside).exists():
                 place_file(weights_beside(beside), weights_beside(path))
@@ -121,18 +117,6 @@ def _unfinished(folder: Path) -> Iterator[Path]:
     finally:
         for each in made:
             each.unlink(missing_ok=True)
-
-
-def _lost_recipe(record: CompiledRecord, before: list[CompiledRecord]) -> str:
-    """Return a warning if an earlier torch compiled the same forward by a better recipe; else ""."""
-    for earlier in before:
-        if earlier.recipe in record.lost:
-            return (
-                f"With torch {earlier.torch} this model's forward was made of {earlier.recipe}, which fails with "
-                f"torch {torch.__version__} ({record.lost[earlier.recipe]}); it is made of {record.recipe} now, and "
-                "may be slower. Go back to that torch, or report it."
-            )
-    return ""
 
 
 def _check(model: Any, *, precise: bool) -> None:
@@ -210,78 +194,57 @@ def _as_sentence() -> Iterator[None]:
 
 
 def _compiled(subject: Subject, path: Path, *, precise: bool) -> CompiledRecord:
-    """Compile the forward to the file `path` by the first recipe that succeeds, and return its record."""
-    lost: dict[str, str] = {}
-    for recipe in RECIPES if not subject.recurrent else (_OWN,):  # torch has no kernel of recurrences
-        try:
-            dequantised = _compile(subject, recipe, path, precise=precise)
-            kernels = kernels_in(path)
-            if recipe == _OWN and any("linear_pointwise" in kernel for kernel in kernels):
-                raise RuntimeError("some products are left to the vendor's library")
-            gc.collect()  # the compiler's graphs refer to each other, and hold weights
-            return_memory()
-            break
-        except OSError:  # the disk is full, for any recipe
-            raise
-        except Exception as error:  # noqa: BLE001  # the compiler may raise anything
-            lost[recipe] = told(error)
-            weights_beside(path).unlink(missing_ok=True)
-    else:
-        raise RuntimeError("; ".join(f"by {name}: {reason}" for name, reason in lost.items()))
+    """Compile the forward to the file `path`, and return its record."""
+    dequantised = _compile(subject, path, precise=precise)
+    kernels = kernels_in(path)
+    if any("linear_pointwise" in kernel for kernel in kernels):
+        raise RuntimeError("some products are left to the vendor's library")
+    gc.collect()  # the compiler's graphs refer to each other, and hold weights
+    return_memory()
     return CompiledRecord(
         sha256=package_hash(path),
         torch=torch.__version__,
-        recipe=recipe,
         kernels=kernels,
-        lost=lost,
         dequantised=dequantised,
-        ranges=recipe == _OWN and subject.takes_ranges,
         shapes=subject.shapes,
         taps=subject.forward.taps,
         precise=precise,
     )
 
 
-def _compile(subject: Subject, recipe: str, path: Path, *, precise: bool) -> str:
-    """Trace the forward and compile it by one recipe, to the file `path`; return the record's `dequantised`."""
+def _compile(subject: Subject, path: Path, *, precise: bool) -> str:
+    """Trace the forward and compile it to the file `path`; return the record's `dequantised`."""
     from torch._inductor import aoti_compile_and_package  # the documented compiler; slow to import
 
-    own = recipe == _OWN
-    backends = "CPP" if own else "CPP,ATEN"  # of products: kernels, or calls into the vendor's library too
     options = {
-        "freezing": True, "max_autotune": True, "max_autotune_gemm_backends": backends,
+        "freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP",  # kernels alone
         "cpp.min_chunk_size": _LEAST_SHARED,
         "aot_inductor.precompile_headers": False,  # for two files they take longer than they save
         # of what calls the kernels: optimised, it takes twice as long to compile, and passes are no quicker
         "aot_inductor.compile_wrapper_opt_level": "O0",
     }  # fmt: skip
-    ranges, dequantised, quantised = own and subject.takes_ranges, "", 0
+    dequantised, quantised = "", 0
     token_ids = np.zeros(_TRACED_ROWS, np.int64)
     with ExitStack() as contexts:
         contexts.enter_context(torch.no_grad())
         contexts.enter_context(real_rotations(subject.model))
-        if ranges:
-            contexts.enter_context(attended_latents(subject.model))
-        if own:
-            options |= contexts.enter_context(weights_apart(weights_beside(path)))
-            if _rounds_rows(subject.model):
-                rows = QuantisedRows(quantised_file(subject.model), subject.dtype)
-                if quantised := contexts.enter_context(quantised_weights(subject.model, rows)):
-                    dequantised = dequantised_told(subject.model)
-            cached = product_bytes(subject.model) <= last_cache()
-            contexts.enter_context(own_kernels(cached=cached, tiles=not quantised, precise=precise))
-        contexts.enter_context(compiled_experts(subject.model, own=own))
+        contexts.enter_context(attended_latents(subject.model))
+        options |= contexts.enter_context(weights_apart(weights_beside(path)))
+        if _rounds_rows(subject.model):
+            rows = QuantisedRows(quantised_file(subject.model), subject.dtype)
+            if quantised := contexts.enter_context(quantised_weights(subject.model, rows)):
+                dequantised = dequantised_told(subject.model)
+        cached = product_bytes(subject.model) <= last_cache()
+        contexts.enter_context(own_kernels(cached=cached, tiles=not quantised, precise=precise))
+        contexts.enter_context(compiled_experts(subject.model))
         contexts.enter_context(_precise_logits(subject.model))
-        if ranges:
-            contexts.enter_context(compiled_attention(subject.forward))
-        arguments = (*subject.arguments(token_ids, ranges=ranges, scored=_TRACED_SCORED), *subject.buffers())
-        dimensions = subject.dynamic(ranges=ranges)
-        program = torch.export.export(subject.forward, arguments, strict=False, dynamic_shapes=dimensions)
-        if own:
-            sum_short_products(program)
-            merge_products(program)
-            turn_rows(program)
-            gate_products(program)
+        contexts.enter_context(compiled_attention(subject.forward))
+        arguments = (*subject.arguments(token_ids, _TRACED_SCORED), *subject.buffers())
+        program = torch.export.export(subject.forward, arguments, strict=False, dynamic_shapes=subject.dynamic())
+        sum_short_products(program)
+        merge_products(program)
+        turn_rows(program)
+        gate_products(program)
         aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
     return dequantised
 
@@ -333,10 +296,7 @@ def _same_bits(subject: Subject, library: CompiledLibrary) -> bool:
     scores, *states = outcome(MOST_ROWS, MOST_ROWS)
     for together in _PROBED_ROWS:
         rows = max(together, _PROBED_AT_LEAST)
-        try:
-            found = outcome(together, rows)
-        except RuntimeError:  # it was traced for two rows or more, and may refuse one
-            return False
-        if not all(map(torch.equal, found, (scores[:rows], *(each[:, :, : CONTEXT + rows] for each in states)))):
+        expected = (scores[:rows], *(each[:, :, : CONTEXT + rows] for each in states))
+        if not all(map(torch.equal, outcome(together, rows), expected)):
             return False
     return True

@@ -80,15 +80,12 @@ def by_rows(module: Any, matrices: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def compiled_experts(model: Any, *, own: bool) -> Iterator[None]:
-    """Make a model's experts run as they can be compiled, until the block ends: by our kernel, or by torch's alone.
-
-    Torch's read an expert once for each row that chose it.
-    """
+def compiled_experts(model: Any) -> Iterator[None]:
+    """Make a model's experts run by our kernel until the block ends."""
     config = model.config.get_text_config()
     before = config._experts_implementation  # noqa: SLF001  # transformers has no public name for it
     ALL_EXPERTS_FUNCTIONS[_NAME] = _run_experts
-    config._experts_implementation = _NAME if own else "batched_mm"  # noqa: SLF001  # the same
+    config._experts_implementation = _NAME  # noqa: SLF001  # the same
     try:
         yield
     finally:

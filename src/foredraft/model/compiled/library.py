@@ -101,13 +101,11 @@ class _Weight(ctypes.Structure):
 class CompiledLibrary:
     """The loaded library of the package `path`, with the weights beside it; one pass at a time.
 
-    With `ranges`, each row has its own range of slots. It takes passes of `least_rows` or more. Raises OSError if the
-    package cannot be read or unpacked, BadZipFile if it is not an archive, and RuntimeError without a library that can
-    be loaded.
+    Raises OSError if the package cannot be read or unpacked, BadZipFile if it is not an archive, and RuntimeError
+    without a library that can be loaded.
     """
 
-    def __init__(self, path: Path, *, ranges: bool, least_rows: int = 1) -> None:
-        self.ranges, self.least_rows = ranges, least_rows
+    def __init__(self, path: Path) -> None:
         torch.cpu._init_amx()  # noqa: SLF001  # asks the system for AMX, as torch's compiler does
         with zipfile.ZipFile(path) as package, tempfile.TemporaryDirectory() as folder:
             name = next((name for name in package.namelist() if name.endswith(".so")), None)

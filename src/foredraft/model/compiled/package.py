@@ -10,7 +10,6 @@ import platform
 import re
 import warnings
 import zipfile
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -42,26 +41,16 @@ class CompiledRecord:
 
     sha256: str  # of the package's bytes
     torch: str  # the version that compiled
-    recipe: str  # how it was compiled
-    kernels: tuple[str, ...]  # ours and the vendor's that it calls
-    lost: Mapping[str, str]  # better recipes that failed, and why
+    kernels: tuple[str, ...]  # ours and torch's that it calls
     dequantised: str  # a sentence about matrices of a quantised model that are not multiplied as integers
-    ranges: bool  # whether each row has its own range of slots, as passes over several sequences need
     shapes: tuple[LayerShape, ...]  # of each layer
     taps: tuple[tuple[int, ...], ...]  # layers whose states a pass returns, beside the last
     precise: bool = False  # whether rows have 15 bits in all blocks, where weights are integers
-    same_bits: bool = False  # whether a row's bits do not depend on the other rows of its pass, as far as compared
-    warning: str = ""  # what an earlier torch compiled better; "" for nothing
 
     def told(self) -> list[str]:
-        """Describe how it was compiled, with the warning."""
-        made_of = f" ({', '.join(self.kernels)})" if self.kernels else ""
-        failed = (f"{name[0].upper()}{name[1:]} failed: {reason}." for name, reason in self.lost.items())
-        return [
-            f"Compiled by torch {self.torch}.",
-            f"The package is made of {self.recipe}{made_of}.",
-            *(sentence for sentence in (self.dequantised, *failed, self.warning) if sentence),
-        ]
+        """Describe how it was compiled."""
+        compiled = f"Compiled by torch {self.torch}; kernels: {', '.join(self.kernels)}."
+        return [compiled, self.dequantised] if self.dequantised else [compiled]
 
 
 class CompiledForward:
@@ -70,7 +59,7 @@ class CompiledForward:
     def __init__(self, folder: Path, record: CompiledRecord) -> None:
         self.record, self._folder, path = record, folder, package_path(folder, record)
         try:
-            self.library = CompiledLibrary(path, ranges=record.ranges, least_rows=1 if record.same_bits else 2)
+            self.library = CompiledLibrary(path)
         except (OSError, zipfile.BadZipFile, RuntimeError, AttributeError) as error:
             raise StoreError(f"The compiled forward {path} cannot be loaded ({told(error)}). {_REMEDY}") from error
 
@@ -84,8 +73,8 @@ class CompiledForward:
             (self._folder / f"{files}{_FILES}").touch()
 
     def rounds_alike(self, rows: int) -> bool:
-        """Return whether all passes of up to `rows` rows are compiled, and give a row the same bits."""
-        return self.record.same_bits and rows <= MOST_ROWS
+        """Return whether all passes of up to `rows` rows are compiled, and so give a row the same bits."""
+        return rows <= MOST_ROWS
 
 
 _REMEDY = "`foredraft compile MODEL --again` makes it anew."
