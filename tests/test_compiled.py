@@ -14,6 +14,7 @@ import torch
 from torch._inductor.exc import InductorError
 
 import foredraft.model.compiled.build as compiling_module
+import naive.compiled
 from foredraft.api import Generator
 from foredraft.cache_folder import CACHE_VARIABLE
 from foredraft.cli import main
@@ -108,7 +109,7 @@ def test_the_functional_forward_scores_and_writes_as_the_model_does(family):
     arguments = row_arguments([layout], places, np.arange(layout.rows), target.dtype)
     layers, own = len(buffers) // 2, family in OWN_ATTENTION
     arguments = (*arguments[:5], None, *arguments[6:]) if own else arguments  # then all rows have the first slots
-    with torch.inference_mode(), nullcontext() if own else compiled_attention(functional):
+    with torch.inference_mode(), nullcontext() if own else compiled_attention(functional, naive.compiled.attend):
         scores, hidden = functional(*arguments, buffers[:layers], buffers[layers:], [])
     for ours, theirs in ((scores, expected_scores.logits), (hidden, expected_scores.hidden)):
         assert torch.allclose(ours, theirs, atol=1e-4, rtol=1e-4)

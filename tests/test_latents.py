@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import naive.compiled
 from foredraft.errors import UsageError
 from foredraft.graph.layout import lay_out
 from foredraft.model.compiled.attention import compiled_attention
@@ -38,7 +39,7 @@ def prefilled(target, ids):
 
 
 @each_of(FAMILIES, quick=("deepseek_v2",))
-def test_rows_that_attend_to_latents_score_as_those_that_attend_to_keys(family):
+def test_rows_that_attend_to_latents_score_as_those_that_attend_to_keys(family, monkeypatch):
     model, ids = model_of(family), prompt_of(12)
     target, rng = TorchTarget(model), np.random.default_rng(4)
     cache = prefilled(target, ids[:-1])
@@ -48,7 +49,13 @@ def test_rows_that_attend_to_latents_score_as_those_that_attend_to_keys(family):
     functional, buffers = FunctionalForward(model), cache.reserved_buffers(layout.rows)
     arguments = row_arguments([layout], {None: [(0, len(ids) - 1)]}, np.arange(layout.rows), target.dtype)
     half = len(buffers) // 2
-    with real_rotations(model), attended_latents(model), torch.inference_mode(), compiled_attention(functional):
+    monkeypatch.setattr(torch.ops.foredraft, "multiply_experts", naive.compiled.multiply_experts)
+    with (
+        real_rotations(model),
+        attended_latents(model),
+        torch.inference_mode(),
+        compiled_attention(functional, naive.compiled.attend),
+    ):
         scores, _ = functional(*arguments, buffers[:half], buffers[half:], [])
     torch.testing.assert_close(scores, expected, atol=1e-4, rtol=1e-4)
     assert torch.equal(target.forward(layout, prefilled(target, ids[:-1])).logits, expected), "the model is as it was"

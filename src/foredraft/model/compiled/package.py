@@ -119,14 +119,13 @@ def package_path(folder: Path, record: CompiledRecord) -> Path:
     return folder / f"forward-{record.sha256[:20]}.pt2"
 
 
-def remove_unnamed(folder: Path, record: CompiledRecord | None) -> None:
+def remove_unnamed(folder: Path, record: CompiledRecord) -> None:
     """Remove the packages of a folder that its record does not name, such as what killed compilations left.
 
     Processes that have loaded one keep it in memory. Called while the folder's lock is held.
     """
-    named = None if record is None else package_path(folder, record).stem
     for path in folder.glob("forward*"):
-        if path.stem != named:
+        if path.stem != package_path(folder, record).stem:
             path.unlink()
 
 
