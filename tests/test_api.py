@@ -13,8 +13,10 @@ from transformers import PreTrainedTokenizerFast, TopKLogitsWarper
 
 import foredraft
 from foredraft import StoreError, UsageError
+from foredraft.cache_folder import CACHE_VARIABLE
 from foredraft.cli import chat
 from foredraft.corpus.words import tokenizer_hash
+from foredraft.errors import ForedraftWarning
 from foredraft.index.trigram import open_table
 from support.llamas import WINDOW, tiny_llama
 from support.scripted import OracleDrafter
@@ -630,3 +632,20 @@ def test_a_conversation_goes_on_after_a_line_that_is_not_utf_8(monkeypatch, caps
     chat.converse(generator, {}, None, color=False)
     assert heard == ["é", "more"]
     assert "not UTF-8" in capsys.readouterr().err
+
+
+def test_a_model_that_is_to_be_compiled_is_compiled_as_it_was_loaded(monkeypatch, tmp_path):
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    compiled = []
+    compiler = "foredraft.generator.compile_forward"
+    monkeypatch.setattr(compiler, lambda model, *_arguments, **_options: compiled.append(model))
+    loaded = foredraft.load(TOY, method="none", device="cpu", compile=True, attn_implementation="eager")
+    assert compiled == [loaded.target.model]
+    assert loaded.target.model.config._attn_implementation == "eager"
+
+
+def test_a_model_that_cannot_be_compiled_runs_uncompiled_with_a_warning(monkeypatch, tmp_path):
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    with pytest.warns(ForedraftWarning, match="dtype is float16; foredraft compiles float32, bfloat16"):
+        loaded = foredraft.load(TOY, method="none", dtype="float16", device="cpu", compile=True)
+    assert loaded.target.compiled is None

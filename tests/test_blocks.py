@@ -104,6 +104,19 @@ def test_rows_of_every_part_of_a_split_file_are_found(tmp_path):
     assert rows.packed(torch.stack(weights)).shape[0] == len(weights)
 
 
+def test_a_row_of_zeros_in_matrices_of_two_formats_hides_neither(tmp_path):
+    random, weights = np.random.default_rng(0), []
+    for number, kind in enumerate((GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q8_0), start=1):
+        values = random.normal(size=(STRIP, 64)).astype(np.float32)
+        values[3] = 0
+        stored = quants.quantize(values, kind)
+        write_file(tmp_path / f"a-{number:05}-of-00002.gguf", f"part.{number}", stored, kind, parts=2)
+        weights.append(torch.from_numpy(quants.dequantize(stored, kind)).bfloat16())
+    rows = QuantisedRows(tmp_path / "a-00001-of-00002.gguf", torch.bfloat16)
+    for weight in weights:
+        assert torch.equal(unpacked_blocks(rows.packed(weight)).bfloat16(), weight)
+
+
 def test_what_we_round_is_what_gguf_rounds():
     weight = torch.from_numpy(np.random.default_rng(0).normal(size=(COLUMNS, 96)).astype(np.float32))
     weight[0] = 0
@@ -204,7 +217,7 @@ def test_a_row_is_what_the_dequantised_weights_give_alone_and_among_others(kind,
         products = [node for node in program.graph.nodes if "multiply_blocks" in str(node.target)]
         aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
     assert len(products) == 3
-    package = CompiledLibrary(path, ranges=False)
+    package = CompiledLibrary(path)
     whole = package.run([rows])
     assert [each.dtype for each in whole] == [torch.bfloat16, torch.float32, torch.bfloat16, torch.bfloat16]
     assert not torch.equal(whole[PRECISE], whole[PRECISE].bfloat16().float())

@@ -3,37 +3,39 @@
 import copy
 import json
 import shutil
-import time
 import warnings
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from torch._inductor.exc import InductorError
 
 import foredraft.model.compiled.build as compiling_module
+import naive.compiled
 from foredraft.api import Generator
 from foredraft.cache_folder import CACHE_VARIABLE
+from foredraft.cli import main
 from foredraft.engine.batch import steps
 from foredraft.errors import ForedraftError, ForedraftWarning, StoreError, UsageError
-from foredraft.graph.layout import Layout, lay_out, lay_out_text
+from foredraft.graph.layout import lay_out, lay_out_text
 from foredraft.model import machine
 from foredraft.model.compiled import processor
 from foredraft.model.compiled.attention import compiled_attention
-from foredraft.model.compiled.background import Compilation
 from foredraft.model.compiled.build import compile_forward
-from foredraft.model.compiled.export import FunctionalForward, Subject, row_arguments
+from foredraft.model.compiled.export import FunctionalForward, row_arguments
+from foredraft.model.compiled.library import CompiledLibrary, weights_beside
 from foredraft.model.compiled.package import (
     MOST_ROWS,
-    PACKAGE,
     RECORD,
     CompiledForward,
     compiled_folder,
-    compiling,
     find_compiled,
     kept_forward,
+    package_hash,
+    package_path,
     read_record,
     write_record,
 )
@@ -88,6 +90,9 @@ def compiled_target(cache, dtype=torch.float32):
     return compiled_by(model, folder, read_record(folder))
 
 
+OWN_ATTENTION = ("falcon", "gptj")
+
+
 @each_of(FAMILIES)
 def test_the_functional_forward_scores_and_writes_as_the_model_does(family):
     model = tiny_model(configuration(family))
@@ -100,11 +105,11 @@ def test_the_functional_forward_scores_and_writes_as_the_model_does(family):
     layout = lay_out(int(ids[-1]), tokens, parents, len(ids) - 1)
     expected_scores = target.forward(layout, expected, hidden=(LAST,))
     buffers = given.reserved_buffers(layout.rows)
-    ranges = Subject(model).takes_ranges
     places = {window: [(0, span.stored)] for window, span in given.spans.items()}
-    arguments = row_arguments([layout], places, np.arange(layout.rows), target.dtype, ranges=ranges)
-    layers = len(buffers) // 2
-    with torch.inference_mode(), compiled_attention(functional) if ranges else nullcontext():
+    arguments = row_arguments([layout], places, np.arange(layout.rows), target.dtype)
+    layers, own = len(buffers) // 2, family in OWN_ATTENTION
+    arguments = (*arguments[:5], None, *arguments[6:]) if own else arguments  # then all rows have the first slots
+    with torch.inference_mode(), nullcontext() if own else compiled_attention(functional, naive.compiled.attend):
         scores, hidden = functional(*arguments, buffers[:layers], buffers[layers:], [])
     for ours, theirs in ((scores, expected_scores.logits), (hidden, expected_scores.hidden)):
         assert torch.allclose(ours, theirs, atol=1e-4, rtol=1e-4)
@@ -163,8 +168,6 @@ DTYPES = [torch.float32, torch.bfloat16]
 @pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16"])
 def test_compiled_rows_are_the_same_to_the_last_bit_in_a_tree_and_alone(cache, dtype):
     target, ids = compiled_target(cache, dtype), prompt_of(40)
-    record = read_record(compiled_folder(small_model(dtype), cache))
-    assert record.same_bits
     tokens, parents = random_tree(np.random.default_rng(7), 23)
     cache_of_tree = target.new_cache()
     target.prefill(ids[:-1], cache_of_tree)
@@ -210,49 +213,6 @@ def test_compiled_texts_equal_plain_texts(cache, dtype, method, options, nodes, 
     assert written(compiled_target(cache, dtype), method, options, nodes, sampling) == expected
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own calls
-def test_two_kinds_of_windows_and_rows_that_alone_come_out_otherwise(tmp_path):
-    """Heads of eight numbers are attended by torch's kernel, so a lone row runs as two."""
-    config = configuration("gemma3_text")
-    config.max_position_embeddings = 1024
-    model = tiny_model(config)
-    target = compiled_by(model, *compile_forward(model, tmp_path))
-    assert not target.compiled.record.same_bits
-    assert target.compiled.library.least_rows == 2
-    for method, options, nodes in METHODS:
-        assert written(target, method, options, nodes, {}) == written(TorchTarget(model), "none", {}, 0, {})
-
-
-@pytest.mark.parametrize("nodes", [0, 1, 9])
-def test_a_lone_row_that_runs_as_two_is_scored_and_kept_as_one(cache, nodes):
-    """Also after held rows, and held itself."""
-    model = small_model()
-    folder = compiled_folder(model, cache)
-    record = read_record(folder)
-    target, as_two = (compiled_by(model, folder, each) for each in (record, replace(record, same_bits=False)))
-    tokens, parents = random_tree(np.random.default_rng(nodes), nodes)
-    root, found = lay_out(5, tokens, parents, 20), []
-    sees = np.zeros((1, nodes + 3), bool)
-    sees[0, [0, nodes + 1, nodes + 2]] = True  # the root, its child and the child of that
-    child = Layout(np.array([3]), np.array([21]), sees[:, : nodes + 2], 20, root.positions)
-    last = Layout(np.array([4]), np.array([22]), sees, 20, np.append(root.positions, 21))
-    for each in (target, as_two):
-        own = each.new_cache()
-        for ids in np.split(prompt_of(20), [19]):
-            each.prefill(ids, own)
-        passes = []
-        for layout in (root, child, last):
-            scores = each.forward(layout, own, hidden=(LAST,))
-            passes += [scores.logits, scores.hidden]
-            own.hold()
-        own.commit([0, nodes + 1, nodes + 2])
-        found.append([*passes, *(buffer[:, :, :23] for buffer in own.reserved_buffers(0))])
-        assert own.length == 23
-    for ours, theirs in zip(*found, strict=True):
-        assert torch.equal(ours, theirs)
-
-
 def test_the_bytes_of_a_pass_leave_out_an_embedding_that_is_only_looked_up():
     untied, tied = (llama(tie_word_embeddings=tie) for tie in (False, True))
     embedding = VOCABULARY * 32 * 4
@@ -266,7 +226,6 @@ def test_passes_round_alike_up_to_the_most_rows_that_are_compiled(cache):
     forward = CompiledForward(folder, record)
     assert forward.rounds_alike(MOST_ROWS)
     assert not forward.rounds_alike(MOST_ROWS + 1)
-    assert not CompiledForward(folder, replace(record, same_bits=False)).rounds_alike(1)
 
 
 def test_a_drafting_model_that_is_not_compiled_is_told(cache):
@@ -284,7 +243,6 @@ def test_the_layers_before_an_early_exit_are_compiled_and_write_the_same_text(pa
     expected = written(target, "none", {}, 0, sampling)
     generator = Generator(target, None, method="eesd", options=EXIT, nodes=6)  # a warning would fail the test
     (part,) = generator.drafter.needs.models
-    assert part.compiled.record.same_bits
     monkeypatch.setattr(part.model, "forward", None)
     run = generator.begin(prompt_of(20), SamplingOptions(**sampling), max_new_tokens=48)
     records = list(steps(run))
@@ -386,8 +344,11 @@ def damaged(cache, tmp_path, change):
     return copy
 
 
-def truncate(folder, name=PACKAGE):
-    path = folder / name
+def package_of(folder):
+    return package_path(folder, read_record(folder))
+
+
+def truncate(path):
     path.write_bytes(path.read_bytes()[:-100])
 
 
@@ -400,10 +361,10 @@ def without_shapes(folder):
 @pytest.mark.parametrize(
     "change",
     [
-        truncate,
-        lambda folder: (folder / PACKAGE).unlink(),
-        lambda folder: truncate(folder, "forward.weights"),
-        lambda folder: (folder / "forward.weights").unlink(),
+        lambda folder: truncate(package_of(folder)),
+        lambda folder: package_of(folder).unlink(),
+        lambda folder: truncate(weights_beside(package_of(folder))),
+        lambda folder: weights_beside(package_of(folder)).unlink(),
         lambda folder: (folder / RECORD).write_text("{"),
         lambda folder: (folder / RECORD).write_text("[]"),
         without_shapes,
@@ -420,13 +381,79 @@ def test_a_damaged_cache_is_told_and_not_used(cache, tmp_path, change, monkeypat
         assert kept_forward(small_model()) is None
 
 
-def test_what_another_process_compiles_at_the_moment_is_not_damaged(cache, tmp_path):
-    """It has replaced the package, and not yet the record."""
-    copy = damaged(cache, tmp_path, truncate)
-    with compiling(compiled_folder(small_model(), copy)):
-        assert find_compiled(small_model(), copy) is None
-    with pytest.raises(StoreError, match="damaged"):
-        find_compiled(small_model(), copy)
+def made_of(old):
+    """Return what compiles the package `old`, which has other bytes each time."""
+    record = read_record(old.parent)
+
+    def made(_subject, path, *, precise):
+        shutil.copy(weights_beside(old), weights_beside(path))
+        path.write_bytes(old.read_bytes() + b" ")  # what follows an archive is not read
+        return replace(record, sha256=package_hash(path), precise=precise)
+
+    return made
+
+
+def test_compiling_again_keeps_the_old_package_until_its_end_and_then_the_new_one_alone(cache, tmp_path, monkeypatch):
+    copy = damaged(cache, tmp_path, lambda folder: (folder / "forward.part.weights").touch())  # of a killed one
+    folder = compiled_folder(small_model(), copy)
+    old, other = package_of(folder), folder / "forward-other.pt2"
+
+    def interrupted(*_arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compiling_module, "_compiled", made_of(old))
+    for step in ("_same_bits", "place_file", "write_record"):
+        with monkeypatch.context() as patch:
+            patch.setattr(compiling_module, step, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                compile_forward(small_model(), copy, again=True)
+        assert find_compiled(small_model(), copy) is not None
+        assert package_of(folder) == old
+        assert not [*folder.glob("forward.part*")]
+    loaded = find_compiled(small_model(), copy)
+    expected = written(compiled_target(cache), "none", {}, 0, {})
+    other.touch()
+    compile_forward(small_model(), copy, again=True)
+    assert sorted(folder.glob("forward*")) == sorted((package_of(folder), weights_beside(package_of(folder))))
+    for compiled in (find_compiled(small_model(), copy), loaded):
+        assert written(TorchTarget(small_model(), compiled), "none", {}, 0, {}) == expected
+
+
+@pytest.mark.parametrize("rows", [1, 2, 13, 17, 48, 255])
+def test_a_forward_with_one_other_bit_in_passes_of_one_size_is_refused(cache, tmp_path, monkeypatch, rows):
+    old = package_of(compiled_folder(small_model(), cache))
+    monkeypatch.setattr(compiling_module, "_compiled", made_of(old))
+    run = CompiledLibrary.run
+
+    def run_otherwise(package, tensors):
+        logits, *others = run(package, list(tensors))
+        if len(logits) == rows:
+            logits.view(torch.int32)[-1, -1] ^= 1
+        return logits, *others
+
+    monkeypatch.setattr(CompiledLibrary, "run", run_otherwise)
+    with pytest.raises(ForedraftError, match="rounds otherwise beside other rows"):
+        compile_forward(small_model(), tmp_path)
+    assert find_compiled(small_model(), tmp_path) is None
+
+
+def test_with_another_number_of_threads_rows_are_as_precise_as_was_chosen_last(cache, tmp_path, monkeypatch):
+    copy = damaged(cache, tmp_path, lambda folder: write_record(folder, replace(read_record(folder), precise=True)))
+    folder = compiled_folder(small_model(), copy)
+    other = folder.parents[1] / "another setting" / folder.name
+    monkeypatch.setattr(compiling_module, "_compiled", made_of(package_of(folder)))
+    monkeypatch.setattr(compiling_module, "compiled_folder", lambda _model, _cache: other)
+    assert compile_forward(small_model(), copy)[1].precise
+    write_record(other, replace(read_record(other), precise=False))
+    assert not compile_forward(small_model(), copy, again=True)[1].precise
+
+
+def test_the_commands_show_what_was_compiled(cache, tmp_path, monkeypatch, capsys):
+    folder = kept_checkpoint(cache, tmp_path, monkeypatch)
+    for command in (["compile"], ["info", "--dtype", "float32"]):
+        assert main([*command, folder]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert f"Compiled by torch {torch.__version__}; kernels: attention, products." in shown
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path):
@@ -436,13 +463,22 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
     assert read_record(tmp_path / "elsewhere") is None
 
 
+def attending_alone(family):
+    config = configuration(family)
+    config.max_position_embeddings, config.hidden_size, config.num_attention_heads = 1024, 64, 4
+    return tiny_model(config)
+
+
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [
         (lambda: llama().to(torch.float16), "float16; foredraft compiles float32, bfloat16"),
         (lambda: llama(max_position_embeddings=128), "window of 128 tokens is too short"),
+        (lambda: llama(head_dim=8), "heads have 8 numbers, .* multiples of 16; it runs uncompiled"),
+        (lambda: attending_alone("gptj"), "gptj model attends in a way of its own.*it runs uncompiled"),
+        (lambda: attending_alone("falcon"), "falcon model attends in a way of its own.*it runs uncompiled"),
     ],
-    ids=["float16", "short-window"],
+    ids=["float16", "short-window", "small-heads", "gptj", "falcon"],
 )
 def test_what_cannot_be_compiled_is_refused(model, sentence, tmp_path):
     with pytest.raises(UsageError, match=sentence):
@@ -468,28 +504,12 @@ def test_no_compiler_and_no_room_are_one_sentence_each(tmp_path, monkeypatch):
         compile_forward(small_model(), tmp_path)
 
     def full(*_args, **_options):
-        raise OSError(28, "No space left on device")
+        raise InductorError(OSError(28, "No space left on device"), None)
 
     monkeypatch.setattr(compiling_module, "_compiled", full)
     with pytest.raises(ForedraftError, match=r"No space left.*Make room"):
         compile_forward(small_model(), tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _folder: SimpleNamespace(free=2**20))  # enough for its weights
+    with pytest.raises(ForedraftError, match=r"written \(it needs 64 MiB in .*, where 1 MiB are free\).*Make room"):
+        compile_forward(small_model(), tmp_path)
     assert read_record(compiled_folder(small_model(), tmp_path)) is None
-
-
-@pytest.mark.slow
-def test_a_compilation_beside_tells_its_news_and_its_failure_once(tmp_path, monkeypatch):
-    monkeypatch.setenv("FOREDRAFT_CACHE", str(tmp_path))
-    folder = tmp_path / "model"
-    llama(max_position_embeddings=64).save_pretrained(folder)
-    model = LlamaForCausalLM.from_pretrained(folder).eval()
-    compilation = Compilation(str(folder), model)
-    while compilation.running:
-        time.sleep(0.01)
-    with pytest.warns(ForedraftWarning, match="window of 64 tokens is too short"):
-        assert not compilation.has_news()
-    assert not compilation.running
-    where = compiled_folder(model, tmp_path)
-    where.mkdir(parents=True)
-    write_record(where, record_of())
-    assert compilation.has_news()
-    assert not compilation.has_news()

@@ -46,7 +46,6 @@ def model_of(family):
 def test_a_compiled_model_writes_transformers_own_text_drafted_and_in_company(family, tmp_path):
     own = theirs(TorchTarget(model_of(family)), PROMPT, NEW_TOKENS)
     target = compiled_by(model_of(family), *compile_forward(model_of(family), tmp_path))
-    assert target.compiled.record.same_bits
     for drafter in (NoDrafter(), *drafters(PROMPT, own)):
         assert written(target, PROMPT, GREEDY, drafter, nodes=8, new_tokens=NEW_TOKENS)[0] == own
     assert in_company(target, (PROMPT[:9], PROMPT, PROMPT[5:20]), NEW_TOKENS) == own

@@ -45,7 +45,7 @@ def test_products_are_right_however_they_are_divided(dtype, threads, tmp_path):
     with torch.no_grad(), own_kernels():
         program = torch.export.export(model, (rows[:4],), strict=False, dynamic_shapes=({0: any_rows},))
         aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
-    package = CompiledLibrary(path, ranges=False)
+    package = CompiledLibrary(path)
     whole = package.run([rows])
     for count in (1, 2, 5, 8, 16, 17, 31, 33, 256):
         results = package.run([rows[:count]])

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-import foredraft.api as api_module
 from foredraft.api import Generator, load
 from foredraft.bench.cell import describe_environment
 from foredraft.cli.job import load_plain
@@ -464,7 +463,6 @@ def on_gpu(name, *_):
 @pytest.mark.parametrize("asked", [True, "auto"])
 def test_graphs_are_used_on_a_gpu_where_they_are_asked_for(asked, monkeypatch):
     monkeypatch.setattr(named_target, "load_model", on_gpu)
-    monkeypatch.setattr(api_module, "Compilation", None)  # no compilation in the background
     generator = load(TOY_DRAFT, method="none", compile=asked)
     assert (generator.target.recordings is not None) == (asked is True)
     assert generator.target.compiled is None

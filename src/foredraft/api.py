@@ -3,6 +3,7 @@
 Does not depend on how models are loaded or compiled, or on how a generator uses them.
 """
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Unpack
@@ -10,9 +11,8 @@ from typing import Any, Literal, Unpack
 import torch
 
 from foredraft.drafters import parse_options
-from foredraft.errors import UsageError
+from foredraft.errors import ForedraftError, ForedraftWarning, UsageError
 from foredraft.generator import Generator, Progress, Prompt
-from foredraft.model.compiled.background import Compilation
 from foredraft.model.gguf.files import SMOLLM2
 from foredraft.model.loading import LoadingOptions, load_config, load_tokenizer, located
 from foredraft.model.named_target import load_target
@@ -48,10 +48,10 @@ def load(
             `verification` is "matched" (default) or "rejection" (docs/explanation/sampling.md).
         dtype: a torch dtype or its name; "auto" is the checkpoint's; "q8_0" and "q4_0" round its matrices to blocks.
         device: "cpu", "cuda", "auto" (spread over devices), ...; None is the first GPU, else the CPU.
-        compile: "auto" uses what `foredraft compile` has compiled for this machine. True also compiles what is missing
-            in a background process and switches to it once it is ready; on a single CUDA device it records passes
-            instead. False runs the uncompiled model, as does a pair, whose weights may change, until its generator's
-            `compile` is called.
+        compile: "auto" uses what `foredraft compile` has compiled for this machine. True compiles a model that is not,
+            with those that the method runs, before it returns, and warns where that is not possible; on a single CUDA
+            device it records passes instead. False runs the uncompiled model, as does a pair, whose weights may change,
+            until its generator's `compile` is called.
         progress: called during work that takes over a second.
         **loading: passed to transformers: `device_map`, `revision`, `trust_remote_code`, `quantization_config`,
             `attn_implementation`.
@@ -69,7 +69,6 @@ def load(
         tokenizer = load_tokenizer(name, **loading)
         target = load_target(name, dtype, device, compiled=bool(compile), **loading)
     else:
-        name = ""
         if dtype != "auto" or device is not None or loading:
             names = ", ".join([*loading, "dtype"])
             raise UsageError(
@@ -86,6 +85,10 @@ def load(
         raise UsageError(f"compile=True is for a CPU or a CUDA device; this model is on {kind!r}. Leave compile out.")
     if compile is True and kind == "cuda":
         target.recordings = recorded_forward(target.model)
-    missing = compile is True and kind == "cpu" and target.compiled is None
-    compilation = Compilation(name, target.model) if missing else None
-    return Generator(target, tokenizer, **speculation.drafting, progress=progress, compilation=compilation)
+    generator = Generator(target, tokenizer, **speculation.drafting, progress=progress)
+    if compile is True and kind == "cpu" and target.compiled is None:
+        try:
+            generator.compile()
+        except ForedraftError as error:
+            warnings.warn(str(error), ForedraftWarning, stacklevel=2)
+    return generator

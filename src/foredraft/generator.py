@@ -25,7 +25,6 @@ from foredraft.engine.sequential import SequentialPasses
 from foredraft.engine.state import SequenceState
 from foredraft.errors import ForedraftWarning, OutOfMemoryError, PromptTooLongError, UsageError
 from foredraft.generation import Generation, Stream, generation
-from foredraft.model.compiled.background import Compilation
 from foredraft.model.compiled.build import compile_forward
 from foredraft.model.compiled.package import CompiledRecord, kept_forward
 from foredraft.model.cost import measured_cost
@@ -54,11 +53,9 @@ class Generator:
     """
 
     def __init__(
-        self, target: TorchTarget, tokenizer: Any, *, progress: Progress | None = None,
-        compilation: Compilation | None = None, **drafting: Any,
-    ) -> None:  # fmt: skip
-        self.target, self.tokenizer = target, tokenizer
-        self._progress, self._compilation = progress, compilation
+        self, target: TorchTarget, tokenizer: Any, *, progress: Progress | None = None, **drafting: Any
+    ) -> None:
+        self.target, self.tokenizer, self._progress = target, tokenizer, progress
         self._curve: CostCurve | None = None
         if tokenizer is not None:
             _check_vocabulary(target, tokenizer)
@@ -285,9 +282,6 @@ class Generator:
         and `stop` of `SequenceState`, which `stop_strings` replace. PromptTooLongError for a prompt that fills the
         model's window.
         """
-        if self._compilation is not None and self._compilation.has_news():
-            self.target.compiled = kept_forward(self.target.model)
-            self._curve = None
         window = self.target.window
         if window is not None and len(ids) >= window:
             raise PromptTooLongError(

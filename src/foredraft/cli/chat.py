@@ -73,7 +73,7 @@ def converse(
             messages.pop()
             say(str(error))
             continue
-        kept = generator.conversation() if kept is None else kept  # a model may be compiled meanwhile
+        kept = generator.conversation() if kept is None else kept  # memory may have become free
         generation, _ = write(generator, options, messages, Ink(color, generator.drafter.source_names), kept)
         messages.append({"role": "assistant", "content": generation.text})
     if not has_line and not sys.stdin.isatty():

@@ -4,7 +4,6 @@ Reads the configuration first, so that an unsupported model is rejected before i
 on drafters.
 """
 
-import os
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -140,15 +139,11 @@ def compile_model(
         ),
     ] = None,
     as_json: flags.JsonOption = False,
-    background: Annotated[bool, typer.Option("--background", help="Run at low priority")] = False,
     method: Annotated[
         str | None, flags.in_drafting(help='Also compile the models of this method: NAME or NAME:{"option": value}')
     ] = None,
 ) -> None:
     """Compile a model's forward for this machine; generation then uses it automatically."""
-    if background and hasattr(os, "nice"):
-        with suppress(OSError):
-            os.nice(10)
     with working(f"loading {model}") as tell:
         import torch
 
@@ -169,8 +164,6 @@ def compile_model(
         made = generator.compile(again=again, precise=precise)
         if target.compiled is not None:
             target.compiled.remember(files)
-        if background:  # nobody reads what would be printed, and costs would be those beside a generation
-            return
         tell(0.0, "measuring the cost of passes")
         targets = (target, *generator.drafter.needs.models)
         facts = [_record_facts(*each, of) for each, of in zip(made, targets, strict=True)]
@@ -180,8 +173,7 @@ def compile_model(
     for number, ((folder, record), own) in enumerate(zip(made, facts, strict=True)):
         show_cost(own["cost"], f"Cost of a pass of draft model {number}" if number else "Cost of a pass")
         typer.echo(f"{own['bytes'] / 2**20:,.0f} MiB in {folder}")
-        if record.same_bits:
-            typer.echo("A row's result is bit-identical with any number of other rows.")
+        typer.echo("A row's result is bit-identical with any number of other rows.")
         for sentence in record.told():
             typer.echo(sentence)
 

@@ -152,11 +152,9 @@ class JointPasses:
 
 
 def _compiled_pass(target: TorchTarget, hidden: tuple[int, ...]) -> _Compiled | None:
-    """Return what runs joint passes compiled, if a row then has the same bits whatever other rows are in the pass."""
+    """Return what runs joint passes compiled, if it can: not where a pass treats the rows of prompts otherwise."""
     compiled = target.compiled
-    if compiled is None or not compiled.returns(hidden) or not (compiled.record.same_bits and compiled.record.ranges):
-        return None
-    if any(shape.prompts for shape in compiled.record.shapes):
+    if compiled is None or not compiled.returns(hidden) or any(shape.prompts for shape in compiled.record.shapes):
         return None
     return _Compiled(target, compiled)
 

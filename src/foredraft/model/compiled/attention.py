@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.library import custom_op
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from foredraft.errors import UsageError
@@ -22,42 +21,20 @@ if TYPE_CHECKING:
 LANES = 16  # float32 numbers in the widest vector register, of 512 bits; the size of a head must be a multiple of this
 
 
-@custom_op("foredraft::attend", mutates_args=())
-def attend(
-    query: torch.Tensor,  # float[heads, R, D], D a multiple of `LANES`
-    key: torch.Tensor,  # float[key heads, C, D]; each serves heads / key heads query heads in a row
-    value: torch.Tensor,  # the same
-    mask: torch.Tensor,  # float[R, W], added to the scores of a row's slots
-    ranges: torch.Tensor,  # int64[2, R], each row's first slot, and how many it has, 1 to W; equal ones stand together
-    scaling: float,  # of the scores
-    sinks: torch.Tensor | None = None,  # float[heads], the score of one more slot of every row, whose value is zero
-    softcap: float = 0.0,  # the scores are this times tanh of their share of it, before the mask is added; 0 for no cap
-) -> torch.Tensor:
-    """Attend from R rows to their slots; used where nothing is compiled, and to test the kernel.
-
-    Returns float[R, heads * D] in the dtype of `query`; sums are in float32 at least.
-    """
-    precise = torch.promote_types(query.dtype, torch.float32)
-    groups = query.shape[0] // key.shape[0]
-    attended = query.new_empty(query.shape[1], query.shape[0], query.shape[2])
-    for start, count in set(map(tuple, ranges.T.tolist())):
-        rows = (ranges[0] == start) & (ranges[1] == count)
-        slots = slice(start, start + count)
-        keys, values = (each[:, slots].to(precise).repeat_interleave(groups, 0) for each in (key, value))
-        scores = query[:, rows].to(precise) * scaling @ keys.mT
-        scores = softcap * torch.tanh(scores / softcap) if softcap else scores
-        scores = scores + mask[rows, :count].to(precise)
-        if sinks is not None:
-            scores = torch.cat([scores, sinks[:, None, None].to(precise).expand(-1, len(mask[rows]), 1)], -1)
-        weights = torch.softmax(scores, -1)[..., :count]
-        attended[rows] = (weights @ values).to(query.dtype).transpose(0, 1)
-    return attended.flatten(1)
-
-
-@attend.register_fake
-def _(query: torch.Tensor, *_others: object) -> torch.Tensor:
-    heads, rows, size = query.shape
-    return query.new_empty(rows, heads * size)
+# Only compiled code attends: rows float[heads, R, D], D a multiple of `LANES`, to their slots of keys and values,
+# float[key heads, C, D], of which each serves heads / key heads query heads in a row. Returned is float[R, heads * D]
+# in the query's dtype; sums are in float32 at least. The mask, float[R, W], is added to the scores of a row's slots.
+# `ranges`, int64[2, R], has each row's first slot, and how many it has, 1 to W; equal ones stand together. `sinks`,
+# float[heads], are the scores of one more slot of every row, whose value is zero. With a `softcap` over 0, scores are
+# this times tanh of their share of it, before the mask is added.
+torch.library.define(
+    "foredraft::attend",
+    "(Tensor query, Tensor key, Tensor value, Tensor mask, Tensor ranges, float scaling, Tensor? sinks=None, "
+    "float softcap=0.0) -> Tensor",
+)
+torch.library.register_fake(
+    "foredraft::attend", lambda query, *_others: query.new_empty(query.shape[1], query.shape[0] * query.shape[2])
+)
 
 
 @contextmanager
@@ -76,7 +53,7 @@ def replaced_attention(model: Any, attention: Callable[..., tuple[torch.Tensor, 
 
 @contextmanager
 def compiled_attention(
-    forward: "FunctionalForward", attend: Callable[..., torch.Tensor] = attend
+    forward: "FunctionalForward", attend: Callable[..., torch.Tensor] = torch.ops.foredraft.attend
 ) -> Iterator[list[int]]:
     """Make the model of `forward` use `attend`, for which the compiler has a kernel, until the block ends.
 

@@ -178,7 +178,8 @@ class QuantisedRows:
                 step = _rows_at_once(tensors.shapes[name][-1])
                 for start in range(0, len(stored), step):
                     rows = quants.dequantize(stored[start : start + step], kind)
-                    hashes.append(_row_hashes(torch.from_numpy(rows).to(dtype)))
+                    layout = FORMATS[kind.name].layout
+                    hashes.append(_row_hashes(torch.from_numpy(rows).to(dtype), layout))
                 self._tensors.append((stored, kind))
         self._starts = np.cumsum([0, *(len(stored) for stored, _ in self._tensors)])  # of tensors, among all rows
         together = np.concatenate(hashes)
@@ -201,20 +202,26 @@ class QuantisedRows:
         return None if blocks is None else self._kept.keep(blocks)
 
     def _packed(self, weight: torch.Tensor) -> torch.Tensor | None:
-        """Return the blocks of one matrix."""
-        if not len(self._hashes) or weight.dtype != self._dtype or weight.shape[1] % DEPTH:
+        """Return the blocks of one matrix, all in one layout: rows of zeros may be in the file in others too."""
+        if weight.dtype != self._dtype or weight.shape[1] % DEPTH:
             return None
+        layouts = dict.fromkeys(FORMATS[kind.name].layout for _, kind in self._tensors)
+        packed = (self._packed_as(layout, weight.detach()) for layout in layouts)
+        return next((each for each in packed if each is not None), None)
+
+    def _packed_as(self, layout: BlockLayout, weight: torch.Tensor) -> torch.Tensor | None:
+        """Return the blocks of one matrix in a layout; None if the file has not all of its rows in it."""
         packed = []
-        for some in weight.detach().split(_rows_at_once(weight.shape[1])):
-            matrix = self._found(some)
+        for some in weight.split(_rows_at_once(weight.shape[1])):
+            matrix = self._found(some, layout)
             if matrix is None or not torch.equal(matrix.dequantised().to(weight.dtype), some):
                 return None
             packed.append(packed_blocks(matrix))
-        return torch.cat(packed) if _alike(packed) else None
+        return torch.cat(packed)
 
-    def _found(self, weight: torch.Tensor) -> BlockMatrix | None:
-        """Return the rows that have the hashes of these; None if one is missing, or if their layouts differ."""
-        hashes = _row_hashes(weight)
+    def _found(self, weight: torch.Tensor, layout: BlockLayout) -> BlockMatrix | None:
+        """Return the rows of a layout that have the hashes of these; None if one is missing."""
+        hashes = _row_hashes(weight, layout)
         places = np.searchsorted(self._hashes, hashes).clip(max=len(self._hashes) - 1)
         if not np.array_equal(self._hashes[places], hashes):
             return None
@@ -224,11 +231,9 @@ class QuantisedRows:
         for number in np.unique(tensors):
             stored, kind = self._tensors[number]
             parts.append(read_blocks(kind.name, stored[rows[tensors == number] - self._starts[number]]))
-        if len({(part.layout, part.integers.shape[1]) for part in parts}) > 1:
-            return None
         order = np.argsort(np.argsort(tensors, kind="stable"))  # where a row is when those of a tensor stand together
         fields = ([getattr(part, name) for part in parts] for name in ("integers", "scales", "minima"))
-        return BlockMatrix(parts[0].layout, *(np.concatenate(field)[order] for field in fields))
+        return BlockMatrix(layout, *(np.concatenate(field)[order] for field in fields))
 
 
 def _rows_at_once(width: int) -> int:
@@ -241,9 +246,10 @@ def _alike(packed: list[torch.Tensor]) -> bool:
     return len({(each.dtype, each.shape[1:]) for each in packed}) == 1
 
 
-def _row_hashes(matrix: torch.Tensor) -> npt.NDArray[np.int64]:
+def _row_hashes(matrix: torch.Tensor, layout: BlockLayout) -> npt.NDArray[np.int64]:
+    """Return a hash of each row and the layout of its blocks."""
     without_signed_zeros = matrix.detach().contiguous() + 0.0  # 0 times a negative scale is -0
-    return np.array([hash(row.tobytes()) for row in without_signed_zeros.view(torch.uint8).numpy()], np.int64)
+    return np.array([hash((layout, row.tobytes())) for row in without_signed_zeros.view(torch.uint8).numpy()], np.int64)
 
 
 def packed_blocks(matrix: BlockMatrix) -> torch.Tensor:

@@ -8,19 +8,18 @@ depend on what runs the packages.
 import gc
 import os
 import shutil
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock
 
 from foredraft.atomic_file import TEMPORARY_SUFFIX, place_file
-from foredraft.errors import ForedraftError, ForedraftWarning, UsageError, told
+from foredraft.errors import ForedraftError, UsageError, told
 from foredraft.graph.layout import lay_out_text
 from foredraft.model.compiled.attention import compiled_attention
 from foredraft.model.compiled.block_layers import dequantised_told, product_bytes, quantised_weights
@@ -32,14 +31,14 @@ from foredraft.model.compiled.latents import attended_latents
 from foredraft.model.compiled.library import CompiledLibrary, can_load, return_memory, weights_apart, weights_beside
 from foredraft.model.compiled.package import (
     MOST_ROWS,
-    PACKAGE,
     CompiledRecord,
     checked_record,
     compiled_folder,
-    compiling,
     kernels_in,
     package_hash,
+    package_path,
     records_of,
+    remove_unnamed,
     runs_on_cpu,
     write_record,
 )
@@ -63,8 +62,7 @@ _LEAST_SHARED = 16 * 1024
 """Elements per thread above which elementwise work is divided among threads. With torch's 512, two threads synchronise
 twelve times per layer for a draft of four rows, which takes longer than the work."""
 
-_OWN = "our kernels"  # and our changes of the graph
-RECIPES = (_OWN, "torch's kernels")  # ways to compile, by their names in a record; the first that succeeds is used
+_CODE_BYTES = 64 * 2**20  # a package beside its weights; those measured had 3 to 8 MiB; chosen
 Progress = Callable[[float, str], None]
 
 
@@ -76,46 +74,54 @@ def compile_forward(
     Where its weights are integers, rows are rounded to 15 bits if `precise`, and to 8 in most blocks if not; None takes
     what was chosen last for these weights, with any torch.
     The model is in evaluation mode on the CPU, and the cache folder writable. `progress` is called before each step.
-    Returns the folder of the package and its record. Waits for another process that compiles the same. A killed
-    compilation leaves a complete package intact. Raises UsageError with the reason for a model that cannot be compiled
-    here, StoreError if what was compiled is damaged, and ForedraftError without a compiler, for a forward that cannot
-    be compiled, or if the disk is full.
+    Returns the folder of the package and its record. Waits for another process that compiles the same. A killed or
+    failed compilation leaves a complete package as it is. Raises UsageError with the reason for a model that cannot be
+    compiled here, StoreError if what was compiled is damaged, and ForedraftError without a compiler, for a forward that
+    cannot be compiled or gives a row other bits beside other rows, or if the disk is full.
     """
     _check(model, precise=bool(precise))
     tell = progress or (lambda _share, _what: None)
     folder = compiled_folder(model, cache)
-    with _as_sentence(), compiling(folder):
+    with _as_sentence(), FileLock(folder / "compiling.wait"), _unfinished(folder) as beside:
         record = None if again else checked_record(folder)
         if record is None or precise not in (None, record.precise):
             subject, before = Subject(model), records_of(folder)
+            _check_room(model, folder)
             tell(0.0, "compiling the forward")
             chosen = before[-1].precise if precise is None and before else bool(precise)
-            record = _compiled(subject, folder, precise=chosen)
-            if lost := _lost_recipe(record, before):
-                warnings.warn(lost, ForedraftWarning, stacklevel=2)
+            record = _compiled(subject, beside, precise=chosen)
             tell(0.9, "comparing the bits of its rows")
-            library = CompiledLibrary(folder / PACKAGE, ranges=record.ranges)
-            record = replace(record, same_bits=_same_bits(subject, library), warning=lost)
+            if not _same_bits(subject, CompiledLibrary(beside)):
+                raise ForedraftError(
+                    "A row of this model's compiled forward rounds otherwise beside other rows on this processor, so "
+                    "drafts could change a text; generation goes on without it."
+                )
+            path = package_path(folder, record)
+            if weights_beside(beside).exists():
+                place_file(weights_beside(beside), weights_beside(path))
+            place_file(beside, path)
             write_record(folder, record)
+            remove_unnamed(folder, record)
     return folder, record
 
 
-def _lost_recipe(record: CompiledRecord, before: list[CompiledRecord]) -> str:
-    """Return a warning if an earlier torch compiled the same forward by a better recipe; else ""."""
-    for earlier in before:
-        if earlier.recipe in record.lost:
-            return (
-                f"With torch {earlier.torch} this model's forward was made of {earlier.recipe}, which fails with "
-                f"torch {torch.__version__} ({record.lost[earlier.recipe]}); it is made of {record.recipe} now, and "
-                "may be slower. Go back to that torch, or report it."
-            )
-    return ""
+@contextmanager
+def _unfinished(folder: Path) -> Iterator[Path]:
+    """Yield where a package is made, and remove what is there after the block, or since a killed compilation."""
+    path = folder / f"forward{TEMPORARY_SUFFIX}.pt2"  # torch insists on the ending
+    made = (path, weights_beside(path))
+    try:
+        for each in made:
+            each.unlink(missing_ok=True)
+        yield path
+    finally:
+        for each in made:
+            each.unlink(missing_ok=True)
 
 
 def _check(model: Any, *, precise: bool) -> None:
     """Raise UsageError with the reason for a model that cannot be compiled, or would gain nothing."""
-    support = inspect(model.config)
-    size = sum(each.numel() * each.element_size() for each in chain(model.parameters(), model.buffers()))
+    support, size = inspect(model.config), _weights_bytes(model)
     if not can_load():
         raise UsageError(f"This is torch {torch.__version__}; foredraft compiles with 2.8 or newer.")
     if not runs_on_cpu(model):
@@ -128,8 +134,6 @@ def _check(model: Any, *, precise: bool) -> None:
             "This model's weights are multiplied as they are, and not as integers, so rows are not rounded; compile it "
             "without --precise."
         )
-    if file is not None:
-        size = min(size, packed_bytes(file))
     if COMPILING * size > (memory := usable_memory()):
         raise UsageError(
             f"Compiling a model of {size / 2**30:.1f} GiB needs {COMPILING * size / 2**30:.1f} GiB of memory, and "
@@ -149,6 +153,19 @@ def _check(model: Any, *, precise: bool) -> None:
         )
 
 
+def _weights_bytes(model: Any) -> int:
+    """Return the bytes of a model's weights in a package, but for what fills blocks up."""
+    size: int = sum(each.numel() * each.element_size() for each in chain(model.parameters(), model.buffers()))
+    return size if (file := integers_file(model)) is None else min(size, packed_bytes(file))
+
+
+def _check_room(model: Any, folder: Path) -> None:
+    """Raise OSError if a package does not fit on a folder's disk; torch ends the process where it finds it full."""
+    needed, free = _weights_bytes(model) + _CODE_BYTES, shutil.disk_usage(folder).free
+    if free < needed:
+        raise OSError(f"it needs {needed / 2**20:,.0f} MiB in {folder}, where {free / 2**20:,.0f} MiB are free")
+
+
 def _rounds_rows(model: Any) -> bool:
     """Return whether rows are rounded to integers where weights are."""
     return multiplies_integers() and model.dtype == torch.bfloat16
@@ -161,103 +178,73 @@ def _as_sentence() -> Iterator[None]:
         yield
     except ForedraftError:
         raise
-    except OSError as error:
-        raise ForedraftError(
-            f"The compiled forward cannot be written ({error.strerror or error}); generation goes on without it. Make "
-            "room, or set FOREDRAFT_CACHE to a folder you can write to."
-        ) from error
     except Exception as error:
+        cause = getattr(error, "inner_exception", error)  # torch's compiler wraps what is raised while it runs
+        if isinstance(cause, OSError):
+            raise ForedraftError(
+                f"The compiled forward cannot be written ({cause.strerror or cause}); generation goes on without it. "
+                "Make room, or set FOREDRAFT_CACHE to a folder you can write to."
+            ) from error
         compilers = (os.environ.get("CXX", ""), "g++", "clang++", "c++")
         missing = not any(shutil.which(name) for name in compilers if name)
         remedy = "Install a C++ compiler (g++)" if missing else "Please report it with the model's name"
         raise ForedraftError(
-            f"The forward cannot be compiled ({told(error)}); generation goes on without it. {remedy}."
+            f"The forward cannot be compiled ({told(cause)}); generation goes on without it. {remedy}."
         ) from error
 
 
-def _compiled(subject: Subject, folder: Path, *, precise: bool) -> CompiledRecord:
-    """Compile the forward by the first recipe that succeeds, and return its record; its file is complete or absent."""
-    path = folder / PACKAGE
-    beside = folder / f"forward.{os.getpid()}{TEMPORARY_SUFFIX}.pt2"  # torch insists on the ending
-    lost: dict[str, str] = {}
-    try:
-        for recipe in RECIPES if not subject.recurrent else (_OWN,):  # torch has no kernel of recurrences
-            try:
-                dequantised = _compile(subject, recipe, beside, precise=precise)
-                kernels = kernels_in(beside)
-                if recipe == _OWN and any("linear_pointwise" in kernel for kernel in kernels):
-                    raise RuntimeError("some products are left to the vendor's library")
-                gc.collect()  # the compiler's graphs refer to each other, and hold weights
-                return_memory()
-                break
-            except OSError:  # the disk is full, for any recipe
-                raise
-            except Exception as error:  # noqa: BLE001  # the compiler may raise anything
-                lost[recipe] = told(error)
-                weights_beside(beside).unlink(missing_ok=True)
-        else:
-            raise RuntimeError("; ".join(f"by {name}: {reason}" for name, reason in lost.items()))
-        weights_beside(path).unlink(missing_ok=True)  # of an earlier package
-        if weights_beside(beside).exists():
-            place_file(weights_beside(beside), weights_beside(path))
-        place_file(beside, path)
-    finally:
-        for file in (beside, weights_beside(beside)):
-            file.unlink(missing_ok=True)
+def _compiled(subject: Subject, path: Path, *, precise: bool) -> CompiledRecord:
+    """Compile the forward to the file `path`, and return its record."""
+    dequantised = _compile(subject, path, precise=precise)
+    kernels = kernels_in(path)
+    if any("linear_pointwise" in kernel for kernel in kernels):
+        raise RuntimeError("some products are left to the vendor's library")
+    gc.collect()  # the compiler's graphs refer to each other, and hold weights
+    return_memory()
     return CompiledRecord(
         sha256=package_hash(path),
         torch=torch.__version__,
-        recipe=recipe,
         kernels=kernels,
-        lost=lost,
         dequantised=dequantised,
-        ranges=recipe == _OWN and subject.takes_ranges,
         shapes=subject.shapes,
         taps=subject.forward.taps,
         precise=precise,
     )
 
 
-def _compile(subject: Subject, recipe: str, path: Path, *, precise: bool) -> str:
-    """Trace the forward and compile it by one recipe, to the file `path`; return the record's `dequantised`."""
+def _compile(subject: Subject, path: Path, *, precise: bool) -> str:
+    """Trace the forward and compile it to the file `path`; return the record's `dequantised`."""
     from torch._inductor import aoti_compile_and_package  # the documented compiler; slow to import
 
-    own = recipe == _OWN
-    backends = "CPP" if own else "CPP,ATEN"  # of products: kernels, or calls into the vendor's library too
     options = {
-        "freezing": True, "max_autotune": True, "max_autotune_gemm_backends": backends,
+        "freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP",  # kernels alone
         "cpp.min_chunk_size": _LEAST_SHARED,
         "aot_inductor.precompile_headers": False,  # for two files they take longer than they save
         # of what calls the kernels: optimised, it takes twice as long to compile, and passes are no quicker
         "aot_inductor.compile_wrapper_opt_level": "O0",
     }  # fmt: skip
-    ranges, dequantised, quantised = own and subject.takes_ranges, "", 0
+    dequantised, quantised = "", 0
     token_ids = np.zeros(_TRACED_ROWS, np.int64)
     with ExitStack() as contexts:
         contexts.enter_context(torch.no_grad())
         contexts.enter_context(real_rotations(subject.model))
-        if ranges:
-            contexts.enter_context(attended_latents(subject.model))
-        if own:
-            options |= contexts.enter_context(weights_apart(weights_beside(path)))
-            if _rounds_rows(subject.model):
-                rows = QuantisedRows(quantised_file(subject.model), subject.dtype)
-                if quantised := contexts.enter_context(quantised_weights(subject.model, rows)):
-                    dequantised = dequantised_told(subject.model)
-            cached = product_bytes(subject.model) <= last_cache()
-            contexts.enter_context(own_kernels(cached=cached, tiles=not quantised, precise=precise))
-        contexts.enter_context(compiled_experts(subject.model, own=own))
+        contexts.enter_context(attended_latents(subject.model))
+        options |= contexts.enter_context(weights_apart(weights_beside(path)))
+        if _rounds_rows(subject.model):
+            rows = QuantisedRows(quantised_file(subject.model), subject.dtype)
+            if quantised := contexts.enter_context(quantised_weights(subject.model, rows)):
+                dequantised = dequantised_told(subject.model)
+        cached = product_bytes(subject.model) <= last_cache()
+        contexts.enter_context(own_kernels(cached=cached, tiles=not quantised, precise=precise))
+        contexts.enter_context(compiled_experts(subject.model))
         contexts.enter_context(_precise_logits(subject.model))
-        if ranges:
-            contexts.enter_context(compiled_attention(subject.forward))
-        arguments = (*subject.arguments(token_ids, ranges=ranges, scored=_TRACED_SCORED), *subject.buffers())
-        dimensions = subject.dynamic(ranges=ranges)
-        program = torch.export.export(subject.forward, arguments, strict=False, dynamic_shapes=dimensions)
-        if own:
-            sum_short_products(program)
-            merge_products(program)
-            turn_rows(program)
-            gate_products(program)
+        contexts.enter_context(compiled_attention(subject.forward))
+        arguments = (*subject.arguments(token_ids, _TRACED_SCORED), *subject.buffers())
+        program = torch.export.export(subject.forward, arguments, strict=False, dynamic_shapes=subject.dynamic())
+        sum_short_products(program)
+        merge_products(program)
+        turn_rows(program)
+        gate_products(program)
         aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
     return dequantised
 
@@ -309,10 +296,7 @@ def _same_bits(subject: Subject, library: CompiledLibrary) -> bool:
     scores, *states = outcome(MOST_ROWS, MOST_ROWS)
     for together in _PROBED_ROWS:
         rows = max(together, _PROBED_AT_LEAST)
-        try:
-            found = outcome(together, rows)
-        except RuntimeError:  # it was traced for two rows or more, and may refuse one
-            return False
-        if not all(map(torch.equal, found, (scores[:rows], *(each[:, :, : CONTEXT + rows] for each in states)))):
+        expected = (scores[:rows], *(each[:, :, : CONTEXT + rows] for each in states))
+        if not all(map(torch.equal, outcome(together, rows), expected)):
             return False
     return True

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.library import custom_op
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 BLOCKS = "_blocks"
@@ -20,22 +19,13 @@ BLOCKS = "_blocks"
 _NAME = "foredraft"  # of ours among transformers' ways to run experts
 
 
-@custom_op("foredraft::multiply_experts", mutates_args=())
-def multiply_experts(
-    rows: torch.Tensor,  # float[N, K]
-    weights: torch.Tensor,  # float[E, M, K]
-    experts: torch.Tensor,  # int64[N], each row's expert
-) -> torch.Tensor:
-    """Multiply each row by its expert's matrix: float[N, M]; used where nothing is compiled, and to test the kernel."""
-    product = rows.new_empty(len(rows), weights.shape[1])
-    for expert in experts.unique().tolist():
-        product[experts == expert] = nn.functional.linear(rows[experts == expert], weights[expert])
-    return product
-
-
-@multiply_experts.register_fake
-def _(rows: torch.Tensor, weights: torch.Tensor, _experts: torch.Tensor) -> torch.Tensor:
-    return rows.new_empty(rows.shape[0], weights.shape[1])
+# Only compiled code multiplies: rows float[N, K] by the matrices, float[E, M, K], of their experts, int64[N], to
+# float[N, M].
+torch.library.define("foredraft::multiply_experts", "(Tensor rows, Tensor weights, Tensor experts) -> Tensor")
+torch.library.register_fake(
+    "foredraft::multiply_experts",
+    lambda rows, weights, _experts: rows.new_empty(rows.shape[0], weights.shape[1]),
+)
 
 
 def multiplied(module: Any, name: str, rows: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
@@ -44,7 +34,8 @@ def multiplied(module: Any, name: str, rows: torch.Tensor, experts: torch.Tensor
     if (blocks := getattr(module, name + BLOCKS, None)) is not None:
         product = torch.ops.foredraft.multiply_expert_blocks(rows, blocks, experts)
     else:
-        product = multiply_experts(rows, by_rows(module, getattr(module, name)).contiguous(), experts)
+        weights = by_rows(module, getattr(module, name)).contiguous()
+        product = torch.ops.foredraft.multiply_experts(rows, weights, experts)
     return product + getattr(module, f"{name}_bias")[experts] if module.has_bias else product
 
 
@@ -80,15 +71,12 @@ def by_rows(module: Any, matrices: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def compiled_experts(model: Any, *, own: bool) -> Iterator[None]:
-    """Make a model's experts run as they can be compiled, until the block ends: by our kernel, or by torch's alone.
-
-    Torch's read an expert once for each row that chose it.
-    """
+def compiled_experts(model: Any) -> Iterator[None]:
+    """Make a model's experts run by our kernel until the block ends."""
     config = model.config.get_text_config()
     before = config._experts_implementation  # noqa: SLF001  # transformers has no public name for it
     ALL_EXPERTS_FUNCTIONS[_NAME] = _run_experts
-    config._experts_implementation = _NAME if own else "batched_mm"  # noqa: SLF001  # the same
+    config._experts_implementation = _NAME  # noqa: SLF001  # the same
     try:
         yield
     finally:

@@ -5,28 +5,27 @@ transformers' forward and attention interface, and torch's exporter. Does not de
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import cached_property
 from inspect import signature
 from itertools import chain
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch import nn
 from transformers.cache_utils import Cache
 
+from foredraft.errors import UsageError
 from foredraft.graph.layout import Layout, lay_out_text
 from foredraft.graph.tree import I64
 from foredraft.model.compiled.attention import LANES, compiled_attention
-from foredraft.model.compiled.latents import attended_latents
 from foredraft.model.compiled.library import CompiledLibrary
 from foredraft.model.compiled.package import MOST_ROWS
 from foredraft.model.compiled.recurrence import Lineage, TracedLayer, layer_shapes, lineage
 from foredraft.model.families import UNMASKED_LAYERS
 from foredraft.model.kv_cache import BufferLayer, Span, TreeCache, allocated
 from foredraft.model.layers import LAST, tapped_states, usual_taps
-from foredraft.model.mask import joined_mask, seen_rows
+from foredraft.model.mask import joined_mask
 from foredraft.model.recurrent.adoption import adopt
 from foredraft.model.recurrent.joint import JointLayer
 from foredraft.model.recurrent.layer import BothLayer, OperatorLayer
@@ -154,7 +153,8 @@ class FunctionalForward(nn.Module):
 class Subject:
     """A model's functional forward, with arguments to trace and time it.
 
-    Raises UsageError for a layer that keeps something else than keys and values, or records and matrices.
+    Raises UsageError for attention that has no kernel, and for a layer that keeps something else than keys and values,
+    or records and matrices.
     """
 
     def __init__(self, model: Any) -> None:
@@ -164,22 +164,34 @@ class Subject:
         if any(recurrent):
             adopt(model, recurrent)
         self.shapes = layer_shapes(model, recurrent)
+        self._check_attention()
 
-    @cached_property
-    def takes_ranges(self) -> bool:
-        """Whether `attend` can take the place of the model's attention, for rows of several sequences at once."""
-        kinds = inspect(self.model.config).layer_types
-        if any(shape.size % LANES for shape in self.shapes if not shape.taps):
-            return False
-        arguments = (*self.arguments(np.zeros(2, np.int64), ranges=True), *self.buffers())
+    def _check_attention(self) -> None:
+        """Raise UsageError unless `attend` can take the place of the model's attention."""
+        for shape in self.shapes:
+            if not shape.taps and shape.size % LANES:
+                raise UsageError(
+                    f"This model's heads have {shape.size} numbers, and the compiled attention takes multiples of "
+                    f"{LANES}; it runs uncompiled."
+                )
+        support = inspect(self.model.config)
+        arguments = (*self.arguments(np.zeros(2, np.int64)), *self.buffers())
+        unread = patch.object(TracedLayer, "read", lambda _layer, asked: (asked.values, asked.values))
         try:  # whether its layers ask transformers which attention to use shows only when they run
-            with attended_latents(self.model), torch.inference_mode(), compiled_attention(self.forward) as attended:
+            with torch.inference_mode(), unread, compiled_attention(self.forward, _unattended) as attended:
                 self.forward(*arguments)
+            replaced = len(attended) == sum(kind not in UNMASKED_LAYERS for kind in support.layer_types)
+        except UsageError:
+            raise
         except Exception:  # noqa: BLE001  # there is no list of what other attention raises
-            return False
-        return len(attended) == sum(kind not in UNMASKED_LAYERS for kind in kinds)
+            replaced = False
+        if not replaced:
+            raise UsageError(
+                f"This {support.family} model attends in a way of its own, for which there is no kernel; it runs "
+                "uncompiled."
+            )
 
-    def dynamic(self, *, ranges: bool) -> tuple[Any, ...]:
+    def dynamic(self) -> tuple[Any, ...]:
         """Return the dimensions that vary: of each window, the slots in use and allocated; and the rows."""
         # from 2: the exporter takes a dimension that may be 1 for a constant
         rows, scored = (torch.export.Dim(name, min=2, max=MOST_ROWS) for name in ("rows", "scored"))
@@ -189,7 +201,7 @@ class Subject:
         capacity = [torch.export.Dim(f"capacity{window}", min=3, max=2**20) for window in (*windows, len(windows))]
         buffers = [{2: capacity[window]} for window in self.forward.window_of]
         masks, slots = [{2: rows, 3: dim} for dim in visible], [{0: rows} for _ in visible]
-        of_rows = [{1: rows} for _ in visible] if ranges else None
+        of_rows = [{1: rows} for _ in visible]
         nodes = torch.export.Dim("nodes", min=2, max=2 * MOST_ROWS)  # with those that are held
         sequences = torch.export.Dim("sequences", min=2, max=MOST_ROWS)
         steps = [{0: rows}, {0: rows}, {0: nodes}, {0: sequences}, {0: rows}] if self.recurrent else None
@@ -218,7 +230,7 @@ class Subject:
         """Return an empty cache, in which all attention layers keep all positions."""
         return TreeCache.of_shapes([None] * len(self.shapes), self.shapes, self.dtype)
 
-    def arguments(self, token_ids: I64, *, ranges: bool, scored: int | None = None) -> tuple[Any, ...]:
+    def arguments(self, token_ids: I64, scored: int | None = None) -> tuple[Any, ...]:
         """Return the arguments of `FunctionalForward.forward` before the buffers: a chain after `CONTEXT` slots."""
         rows, places = np.arange(len(token_ids)), {window: [(0, CONTEXT)] for window in self.forward.windows}
         rows = rows if scored is None else rows[-scored:]
@@ -227,7 +239,7 @@ class Subject:
             steps = lineage(layout, Span(taps, stored=CONTEXT, pending=1))
             if scored is not None:  # one sequence alone would be taken for a constant
                 steps = steps._replace(sequences=steps.sequences.repeat(_TRACED_SEQUENCES, 1))
-        ids, *others = row_arguments([layout], places, rows, self.dtype, ranges=ranges, steps=steps)
+        ids, *others = row_arguments([layout], places, rows, self.dtype, steps=steps)
         embedded = self.embedded(len(token_ids))
         return (ids if embedded is None else embedded[None], *others)
 
@@ -235,6 +247,11 @@ class Subject:
         """Return noise in the place of a head's rows, float[R, W]; None for a model that reads tokens."""
         noise, width = torch.Generator().manual_seed(rows), self.forward.width
         return torch.randn(rows, width, generator=noise).to(self.dtype) if width else None
+
+
+def _unattended(query: torch.Tensor, _key: torch.Tensor, value: torch.Tensor, *_others: object) -> torch.Tensor:
+    """Return zeros in the place of what `attend` returns, which only compiled code computes."""
+    return query.new_zeros(query.shape[1], query.shape[0] * value.shape[2])
 
 
 def run_pass(
@@ -246,33 +263,17 @@ def run_pass(
     A head is given `embedded`, float[R, W], for their tokens. Returns what `FunctionalForward.forward` does, for the
     last `scored` rows or all; None before all of the cache's layers are initialised.
     """
-    alone = layout.rows < package.least_rows
-    if alone:
-        layout, scored = _twice(layout), None
-        embedded = None if embedded is None else embedded.repeat(2, 1)
     buffers = cache.reserved_buffers(layout.rows)
     if not buffers:
         return None
     rows, places = np.arange(layout.rows), {window: [(0, span.stored)] for window, span in spans.items()}
     rows = rows if scored is None else rows[-scored:]
     steps = None if cache.records is None else lineage(layout, cache.records, cache.prompt)
-    arguments = row_arguments([layout], places, rows, dtype, ranges=package.ranges, steps=steps)
+    arguments = row_arguments([layout], places, rows, dtype, steps=steps)
     inputs = flat(arguments) if embedded is None else [embedded[None], *flat(arguments)[1:]]
     result = package.run([*inputs, *buffers, *cache.matrices()])
     cache.advance()
-    if not alone:
-        return result
-    cache.reserve(1)  # the second row is none of the sequence's
-    return [each[:1] for each in result]
-
-
-def _twice(layout: Layout) -> Layout:
-    """Return a layout in which the only row stands twice; neither sees the other."""
-    held = np.repeat(seen_rows(layout)[:, :-1], 2, axis=0)
-    ancestors = np.hstack([held, np.eye(2, dtype=np.bool_)])
-    return replace(
-        layout, token_ids=layout.token_ids.repeat(2), positions=layout.positions.repeat(2), ancestors=ancestors
-    )
+    return result
 
 
 def flat(arguments: tuple[Any, ...]) -> list[torch.Tensor]:
@@ -283,14 +284,13 @@ def flat(arguments: tuple[Any, ...]) -> list[torch.Tensor]:
 
 def row_arguments(
     layouts: Sequence[Layout], places: Mapping[int | None, Sequence[tuple[int, int]]], scored: I64,
-    dtype: torch.dtype, *, ranges: bool = True,
-    steps: Lineage | Mapping[int, Sequence[StateLayer]] | None = None,
+    dtype: torch.dtype, *, steps: Lineage | Mapping[int, Sequence[StateLayer]] | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Return the arguments of `FunctionalForward.forward` before the buffers, for the rows of one or more sequences.
 
     Takes, for each window, each sequence's first slot that is read and how many from there on hold earlier rows; which
-    rows are scored, int64[S]; the masks' dtype; whether the forward takes each row's own range of slots; and their
-    lineage, where layers keep records, or states, as `JointForward` takes them.
+    rows are scored, int64[S]; the masks' dtype; and the rows' lineage, where layers keep records, or states, as
+    `JointForward` takes them.
     """
     total, masks, slots, bounds = sum(layout.rows for layout in layouts), [], [], []
     for window, place in places.items():
@@ -310,6 +310,6 @@ def row_arguments(
         torch.from_numpy(scored),
         masks,
         slots,
-        bounds if ranges else None,
+        bounds,
         list(steps) if isinstance(steps, Lineage) else steps,
     )

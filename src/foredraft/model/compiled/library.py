@@ -16,6 +16,8 @@ from unittest.mock import patch
 
 import torch
 
+from foredraft.errors import told
+
 _USE_WEIGHTS = "UpdateUserManagedConstantBufferPairs"
 _SOFTLY = 1  # omp_pause_soft: settings are kept
 _CAPSULE_ADDRESS = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
@@ -41,7 +43,7 @@ def weights_apart(path: Path) -> Iterator[dict[str, Any]]:
     """Make torch's compiler write a library's weights to `path` until the block ends; yields the options it needs.
 
     Libraries of an older torch cannot be given weights, and contain them. Compiling raises RuntimeError for weights in
-    a layout that only the vendor's library can read.
+    a layout that only the vendor's library can read, and OSError if they cannot be written.
     """
     from torch._inductor.codecache import AotCodeCompiler  # slow to import, and needed by those who compile alone
 
@@ -61,7 +63,10 @@ def weights_apart(path: Path) -> Iterator[dict[str, Any]]:
             if each.untyped_storage().nbytes() != each.nbytes:  # of a part of a file, all of it would be written
                 # code reads them by their strides, which `clone` does not keep where numbers lie apart
                 weights[name] = torch.empty_strided(each.shape, each.stride(), dtype=each.dtype).copy_(each)
-        torch.save(weights, path)
+        try:
+            torch.save(weights, path)
+        except RuntimeError as error:
+            raise OSError(f"{path.name}: {told(error)}") from error
         del weights
         graph.constants |= torch.load(path, mmap=True, weights_only=True)  # the copies in memory can go
         return_memory()
@@ -96,13 +101,11 @@ class _Weight(ctypes.Structure):
 class CompiledLibrary:
     """The loaded library of the package `path`, with the weights beside it; one pass at a time.
 
-    With `ranges`, each row has its own range of slots. It takes passes of `least_rows` or more. Raises OSError if the
-    package cannot be read or unpacked, BadZipFile if it is not an archive, and RuntimeError without a library that can
-    be loaded.
+    Raises OSError if the package cannot be read or unpacked, BadZipFile if it is not an archive, and RuntimeError
+    without a library that can be loaded.
     """
 
-    def __init__(self, path: Path, *, ranges: bool, least_rows: int = 1) -> None:
-        self.ranges, self.least_rows = ranges, least_rows
+    def __init__(self, path: Path) -> None:
         torch.cpu._init_amx()  # noqa: SLF001  # asks the system for AMX, as torch's compiler does
         with zipfile.ZipFile(path) as package, tempfile.TemporaryDirectory() as folder:
             name = next((name for name in package.namelist() if name.endswith(".so")), None)

@@ -10,13 +10,11 @@ import platform
 import re
 import warnings
 import zipfile
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import filelock
 import torch
 import transformers
 
@@ -31,8 +29,8 @@ from foredraft.model.kv_cache import LayerShape
 from foredraft.model.layers import LAST
 
 MOST_ROWS = 256  # of a compiled pass; longer prompts take several passes; chosen
-_FORMAT = 28  # of a folder; increased when the code that a package is compiled from changes
-PACKAGE, RECORD = "forward.pt2", "compiled.json"  # the files of a folder
+_FORMAT = 29  # of a folder; increased when the code that a package is compiled from changes
+RECORD = "compiled.json"  # of a folder; it names the package
 _FOLDER = "compiled"
 _FILES = ".files"  # suffix of an empty file that says which checkpoint's files a package is of
 
@@ -43,35 +41,25 @@ class CompiledRecord:
 
     sha256: str  # of the package's bytes
     torch: str  # the version that compiled
-    recipe: str  # how it was compiled
-    kernels: tuple[str, ...]  # ours and the vendor's that it calls
-    lost: Mapping[str, str]  # better recipes that failed, and why
+    kernels: tuple[str, ...]  # ours and torch's that it calls
     dequantised: str  # a sentence about matrices of a quantised model that are not multiplied as integers
-    ranges: bool  # whether each row has its own range of slots, as passes over several sequences need
     shapes: tuple[LayerShape, ...]  # of each layer
     taps: tuple[tuple[int, ...], ...]  # layers whose states a pass returns, beside the last
     precise: bool = False  # whether rows have 15 bits in all blocks, where weights are integers
-    same_bits: bool = False  # whether a row's bits do not depend on the other rows of its pass, as far as compared
-    warning: str = ""  # what an earlier torch compiled better; "" for nothing
 
     def told(self) -> list[str]:
-        """Describe how it was compiled, with the warning."""
-        made_of = f" ({', '.join(self.kernels)})" if self.kernels else ""
-        failed = (f"{name[0].upper()}{name[1:]} failed: {reason}." for name, reason in self.lost.items())
-        return [
-            f"Compiled by torch {self.torch}.",
-            f"The package is made of {self.recipe}{made_of}.",
-            *(sentence for sentence in (self.dequantised, *failed, self.warning) if sentence),
-        ]
+        """Describe how it was compiled."""
+        compiled = f"Compiled by torch {self.torch}; kernels: {', '.join(self.kernels)}."
+        return [compiled, self.dequantised] if self.dequantised else [compiled]
 
 
 class CompiledForward:
     """The loaded package of a folder, with its record. Raises StoreError if it cannot be loaded."""
 
     def __init__(self, folder: Path, record: CompiledRecord) -> None:
-        self.record, self._folder, path = record, folder, folder / PACKAGE
+        self.record, self._folder, path = record, folder, package_path(folder, record)
         try:
-            self.library = CompiledLibrary(path, ranges=record.ranges, least_rows=1 if record.same_bits else 2)
+            self.library = CompiledLibrary(path)
         except (OSError, zipfile.BadZipFile, RuntimeError, AttributeError) as error:
             raise StoreError(f"The compiled forward {path} cannot be loaded ({told(error)}). {_REMEDY}") from error
 
@@ -85,8 +73,8 @@ class CompiledForward:
             (self._folder / f"{files}{_FILES}").touch()
 
     def rounds_alike(self, rows: int) -> bool:
-        """Return whether all passes of up to `rows` rows are compiled, and give a row the same bits."""
-        return self.record.same_bits and rows <= MOST_ROWS
+        """Return whether all passes of up to `rows` rows are compiled, and so give a row the same bits."""
+        return rows <= MOST_ROWS
 
 
 _REMEDY = "`foredraft compile MODEL --again` makes it anew."
@@ -112,31 +100,33 @@ def find_compiled(model: Any, cache: Path, files: str = "") -> CompiledForward |
         folder = found.parent
     else:
         return None
-    record = read_record(folder)
-    if record is not None and _is_damaged(folder, record):  # or a compilation replaced the package, but not the record
-        try:
-            with compiling(folder, wait=False):
-                record = checked_record(folder)
-        except filelock.Timeout:
-            return None
+    record = checked_record(folder)
     return None if record is None else CompiledForward(folder, record)
-
-
-def compiling(folder: Path, *, wait: bool = True) -> filelock.BaseFileLock:
-    """Return the lock of a folder's compilation; without `wait`, entering it raises Timeout if another one goes on."""
-    return filelock.FileLock(folder / "compiling.wait", timeout=-1 if wait else 0)
 
 
 def checked_record(folder: Path) -> CompiledRecord | None:
     """Return what `read_record` does; raises StoreError also if the package is damaged."""
     record = read_record(folder)
-    if record is not None and _is_damaged(folder, record):
-        raise StoreError(f"The compiled forward {folder / PACKAGE} is damaged. {_REMEDY}")
+    while record is not None and package_hash(path := package_path(folder, record)) != record.sha256:
+        before, record = record, read_record(folder)
+        if record == before:  # else another process compiled it anew and removed the earlier package meanwhile
+            raise StoreError(f"The compiled forward {path} is damaged. {_REMEDY}")
     return record
 
 
-def _is_damaged(folder: Path, record: CompiledRecord) -> bool:
-    return package_hash(folder / PACKAGE) != record.sha256
+def package_path(folder: Path, record: CompiledRecord) -> Path:
+    """Return the package that a record names; packages have names of their own, so writing the record is the commit."""
+    return folder / f"forward-{record.sha256[:20]}.pt2"
+
+
+def remove_unnamed(folder: Path, record: CompiledRecord) -> None:
+    """Remove the packages of a folder that its record does not name, such as what killed compilations left.
+
+    Processes that have loaded one keep it in memory. Called while the folder's lock is held.
+    """
+    for path in folder.glob("forward*"):
+        if path.stem != package_path(folder, record).stem:
+            path.unlink()
 
 
 def runs_on_cpu(model: Any) -> bool:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.library import custom_op
 from transformers.cache_utils import Cache
 
 from foredraft.errors import UsageError
@@ -144,73 +143,25 @@ class TracedLayer(OperatorLayer):
         assert self._matrices is not None, "its shape has matrices"
         steps = (self._steps.slots, self._steps.parents, self._steps.sequences)
         decays, rates = (gates.exp(), None) if factors is None else (gates, factors[1].T.contiguous())
-        read = delta_rows(queries, keys, values, decays, strengths, *steps, self._matrices, self._records, rates)
+        buffers = (self._matrices, self._records)
+        read = torch.ops.foredraft.delta_rows(queries, keys, values, decays, strengths, *steps, *buffers, rates)
         return read if factors is None else read.mT, self._matrices
 
 
-@custom_op("foredraft::delta_rows", mutates_args=())
-def delta_rows(
-    query: torch.Tensor,  # float32[R, Hk, K]
-    key: torch.Tensor,  # float32[R, Hk, K]; each serves H / Hk heads in a row, as each query does
-    value: torch.Tensor,  # float32[R, H, V]
-    decay: torch.Tensor,  # float32[R, H, 1], or [R, H, K] with one for each number of a key, or [R, 1, V] with `rates`
-    strength: torch.Tensor | None,  # float32[R, H], of the delta rule; None where the update is the value
-    slots: torch.Tensor,  # these three as `Lineage` has them
-    parents: torch.Tensor,
-    sequences: torch.Tensor,
-    matrices: torch.Tensor,  # float32[N, H, V / T, K, T], written in the places that `sequences` says
-    records: torch.Tensor,  # float32[1, 1, C, D], written: keys, updates, decays
-    rates: torch.Tensor | None = None,  # float32[K, V], which multiplied by `decay` are the logarithms of decays
-) -> torch.Tensor:
-    """Return what rows read, float32[R, H, V]; used where nothing is compiled, and to test the kernel.
-
-    The compiler is not told that two buffers are written: nothing else in the graph touches them, and it would copy
-    what it believes to change. No sequence reads a place that another one writes.
-    """
-    heads, groups = value.shape[1], value.shape[1] // key.shape[1]
-    sizes = (key[0].numel(), value[0].numel(), decay[0].numel())
-    held = len(parents) - len(query)
-    states, read = dict[int, torch.Tensor](), []
-
-    def record(slot: int) -> list[torch.Tensor]:
-        keys, updates, decays = records[0, 0, slot].split(sizes)
-        each = decays.view(heads, -1, 1) if rates is None else (decays * rates).exp()[None]
-        return [keys.view(*key.shape[1:]).repeat_interleave(groups, 0), updates.view(heads, -1), each]
-
-    def applied(state: torch.Tensor, slot: int) -> torch.Tensor:
-        keys, updates, decays = record(slot)
-        return state * decays + keys[..., None] * updates[:, None]
-
-    for number, (place, _, first, pending, _) in enumerate(sequences.tolist()):
-        state = matrices[place].transpose(1, 2).flatten(2)
-        for slot in range(first, first + pending):
-            state = applied(state, slot)
-        states[-1 - number] = state
-    last = {number: number for number in states}
-    for node, parent in enumerate(parents.tolist()):
-        row, slot = node - held, int(slots[0]) - held + node
-        if row >= 0:
-            new = value[row]
-            if strength is not None:
-                keys = key[row].repeat_interleave(groups, 0) * decay[row]
-                new = strength[row][:, None] * (new - (states[parent] * keys[..., None]).sum(1))
-            records[0, 0, slot] = torch.cat([key[row].flatten(), new.flatten(), decay[row].flatten()])
-        if parent != node:
-            states[node] = applied(states[parent], slot)
-        if row >= 0:
-            read.append((states[node] * query[row].repeat_interleave(groups, 0)[..., None]).sum(1))
-        last = {number: node if of == parent else of for number, of in last.items()}
-    for number, (_, place, _, _, known) in enumerate(sequences.tolist(), start=1):
-        if place < 0:
-            continue
-        state = states[last[-number] if known else -number]
-        matrices[place] = state.unflatten(2, (-1, matrices.shape[-1])).transpose(1, 2)
-    return torch.stack(read)
-
-
-@delta_rows.register_fake
-def _(_query: torch.Tensor, _key: torch.Tensor, value: torch.Tensor, *_others: object) -> torch.Tensor:
-    return torch.empty_like(value)
+# Only compiled code walks trees: it returns what rows read, float32[R, H, V]. It is given queries and keys,
+# float32[R, Hk, K], of which each serves H / Hk heads in a row; values, float32[R, H, V]; decays, float32[R, H, 1], or
+# [R, H, K] with one for each number of a key, or [R, 1, V] with `rates`, float32[K, V], which multiplied by these are
+# the logarithms of decays; strengths of the delta rule, float32[R, H], or None where the update is the value; slots,
+# parents and sequences as `Lineage` has them; matrices, float32[N, H, V / T, K, T], written in the places of
+# sequences; and records, float32[1, 1, C, D], written: keys, updates, decays.
+# The compiler is not told that two buffers are written: nothing else in the graph touches them, and it would copy what
+# it believes to change. No sequence reads a place that another one writes.
+torch.library.define(
+    "foredraft::delta_rows",
+    "(Tensor query, Tensor key, Tensor value, Tensor decay, Tensor? strength, Tensor slots, Tensor parents, "
+    "Tensor sequences, Tensor matrices, Tensor records, Tensor? rates=None) -> Tensor",
+)
+torch.library.register_fake("foredraft::delta_rows", lambda _query, _key, value, *_others: torch.empty_like(value))
 
 
 class _ShapeLayer(OperatorLayer):
