@@ -502,6 +502,8 @@ def test_the_fastest_method_is_advised_and_those_beside_it_are_named(finished):
     assert "prompt_lookup" not in clear[0]
     close = advised(finished, prompt_lookup=Ratio(1.2, 1.1, 1.3), adaptix=Ratio(1.25, 1.15, 1.4))
     assert "interval overlaps that of prompt_lookup" in close[0]
+    noisy = advised(finished, prompt_lookup=Ratio(1.3, 0.8, 1.9), adaptix=Ratio(1.2, 1.1, 1.3))
+    assert 'use adaptix:{"table":"none"}' in noisy[0]
     slow = advised(finished, prompt_lookup=Ratio(1.05, 0.95, 1.2), adaptix=Ratio(0.8, 0.7, 0.9))
     assert "no method is significantly faster than plain decoding" in slow[0]
 
