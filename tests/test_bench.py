@@ -227,12 +227,14 @@ AUTO = 'auto:{"num_speculative_tokens": 8}'  # a fixed number, as times differ
 @pytest.mark.slow
 def test_a_method_that_learns_from_text_to_text_is_measured_in_one_go(tmp_path, generator):
     methods, steps = [parse_method(text) for text in (AUTO, "prompt_lookup")], []
-    for folder, counts in ((tmp_path / "whole", [3]), (tmp_path / "parts", [1, 3])):
+    for folder, counts in ((tmp_path / "whole", [3]), (tmp_path / "failed", [3, 3]), (tmp_path / "parts", [1, 3])):
         for count in counts:
+            if folder.name == "failed" and folder.exists():
+                append_cell(folder, dataclasses.replace(cells_of(folder)[-2], own=None, failure="RuntimeError: no"))
             result = run(generator, folder, methods=methods, prompts=PROMPTS[:count], settings=SETTINGS[:1])
         cells = [cell for cell in result.cells if cell.place.method == AUTO]
         steps.append([cell.own.statistics.steps for cell in cells])
-    assert steps[0] == steps[1]
+    assert steps[0] == steps[1] == steps[2]
     assert [each for each in result.replaced if "learns from text to text" in each]
     assert result.found == sum(len(prompt.turns) for prompt in PROMPTS[:1])  # of prompt_lookup
 
@@ -532,6 +534,8 @@ def test_the_command_measures_and_keeps(tmp_path, capsys):
         (["run", "--method", "none", "--method", "none"], "none is given twice"),
         (["run", "--prompts", "0"], "it must be at least 1"),
         (["run", "--temperature", "-1"], "temperature is -1"),
+        (["run", "--top-p", "0.9"], "top_p would be ignored with temperature=0"),
+        (["profile", "--method", "none", "--top-p", "5"], "top_p would be ignored with temperature=0"),
         (["run", "--task", "/nowhere/file.jsonl:field"], "There is no file /nowhere/file.jsonl"),
         (["run", "--out", "/dev/null/cells"], "cannot be written to /dev/null/cells"),
     ],

@@ -13,7 +13,9 @@ import torch
 import foredraft.engine.step as step_module
 from foredraft import drafters
 from foredraft.api import load
-from foredraft.bench.prove import Difference, Proof, difference_between, is_exact
+from foredraft.bench.method import parse_method
+from foredraft.bench.prove import Difference, Proof, difference_between, is_exact, prove
+from foredraft.bench.tasks import TaskPrompt
 from foredraft.cli import main
 from foredraft.contracts import Budget, Draft, DraftContext, Needs, SequenceView, Verdict
 from foredraft.drafters.none import NoDrafter
@@ -60,6 +62,14 @@ def test_a_wrong_token_is_no_near_tie_though_the_best_two_are(how):
     assert (found.position, found.near_tie) == (6, False)
     ended = difference_between(generator, "Once upon a time", {**how, "seed": 1}, expected[:6], expected)
     assert (ended.position, ended.near_tie) == (6, False)
+
+
+def test_a_model_without_a_chat_template_continues_the_questions():
+    generator = load(TOY, method="none", dtype="float32", device="cpu", compile=False)
+    generator.tokenizer.chat_template = None
+    prompts = [TaskPrompt("task", 0, ("Once upon a time",))]
+    (proof,) = prove(generator, [parse_method("prompt_lookup")], prompts, {"max_new_tokens": 8})
+    assert (proof.texts, proof.holds) == (1, True)
 
 
 class CompiledTo:
@@ -171,6 +181,7 @@ def test_a_drafter_that_changes_the_cache_is_found(capsys, monkeypatch):
     [
         (["--method", "transformers"], "transformers cannot be proved"),
         (["--task", "gsm9k"], "There is no task 'gsm9k'. Did you mean 'gsm8k'?"),
+        (["--temperature", "0", "--top-p", "5"], "top_p would be ignored with temperature=0"),
         (["--method", "adaptics"], "Did you mean 'adaptix'?"),
     ],
 )

@@ -75,7 +75,8 @@ def prove(
     def texts() -> list[tuple[int, ...]]:
         found = []
         for each in prompts:
-            found.append(generator.generate(each.prompt(), **settings, seed=seed + each.number).token_ids)
+            prompt = each.input(generator.tokenizer)
+            found.append(generator.generate(prompt, **settings, seed=seed + each.number).token_ids)
             done()
         return found
 
@@ -89,7 +90,8 @@ def prove(
             tokens += common_length(actual, expected)
             if actual != expected:
                 given, label = {**settings, "seed": seed + each.number}, f"{each.task}[{each.number}]"
-                differences.append(difference_between(generator, each.prompt(), given, actual, expected, label))
+                prompt = each.input(generator.tokenizer)
+                differences.append(difference_between(generator, prompt, given, actual, expected, label))
         proofs.append(Proof(method.label, len(prompts), tokens, tuple(differences), is_exact(generator)))
     return proofs
 

@@ -119,13 +119,11 @@ class Run:
                 self.replaced.append(f"The cell {place} had failed and is measured again.")
             else:
                 self.existing[place] = cell
-        for settings, method in itertools.product(self.settings, self.methods):
-            mine = [self.place(settings, prompt, method, 1) for prompt in self.prompts]
-            if method.learns_on and 0 < sum(place in cells for place in mine) < len(mine):
-                found = [
-                    each for each in self.existing if (each.settings, each.method) == (mine[0].settings, method.label)
-                ]
-                sentence = f"{len(found)} cells of {method.label} in {mine[0].settings} are measured again"
+        for settings, method in itertools.product(map(files.settings_name, self.settings), self.methods):
+            mine = [each for each in wanted if (each.settings, each.method) == (settings, method.label)]
+            found = [each for each in mine if each in self.existing]
+            if method.learns_on and 0 < len(found) < len(mine):
+                sentence = f"{len(found)} cells of {method.label} in {settings} are measured again"
                 self.replaced.append(f"{sentence}: it learns from text to text, and did not see those of this run.")
                 for place in found:
                     del self.existing[place]
@@ -141,7 +139,7 @@ class Run:
             self.writers[method.label] = writer
             for settings in self.settings:  # sampling compiles code that greedy decoding does not use
                 arguments = {**settings, "max_new_tokens": _WARM_UP_TOKENS}
-                text = writer.write(self.input(self.prompts[0], ()), arguments, ())
+                text = writer.write(self.prompts[0].input(self.generator.tokenizer), arguments, ())
                 write_interleaved({method.label: text}, random.Random(0))  # noqa: S311  # an order; failures are recorded in cells
                 for model in (self.generator.target, *self.generator.drafter.needs.models):
                     if model.recordings is not None and model.recordings.failed:
@@ -171,7 +169,7 @@ class Run:
         """Measure the turns of one prompt; each turn follows plain decoding's answers to the earlier ones."""
         answers: tuple[str, ...] = ()
         for turn in range(1, len(prompt.turns) + 1):
-            given = self.input(prompt, answers)
+            given = prompt.input(self.generator.tokenizer, answers)
             cells = self.measure_turn(prompt, turn, given, settings, earlier)
             self.cells += cells
             done()
@@ -204,13 +202,6 @@ class Run:
             if self.folder is not None:
                 files.append_cell(self.folder, self.existing[place])
         return [self.existing[place] for place in places]
-
-    def input(self, prompt: TaskPrompt, answers: tuple[str, ...]) -> Any:
-        """Return the model's input; without a chat template, the messages are joined to one text."""
-        messages = prompt.prompt(answers)
-        if isinstance(messages, str) or getattr(self.generator.tokenizer, "chat_template", None):
-            return messages
-        return "\n\n".join([*(message["content"] for message in messages), ""])
 
 
 def _hash(prompt: TaskPrompt) -> str:

@@ -37,6 +37,13 @@ class TaskPrompt:
             messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         return (*messages, {"role": "user", "content": self.turns[len(answers)]})
 
+    def input(self, tokenizer: Any, answers: Sequence[str] = ()) -> str | tuple[Mapping[str, str], ...]:
+        """Return `prompt(answers)`; without a chat template, its messages joined to one text."""
+        prompt = self.prompt(answers)
+        if isinstance(prompt, str) or getattr(tokenizer, "chat_template", None):
+            return prompt
+        return "\n\n".join([*(message["content"] for message in prompt), ""])
+
 
 @dataclass(frozen=True, slots=True)
 class _Source:
