@@ -42,7 +42,7 @@ _PASSES = {"tokens / step": "tokens / pass", "nodes / step": "drafted / pass", "
 _LEGEND = (
     "speed-up: summed over all texts; without loops: texts whose plain output repeats at most a fifth of its 8-grams "
     "(number of texts); ms / token: decode time, for transformers total time; stalled: share of the time by which "
-    "other load delayed passes, excluded from all figures"
+    "other load delayed passes, excluded from all figures except those of transformers"
 )
 
 app = typer.Typer(no_args_is_help=True, help="Measure speed-ups and the parts of a step.")
@@ -72,7 +72,11 @@ class Comparison:
 
         chosen, length = chosen_methods(methods), self.max_new_tokens
         different = dict.fromkeys(temperatures)
-        settings = [setting(each, self.top_p, max_new_tokens=length, seed=seed) for each in different]
+        settings = [
+            # greedy texts have no top_p; where no text is sampled, it is refused
+            setting(each, self.top_p if each or not any(different) else 1.0, max_new_tokens=length, seed=seed)
+            for each in different
+        ]
         prompts = load_tasks(self.task, self.data, self.prompts)
         if out is not None:
             prepare_folder(out)
@@ -131,7 +135,8 @@ def profile(
     from foredraft.bench.method import BASE
     from foredraft.bench.summary import overall, reliability_table, source_table, summarize_cells, table
 
-    result = comparison.measured([BASE, *(comparison.method or _PROFILE_METHODS)], [temperature], seed)
+    methods = dict.fromkeys([BASE, *(comparison.method or _PROFILE_METHODS)])
+    result = comparison.measured(list(methods), [temperature], seed)
     found = overall(summarize_cells(result.cells))
     if as_json:
         show_json([each.as_dict() for each in found])
@@ -163,7 +168,7 @@ def recommend(
     from foredraft.bench.summary import table
 
     sampling = setting(temperature)
-    prompts = load_task(data or EMBEDDED, None, _RECOMMEND_PROMPTS)
+    prompts = load_task(EMBEDDED if data is None else data, None, _RECOMMEND_PROMPTS)
     with working("loading") as tell:
         generator = load_plain(model, dtype, eager, tell)
         subject = f"comparing methods (minutes at most: {minutes:g})"
