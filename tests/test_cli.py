@@ -140,8 +140,10 @@ def test_a_prompt_file_may_begin_with_a_mark_of_its_encoding(tmp_path):
     assert prompt_text(None, file) == "Hello"
 
 
-def test_a_prompt_from_a_closed_input_is_refused(monkeypatch):
+def test_a_prompt_from_a_closed_input_is_refused(monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", None)
+    assert main(["chat", "--model", "./nowhere"]) == 2
+    assert "Standard input is closed" in capsys.readouterr().err
     with pytest.raises(UsageError, match="Standard input is closed"):
         prompt_text("-", None)
 
@@ -172,6 +174,9 @@ def test_it_runs_as_a_module():
     command = [sys.executable, "-m", "foredraft", "--version"]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout, result.stderr) == (0, f"foredraft {__version__}\n", "")
+    closed = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
+    result = subprocess.run(closed, env=environment, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_without_a_verb_it_shows_help(run):
@@ -297,11 +302,13 @@ def test_an_interrupt_keeps_what_was_written(run, monkeypatch):
         (("generate", ""), "The prompt is empty"),
         (("generate", "-"), "The prompt is empty"),
         (("generate", "a", "--file", "b"), "give one of them"),
-        (("generate", "--file", "no/such/file"), "cannot be read (No such file or directory)"),
+        (("generate", "--file", "top_k.txt"), "The file top_k.txt cannot be read (No such file or directory)"),
         (("generate", "\udcff"), "not text in UTF-8"),
         (("chat", "-"), "chat reads the conversation from standard input"),
         (("generate", "a", "--raw", "--system", "b"), "--raw and --system exclude each other"),
         (("generate", "a", "--speculative-config", "{x"), "--speculative-config is not JSON"),
+        (("generate", "a", "--speculative-config", 100_000 * "["), "--speculative-config is not JSON"),
+        (("serve", TOY, "--kv-cache-gib", "inf"), "Invalid value for '--kv-cache-gib': Input should be less than"),
         (("generate", "a", "--speculative-config", "[1]"), "give a JSON object"),
         (("generate", "a", "--speculative-config", '{"tabel": "none"}'), "Did you mean 'table'?"),
         (("generate", "a", "--speculative-config", '{"num_speculative_tokens": 3}', *EMPTY_TABLE[2:]), "give one of"),
@@ -309,13 +316,13 @@ def test_an_interrupt_keeps_what_was_written(run, monkeypatch):
         (("generate", "a", "--method", "adaptx"), "Did you mean 'adaptix'?"),
         (("generate", "a", "--method", "none", "--speculative-config", '{"method": "adaptix"}'), "give one of them"),
         (("generate", "a", "--method", "none", "--compare"), "choose another one"),
-        (("generate", "a", "--max-new-tokens", "0"), "--max-new-tokens is 0"),
-        (("generate", "a", "--no-do-sample", "--temperature", "1"), "would be ignored with --no-do-sample; leave"),
-        (("generate", "a", "--do-sample", "--temperature", "0"), "use --no-do-sample for greedy"),
+        (("generate", "a", "--max-new-tokens", "0"), "max_new_tokens is 0"),
+        (("generate", "a", "--no-do-sample", "--temperature", "1"), "would be ignored with do_sample=False; leave"),
+        (("generate", "a", "--do-sample", "--temperature", "0"), "use do_sample=False for greedy"),
         (("generate", "a", "--stop", "b"), "There is no option --stop. Did you mean '--stop-strings'? See foredraft"),
         (("generate", "a", "--max-new-tokens", "b"), "valid integer, unable to parse string as an integer. See"),
         (("index", "build", "a", "--overwrit"), "Did you mean '--overwrite'? See foredraft index build --help"),
-        (("generate", "a", "--top-p", "2"), "--top-p is 2.0"),
+        (("generate", "a", "--top-p", "2"), "top_p is 2.0"),
         (("generate", "a", "--dtype", "int4"), "dtype is 'int4'"),
         (("generate", "a", "--dtype", "int8"), "choose auto, float32, float64, bfloat16, float16, q8_0, q4_0"),
         (("generate", "a", "--device", "nowhere"), "device is 'nowhere'"),
