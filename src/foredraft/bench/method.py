@@ -10,7 +10,7 @@ from typing import Literal
 
 from foredraft.drafters import method_names
 from foredraft.errors import UsageError
-from foredraft.options import check_known
+from foredraft.options import check_known, shown
 from foredraft.speculation import Speculation, parse_speculation
 
 BASE = "none"
@@ -42,8 +42,8 @@ def parse_method(text: str) -> Method:
     name, _, rest = text.partition(":")
     try:
         options = json.loads(rest or "{}")
-    except ValueError as error:
-        raise UsageError(f"The options of {name!r} are not JSON ({error}): {rest}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"The options of {name!r} are not JSON ({error}): {shown(rest)}.") from error
     if not isinstance(options, dict):
         raise UsageError(f'The options of {name!r} must be a JSON object such as {{"num_speculative_tokens": 16}}.')
     if name == PEER:
