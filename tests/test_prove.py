@@ -72,6 +72,20 @@ def test_a_model_without_a_chat_template_continues_the_questions():
     assert (proof.texts, proof.holds) == (1, True)
 
 
+def test_the_gap_is_between_the_best_score_and_the_other_tokens():
+    generator = load(TOY, method="none", dtype="float32")
+    written = generator.generate("Tell me about the sea.", max_new_tokens=4)
+    prefix = [*generator.encode("Tell me about the sea.").tolist(), *written.token_ids[:2]]
+    with torch.inference_mode():
+        (best, least), (_, token) = generator.target.model(torch.tensor([prefix])).logits[0, -1].topk(2)
+    other = (*written.token_ids[:2], int(token))
+    found = difference_between(generator, "Tell me about the sea.", {}, other, written.token_ids)
+    assert found.position == 2
+    assert found.gap == pytest.approx(float(best - least), abs=1e-4)
+    sampled = {"temperature": 0.7, "top_p": 0.9, "seed": 1}
+    assert difference_between(generator, "Tell me about the sea.", sampled, other, written.token_ids).gap >= 0
+
+
 class CompiledTo:
     """Compiled passes of up to so many rows that round alike."""
 

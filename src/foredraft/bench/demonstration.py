@@ -98,28 +98,25 @@ def _milliseconds(text: Generation | Writing) -> float:
 
 
 def write_in_rounds(
-    generator: Generator, prompt: Prompt, options: Mapping[str, Any], show: Callable[[Stream], None],
-    tell: Callable[[float], None] = lambda _: None,
-) -> tuple[list[Generation], list[Generation]]:  # fmt: skip
+    generator: Generator, prompt: Prompt, options: Mapping[str, Any], show: Callable[[Stream], None]
+) -> tuple[list[Generation], list[Generation]]:
     """Generate a text with the generator's method and with plain decoding, each `ROUNDS` times; return both lists.
 
     Plain decoding has no use for a prediction, and is not given it. A short text first loads and compiles what is
     needed once. The drafter is reset before each text, because it would otherwise draft from the repetition before.
-    `show` receives the first drafted text as a stream, whose rest is consumed here; `tell` the share of the texts done.
+    `show` receives the first drafted text as a stream, whose rest is consumed here.
     """
     plain = Generator(generator.target, generator.tokenizer, method="none")
     given = {generator: options, plain: _without_prediction(options)}
-    brief = min(_WARM_UP_TOKENS, options.get("max_new_tokens", _WARM_UP_TOKENS))
     for each in (generator, plain):
-        each.generate(prompt, **{**given[each], "max_new_tokens": brief})
+        each.generate(prompt, **{**given[each], "max_new_tokens": _WARM_UP_TOKENS})
     generator.forget()
     stream = generator.stream(prompt, **options)
     show(stream)
     deque(stream, maxlen=0)
     texts = {generator: [stream.generation], plain: list[Generation]()}
     order = [each for number in range(ROUNDS) for each in (generator, plain)[:: (-1) ** number]]
-    for number, each in enumerate(order[1:]):
-        tell(number / (len(order) - 1))
+    for each in order[1:]:
         generator.forget()
         texts[each].append(each.generate(prompt, **given[each]))
     return texts[generator], texts[plain]

@@ -29,7 +29,7 @@ NEAR_TIE_STEPS = 8.0  # machine epsilons, times the largest absolute logit, that
 class Difference:
     """The first difference of a method's text from plain decoding's."""
 
-    prompt: str  # the task and the prompt's number in it, as in "gsm8k[3]"; "" for a prompt given by the user
+    prompt: str  # the task and the prompt's number in it, as in "gsm8k[3]"
     position: int  # index of the first differing emitted id
     gap: float  # of the method's token to the best score there, after temperature and noise; infinite without a token
     tolerance: float  # maximum gap that rounding in the dtype explains
