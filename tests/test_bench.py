@@ -14,7 +14,7 @@ import pytest
 
 from foredraft.api import load
 from foredraft.bench.cell import CELLS_FILE, VERSION, Cell, append_cell, describe_environment, differences, read_cells
-from foredraft.bench.method import cold_and_warm, parse_method
+from foredraft.bench.method import parse_method
 from foredraft.bench.recommendation import advise
 from foredraft.bench.runner import MethodWriter, PeerWriter, Run, stalled_seconds, write_interleaved
 from foredraft.bench.summary import ALL, Ratio, mean_speed_up, speed_up, summarize_cells
@@ -239,6 +239,17 @@ def test_a_method_that_learns_from_text_to_text_is_measured_in_one_go(tmp_path, 
     assert result.found == sum(len(prompt.turns) for prompt in PROMPTS[:1])  # of prompt_lookup
 
 
+@pytest.mark.parametrize(
+    ("method", "learns_on"),
+    [
+        ("auto", True), ('auto:{"learn":"request"}', False), ('rest:{"learn":"shared"}', True), ("rest", False),
+        ('adaptix:{"share":true}', True),
+    ],
+)  # fmt: skip
+def test_a_method_that_keeps_what_it_learns_is_told_apart(method, learns_on):
+    assert parse_method(method).learns_on is learns_on
+
+
 @pytest.mark.slow
 def test_damaged_and_changed_cells_are_named_and_measured_again(copied, finished, generator):
     path = copied / CELLS_FILE
@@ -289,7 +300,7 @@ def test_methods_write_a_text_by_turns_a_slice_at_a_time(generator):
     turns = []
 
     def aloud(name):
-        text = MethodWriter(generator, parse_method(name)).write("Once upon a", {"max_new_tokens": 64, "seed": 0}, ())
+        text = MethodWriter(generator, parse_method(name)).write("Once upon a", {"max_new_tokens": 64, "seed": 0})
         while True:
             turns.append(name)
             try:
@@ -379,21 +390,6 @@ def test_cells_of_another_version_are_refused(copied):
     path.write_text(path.read_text().replace(f'"version": {VERSION}', '"version": 99', 1))
     with pytest.raises(UsageError, match="version 99"):
         read_cells(copied)
-
-
-@pytest.mark.slow
-def test_what_learns_between_texts_is_measured_cold_and_warm(tmp_path, generator):
-    method = parse_method('adaptix:{"table":"none","share":true,"feedback":"off","num_speculative_tokens":4}')
-    assert [each.memory for each in cold_and_warm([method])] == ["cold", "warm"]
-    prompts = [TaskPrompt("same", number, ("Tell me about the sea.",)) for number in range(2)]
-    settings = {"max_new_tokens": 24, "seed": 0}
-    run(generator, tmp_path, methods=[method], prompts=prompts, settings=[settings])
-    cells = {(cell.place.method.split()[-1], cell.place.number): cell for cell in cells_of(tmp_path)}
-    assert {key: cell.learned_texts for key, cell in cells.items()} == {
-        ("cold", 0): 0, ("warm", 0): 0, ("cold", 1): 0, ("warm", 1): 1,
-    }  # fmt: skip
-    assert len({cells[key].own.statistics.steps for key in cells if key != ("warm", 1)}) == 1
-    assert cells["warm", 1].own.statistics.steps < cells["cold", 1].own.statistics.steps
 
 
 @pytest.mark.slow

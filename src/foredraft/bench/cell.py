@@ -28,7 +28,7 @@ from foredraft.model.rounding import dtype_name
 from foredraft.model.target import TorchTarget
 
 CELLS_FILE, COST_FILE = "cells.jsonl", "verification.json"
-VERSION = 3  # of the format of the lines of the file of cells
+VERSION = 4  # of the format of the lines of the file of cells
 
 Environment = Mapping[str, Mapping[str, str]]
 """The conditions of a measurement: part (`machine`, `versions`, `model`, `code`) -> name -> value."""
@@ -75,7 +75,6 @@ class Cell:
     base: Writing | None
     own: Writing | None
     counts: DraftCounts | None = None  # None for the peer and for a failure
-    learned_texts: int = 0  # number of earlier texts that a warm drafter had read
     failure: str = ""  # the error's type and message
 
     @classmethod

@@ -1,12 +1,11 @@
-"""One column of a comparison: a method with its options, its draft length, and its memory between texts.
+"""One column of a comparison: a method with its options and its draft length.
 
 Does not depend on prompts, timing or results.
 """
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, field
 
 from foredraft.drafters import method_names
 from foredraft.errors import UsageError
@@ -17,21 +16,18 @@ BASE = "none"
 PEER = "transformers"
 """A pseudo-method, "the peer", that runs transformers' `generate`; its options are that function's arguments."""
 
-Memory = Literal["", "cold", "warm"]
-"""For a method that shares what it learns between texts: reset before each, or has read the task's earlier ones."""
-
 
 @dataclass(frozen=True, slots=True)
 class Method(Speculation):
     """A configuration of drafting; `method` is `transformers` for the peer."""
 
     label: str = field(kw_only=True)  # its name in the report
-    memory: Memory = ""
 
     @property
     def learns_on(self) -> bool:
-        """Whether by default a text is drafted from what the ones before taught, so that all belong to one run."""
-        return self.method == "auto" and self.options.get("learn") is None
+        """Whether a text is drafted from what the ones before taught, so that all belong to one run."""
+        learn = self.options.get("learn") or ("shared" if self.method == "auto" else "request")
+        return learn == "shared" or self.options.get("share") is True
 
 
 def parse_method(text: str) -> Method:
@@ -61,13 +57,3 @@ def chosen_methods(texts: Sequence[str]) -> list[Method]:
         if texts.count(method.label) > 1:
             raise UsageError(f"The method {method.label} is given twice; give each once.")
     return methods
-
-
-def cold_and_warm(methods: Sequence[Method]) -> list[Method]:
-    """Return the methods; each one that shares what it learns between texts appears twice, cold and warm."""
-    columns = []
-    for method in methods:
-        shares = method.options.get("share") is True or method.options.get("learn") == "shared"
-        kinds: tuple[Memory, ...] = ("cold", "warm") if shares else ("",)
-        columns += [replace(method, label=f"{method.label} {kind}".strip(), memory=kind) for kind in kinds]
-    return columns
