@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from foredraft.bench.drafts import count_drafts
+from draft_counts import count_drafts
 from foredraft.bench.method import parse_method
 from foredraft.bench.tasks import read_json_lines
 from foredraft.cli import flags

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from foredraft.atomic_file import unwritable
-from foredraft.bench.drafts import DraftCounts
 from foredraft.engine.statistics import Statistics
 from foredraft.errors import UsageError, told
 from foredraft.model.compiled.processor import processor_lines
@@ -74,16 +73,12 @@ class Cell:
     environment: Environment
     base: Writing | None
     own: Writing | None
-    counts: DraftCounts | None = None  # None for the peer and for a failure
     failure: str = ""  # the error's type and message
 
     @classmethod
     def from_json(cls, body: dict[str, Any]) -> "Cell":
         """Restore a cell from JSON of its `asdict`."""
-        restored: dict[str, Any] = {
-            "place": Place(**body["place"]),
-            "counts": body["counts"] and DraftCounts(**body["counts"]),
-        }
+        restored: dict[str, Any] = {"place": Place(**body["place"])}
         for name in ("base", "own"):
             if given := body[name]:
                 parts = {"token_ids": tuple(given["token_ids"]), "statistics": Statistics(**given["statistics"])}

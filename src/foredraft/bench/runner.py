@@ -26,7 +26,6 @@ from foredraft import api
 from foredraft.atomic_file import store_file
 from foredraft.bench import cell as files
 from foredraft.bench.cell import Cell, Place, Writing
-from foredraft.bench.drafts import DraftCounts, count_drafts
 from foredraft.bench.method import BASE, PEER, Method
 from foredraft.bench.tasks import TaskPrompt
 from foredraft.contracts import CostCurve, Learner, StepRecord
@@ -36,7 +35,6 @@ from foredraft.engine.statistics import Statistics
 from foredraft.errors import ForedraftError, ForedraftWarning, UsageError, told
 from foredraft.model.loading import load_model
 from foredraft.options import check_known
-from foredraft.testing.recording import Recorder
 
 _PLAIN = ""  # label of plain decoding, which may be a method of the run too
 _WARM_UP_TOKENS = 8  # chosen
@@ -47,8 +45,8 @@ _PEER_OPTIONS = ("prompt_lookup_num_tokens", "max_matching_ngram_size", "assista
 _NEUTRAL = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
 _NEUTRAL_SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
-Written = tuple[Writing | None, DraftCounts | None, str]
-"""A text's measurements, its draft counts (None for the peer and plain decoding), and the error of a failed one."""
+Written = tuple[Writing | None, str]
+"""A text's measurements, or the error of a failed one."""
 Text = Generator[None, None, Written]  # a text that is generated slice by slice while it is iterated over
 
 
@@ -180,11 +178,11 @@ class Run:
             labels = (_PLAIN, *(method.label for method in missing.values()))
             texts = {label: self.writers[label].write(given, arguments) for label in labels}
             written = write_interleaved(texts, order)
-            base, _, base_failure = written[_PLAIN]
+            base, base_failure = written[_PLAIN]
         for place, method in missing.items():
-            own, counts, failure = written[method.label]
+            own, failure = written[method.label]
             self.existing[place] = Cell(
-                place, arguments, _hash(prompt), self.environment, base, own, counts, base_failure or failure
+                place, arguments, _hash(prompt), self.environment, base, own, base_failure or failure
             )
             if self.folder is not None:
                 files.append_cell(self.folder, self.existing[place])
@@ -208,13 +206,12 @@ class MethodWriter:
 
     def write(self, prompt: Any, arguments: Mapping[str, Any]) -> Text:
         """Generate a text; the drafter keeps what it learned for the next one."""
-        generator, method, drafter = self._generator, self._method, self._drafter
-        recorded = None if method.method == BASE else Recorder(drafter)
+        generator, method = self._generator, self._method
         generator.attach(
-            method.method, recorded or drafter, **method.amount, verification=method.verification, costs=self._costs
+            method.method, self._drafter, **method.amount, verification=method.verification, costs=self._costs
         )
         writing = yield from _in_slices(generator, prompt, arguments)
-        return writing, None if recorded is None else count_drafts(recorded.verdicts, recorded.source_names), ""
+        return writing, ""
 
     def forget(self) -> None:
         self._costs = StepCosts()
@@ -265,7 +262,7 @@ class PeerWriter:
 
     def write(self, prompt: Any, arguments: Mapping[str, Any]) -> Text:
         yield from ()
-        return self.written(prompt, arguments), None, ""
+        return self.written(prompt, arguments), ""
 
     @torch.inference_mode()
     def written(self, prompt: Any, arguments: Mapping[str, Any]) -> Writing:
@@ -304,7 +301,7 @@ def write_interleaved(texts: Mapping[str, Text], order: random.Random) -> dict[s
             except StopIteration as ended:
                 written[label] = ended.value
             except Exception as error:  # noqa: BLE001  # no error may stop the other methods
-                written[label] = None, None, told(error)
+                written[label] = None, told(error)
     return written
 
 
