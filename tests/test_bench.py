@@ -131,33 +131,6 @@ def test_the_second_turn_is_asked_after_the_models_answer():
     )  # fmt: skip
 
 
-def test_a_task_is_fetched_from_the_hub_at_a_pinned_revision(tmp_path, monkeypatch):
-    path = tmp_path / "question.jsonl"
-    path.write_text('{"prompt": ["a", "b"]}\n')
-    asked = []
-
-    def download(repository, name, *, repo_type, revision):
-        asked.append((repository, name, repo_type, revision))
-        return str(path)
-
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-    assert load_task("mt_bench", None, 1)[0].turns == ("a", "b")
-    ((_, _, kind, revision),) = asked
-    assert kind == "dataset"
-    assert re.fullmatch("[0-9a-f]{40}", revision)
-
-
-def test_offline_the_remedy_is_said(monkeypatch):
-    def download(*_, **__):
-        raise OSError("no network")
-
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-    with pytest.raises(UsageError, match="give a folder with its file as --data, or use the task embedded"):
-        load_task("gsm8k", None, 1)
-    with pytest.raises(UsageError, match="spec_bench cannot be downloaded"):
-        load_task("spec_bench", None, 1)
-
-
 # --- cells and runs
 
 
@@ -514,6 +487,7 @@ def test_the_command_measures_and_keeps(tmp_path, capsys):
         (["run", "--task", "embeded"], "There is no task 'embeded'. Did you mean 'embedded'?"),
         (["run", "--method", "adaptics"], "There is no method 'adaptics'. Did you mean 'adaptix'?"),
         (["run", "--method", "none", "--method", "none"], "none is given twice"),
+        (["run", "--task", "gsm8k"], "needs the file gsm8k_test.jsonl; give its folder with --data"),
         (["run", "--prompts", "0"], "it must be at least 1"),
         (["run", "--temperature", "-1"], "temperature is -1"),
         (["run", "--top-p", "5"], "top_p would be ignored with temperature=0"),
