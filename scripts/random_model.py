@@ -1,7 +1,7 @@
 """Write a Llama with random weights and the default model's tokenizer, for unpredictable texts and larger passes.
 
 python scripts/random_model.py --out random-130m
-foredraft bench profile --model random-130m --method auto
+python scripts/draft_counts.py --model random-130m --method auto
 foredraft bench run --model random-130m --method auto --temperature 1
 """
 

@@ -5,21 +5,23 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from time import perf_counter_ns
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 
-from foredraft.bench.drafts import count_drafts
+from draft_counts import count_drafts
 from foredraft.bench.method import parse_method
-from foredraft.bench.replay import replay_steps
 from foredraft.bench.tasks import read_json_lines
 from foredraft.cli import flags
 from foredraft.cli.screen import show_json, show_table, working
-from foredraft.contracts import Drafter, TokenIds, Verdict
+from foredraft.contracts import Budget, DraftContext, Drafter, SequenceView, TokenIds, Verdict
+from foredraft.control import cut
 from foredraft.corpus.words import tokenizer_hash, vocabulary_size
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import UsageError
+from foredraft.graph.tree import ROOT
 from foredraft.model.gguf.files import SMOLLM2
 from foredraft.model.loading import load_tokenizer
 from foredraft.request import templated
@@ -50,6 +52,40 @@ def read_records(path: Path, tokenizer: Any) -> list[tuple[TokenIds, TokenIds]]:
     if not texts:
         raise UsageError(f"{path} holds no record; each line needs `prompt` and `output`.")
     return texts
+
+
+def replay_steps(
+    drafter: Drafter, prompt: TokenIds, output: TokenIds, nodes: int, vocabulary: int
+) -> Iterator[tuple[Verdict, int]]:
+    """Run a drafter on a recorded text, whose tokens are accepted where they match the draft.
+
+    Yield each step's verdict and the nanoseconds of its `propose`; ValueError for a draft that is not a tree.
+    """
+    ids = np.concatenate([prompt, output])
+    ids.flags.writeable = False
+    drafting = drafter.open(DraftContext(vocabulary, seed=0, max_nodes=nodes))
+    length = len(prompt)
+    try:
+        while length < len(ids):
+            budget = Budget(nodes, len(ids) - length - 1)
+            start = perf_counter_ns()
+            draft = drafting.propose(SequenceView(ids[:length], len(prompt)), budget)
+            elapsed = perf_counter_ns() - start
+            draft = cut(draft, budget)
+            draft.check()
+            child_of, path, node = draft.child_of(), list[int](), ROOT
+            for token in ids[length:].tolist():
+                if (child := child_of.get((node, token))) is None:
+                    break
+                path.append(child)
+                node = child
+            emitted = tuple(ids[length : length + len(path) + 1].tolist())
+            verdict = Verdict(emitted, tuple(path), draft, length - 1)
+            length += len(emitted)
+            drafting.observe(verdict)
+            yield verdict, elapsed
+    finally:
+        drafting.close()
 
 
 def replay(drafter: Drafter, texts: Sequence[tuple[TokenIds, TokenIds]], nodes: int, vocabulary: int) -> dict[str, Any]:

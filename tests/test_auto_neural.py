@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import foredraft
-from foredraft.bench.drafts import count_drafts
+from draft_counts import count_drafts
 from foredraft.contracts import NO_BUDGET, Budget, Draft, Needs, Verdict
 from foredraft.drafters import Resources, auto, make_drafter
 from foredraft.drafters.auto import AutoDrafter, AutoOptions

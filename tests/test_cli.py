@@ -19,8 +19,7 @@ import pytest
 import typer
 
 from foredraft import __version__
-from foredraft.bench.prove import Difference, difference_between
-from foredraft.cli import VERBS, app, chat, flags, generate, main, screen
+from foredraft.cli import VERBS, app, chat, flags, main, screen
 from foredraft.cli.job import prompt_text
 from foredraft.cli.screen import Ink
 from foredraft.cli.serve import name_of
@@ -145,8 +144,10 @@ def test_a_prompt_file_may_begin_with_a_mark_of_its_encoding(tmp_path):
     assert prompt_text(None, file) == "Hello"
 
 
-def test_a_prompt_from_a_closed_input_is_refused(monkeypatch):
+def test_a_prompt_from_a_closed_input_is_refused(monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", None)
+    assert main(["chat", "--model", "./nowhere"]) == 2
+    assert "Standard input is closed" in capsys.readouterr().err
     with pytest.raises(UsageError, match="Standard input is closed"):
         prompt_text("-", None)
 
@@ -177,6 +178,9 @@ def test_it_runs_as_a_module():
     command = [sys.executable, "-m", "foredraft", "--version"]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout, result.stderr) == (0, f"foredraft {__version__}\n", "")
+    closed = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
+    result = subprocess.run(closed, env=environment, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_without_a_verb_it_shows_help(run):
@@ -302,25 +306,26 @@ def test_an_interrupt_keeps_what_was_written(run, monkeypatch):
         (("generate", ""), "The prompt is empty"),
         (("generate", "-"), "The prompt is empty"),
         (("generate", "a", "--file", "b"), "give one of them"),
-        (("generate", "--file", "no/such/file"), "cannot be read (No such file or directory)"),
+        (("generate", "--file", "top_k.txt"), "The file top_k.txt cannot be read (No such file or directory)"),
         (("generate", "\udcff"), "not text in UTF-8"),
         (("chat", "-"), "chat reads the conversation from standard input"),
         (("generate", "a", "--raw", "--system", "b"), "--raw and --system exclude each other"),
         (("generate", "a", "--speculative-config", "{x"), "--speculative-config is not JSON"),
+        (("generate", "a", "--speculative-config", 100_000 * "["), "--speculative-config is not JSON"),
+        (("serve", TOY, "--kv-cache-gib", "inf"), "Invalid value for '--kv-cache-gib': Input should be less than"),
         (("generate", "a", "--speculative-config", "[1]"), "give a JSON object"),
         (("generate", "a", "--speculative-config", '{"tabel": "none"}'), "Did you mean 'table'?"),
         (("generate", "a", "--speculative-config", '{"num_speculative_tokens": 3}', *EMPTY_TABLE[2:]), "give one of"),
         (("generate", "a", "--num-speculative-tokens", "-1"), "num_speculative_tokens is -1"),
         (("generate", "a", "--method", "adaptx"), "Did you mean 'adaptix'?"),
         (("generate", "a", "--method", "none", "--speculative-config", '{"method": "adaptix"}'), "give one of them"),
-        (("generate", "a", "--method", "none", "--compare"), "choose another one"),
-        (("generate", "a", "--max-new-tokens", "0"), "--max-new-tokens is 0"),
-        (("generate", "a", "--no-do-sample", "--temperature", "1"), "would be ignored with --no-do-sample; leave"),
-        (("generate", "a", "--do-sample", "--temperature", "0"), "use --no-do-sample for greedy"),
+        (("generate", "a", "--max-new-tokens", "0"), "max_new_tokens is 0"),
+        (("generate", "a", "--no-do-sample", "--temperature", "1"), "would be ignored with do_sample=False; leave"),
+        (("generate", "a", "--do-sample", "--temperature", "0"), "use do_sample=False for greedy"),
         (("generate", "a", "--stop", "b"), "There is no option --stop. Did you mean '--stop-strings'? See foredraft"),
         (("generate", "a", "--max-new-tokens", "b"), "valid integer, unable to parse string as an integer. See"),
         (("index", "build", "a", "--overwrit"), "Did you mean '--overwrite'? See foredraft index build --help"),
-        (("generate", "a", "--top-p", "2"), "--top-p is 2.0"),
+        (("generate", "a", "--top-p", "2"), "top_p is 2.0"),
         (("generate", "a", "--dtype", "int4"), "dtype is 'int4'"),
         (("generate", "a", "--dtype", "int8"), "choose auto, float32, float64, bfloat16, float16, q8_0, q4_0"),
         (("generate", "a", "--device", "nowhere"), "device is 'nowhere'"),
@@ -332,85 +337,10 @@ def test_what_was_asked_wrongly_is_refused_in_a_sentence(run, arguments, words):
     assert refused(run(*arguments), 2, words)
 
 
-# --- generate --compare
-
-
-@pytest.mark.slow
-def test_compare_agrees_with_plain_decoding(run):
-    result = run("generate", PROMPT, *QUICK, "--compare")
-    assert result.status == 0
-    assert ESCAPE not in result.out
-    for pattern in (r"\n +auto +\d+|\n auto", r"\n none ", r"\nspeed-up: \d+\.\d\d\n", r"\nidentical: yes\n"):
-        assert re.search(pattern, result.out), pattern
-    assert "share of repeated 8-grams: 0.00" in result.out
-
-
-@pytest.mark.slow
-def test_compare_as_json_with_sampling(run):
-    result = run("generate", PROMPT, *QUICK, "--compare", "--json", "--temperature", "0.7", "--seed", "5")
-    found = json.loads(result.out)
-    assert (result.status, found["identical"], found["seed"], found["first_difference"]) == (0, True, 5, None)
-    assert set(found["statistics"]) == {"auto", "none"}
-
-
-@pytest.mark.slow
-def test_compare_does_not_call_texts_that_were_sampled_under_rejection_different(run):
-    given = ("generate", PROMPT, *QUICK, "--compare", "--verification", "rejection")
-    sampled = run(*given, "--temperature", "1.5", "--seed", "5")
-    assert sampled.status == 0
-    assert "identical: not compared (sampled under rejection, both texts have the same distribution" in sampled.out
-    found = json.loads(run(*given, "--temperature", "1.5", "--seed", "5", "--json").out)
-    assert found["identical"] is found["first_difference"] is found["gap"] is None
-    assert "identical: yes" in run(*given).out
-
-
 def test_a_verification_that_means_nothing_is_refused(run):
     refused(run("generate", "a", "--verification", "rejecton"), 2, "Did you mean 'rejection'")
     twice = ("--verification", "rejection", "--speculative-config", '{"verification": "matched"}')
     refused(run("generate", "a", *twice), 2, "--verification is rejection and --speculative-config says matched")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("dtype", "exact", "gap", "status", "words"),
-    [
-        ("float32", True, 0.01, 1, "report"),
-        ("bfloat16", True, 0.01, 1, "report"),
-        ("bfloat16", False, 0.01, 0, "can swap nearly tied tokens"),
-        ("bfloat16", False, 0.2, 1, "report"),
-    ],
-)
-def test_a_difference_fails_where_arithmetic_cannot_explain_it(run, monkeypatch, dtype, exact, gap, status, words):
-    counts = SimpleNamespace(
-        emitted=9, steps=5, tokens_per_target_step=1.8, drafted=7, accepted=4, decode_seconds_per_token=0.01
-    )
-    made, difference = SimpleNamespace(statistics=counts, token_ids=(1,) * 40), Difference("", 2, gap, 0.1)
-    monkeypatch.setattr(generate, "_repeated", lambda *_: (made, made, difference))
-    monkeypatch.setattr("foredraft.bench.prove.is_exact", lambda _: exact)
-    monkeypatch.setattr("foredraft.model.rounding.dtype_name", lambda _: dtype)
-    result = run("generate", PROMPT, *QUICK, "--compare")
-    assert result.status == status
-    assert f"identical: no (first difference at token 3, {gap} below the best; " in result.out
-    assert words in result.out
-    assert "favours drafters" in result.out
-
-
-def test_the_gap_is_between_the_best_score_and_the_other_tokens():
-    from foredraft import load
-
-    generator = load(TOY, method="none", dtype="float32")
-    written = generator.generate(PROMPT, max_new_tokens=4)
-    prefix = [*generator.encode(PROMPT).tolist(), *written.token_ids[:2]]
-    import torch
-
-    with torch.inference_mode():
-        (best, least), (_, token) = generator.target.model(torch.tensor([prefix])).logits[0, -1].topk(2)
-    other = (*written.token_ids[:2], int(token))
-    found = difference_between(generator, PROMPT, {}, other, written.token_ids)
-    assert found.position == 2
-    assert found.gap == pytest.approx(float(best - least), abs=1e-4)
-    sampled = {"temperature": 0.7, "top_p": 0.9, "seed": 1}
-    assert difference_between(generator, PROMPT, sampled, other, written.token_ids).gap >= 0
 
 
 # --- chat

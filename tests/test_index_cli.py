@@ -122,7 +122,12 @@ def test_an_empty_corpus_makes_no_store(text, tmp_path, capsys):
     (tmp_path / "empty.txt").write_text(text)
     assert main(["index", "build", str(tmp_path / "empty.txt"), "--out", str(tmp_path / "a.store"), *DEMO]) == 2
     assert "hold no text" in capsys.readouterr().err
-    assert not (tmp_path / "a.store" / "datastore.json").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["empty.txt"]
+
+
+def test_a_table_goes_where_a_file_can_be_made(corpus, capsys):
+    assert main(["table", "build", str(corpus), "--out", "/proc/a.table", *DEMO]) == 1
+    assert "/proc is not writable" in capsys.readouterr().err
 
 
 def test_text_is_added_to_a_store_of_a_model_with_more_ids_than_its_tokenizer(tmp_path, corpus, capsys):

@@ -1,13 +1,12 @@
-"""What `foredraft bench profile` says of a method adds up."""
+"""What the scripts say of a method's drafts adds up."""
 
 import json
 
 import numpy as np
 import pytest
 
+import draft_counts
 import draft_graph_loans
-from foredraft.bench.drafts import count_drafts
-from foredraft.cli import main
 from foredraft.contracts import Draft, Verdict
 from support.toys import TOY, TOY_DRAFT
 
@@ -32,7 +31,7 @@ def test_the_counts_of_drafts_add_up_by_hand():
         Verdict((7,), (), draft([-1, -1], [0.3, 0.1]), 3),
         Verdict((8,), (), draft([], []), 4),
     ]
-    counts = count_drafts(verdicts, ("one", "other"))
+    counts = draft_counts.count_drafts(verdicts, ("one", "other"))
     assert (counts.drafted_by_depth, counts.accepted_by_depth) == ([3, 1, 1], [1, 1, 0])
     assert (counts.drafted_by_source, counts.accepted_by_source) == ({"one": 3, "other": 2}, {"one": 1, "other": 1})
     found = {each["low"]: (each["nodes"], each["estimate"], each["accepted"]) for each in counts.reliability}
@@ -46,33 +45,18 @@ def test_the_counts_of_drafts_add_up_by_hand():
 
 
 @pytest.mark.slow
-def test_a_profile_counts_what_was_emitted_and_where_it_came_from(prompts, capsys):
+def test_every_draft_is_counted_by_depth_source_and_estimate(prompts, capsys):
     graph = f'draft_graph:{{"model": "{TOY_DRAFT}", "num_speculative_tokens": 16, "tau": 1, "least_probability": 0.05}}'
-    options = ["--data", str(prompts), "--task", "gsm8k", "--prompts", "2", "--max-new-tokens", "40"]
-    options += ["--dtype", "float32", "--json"]
-    assert main(["bench", "profile", *options, "--method", graph, "--method", "prompt_lookup"]) == 0
-    plain, drafted, lookup = json.loads(capsys.readouterr().out)
-    assert (plain["method"], drafted["method"], lookup["method"]) == ("none", graph, "prompt_lookup")
-    counts = plain["statistics"]
-    assert counts["emitted"] == counts["steps"]
-    assert counts["accepted"] == counts["drafted"] == 0
-    for each in (drafted, lookup):
-        figures = each["statistics"]
-        assert figures["emitted"] == counts["emitted"]
-        assert figures["steps"] <= figures["emitted"] <= figures["steps"] + figures["accepted"]
-        assert each["reached"] == sorted(each["reached"], reverse=True)
-        assert sum(each["reached"]) * figures["steps"] == pytest.approx(figures["accepted"], abs=2)
-        v_d, r_d = figures["accepted"] / figures["drafted"], figures["accepted"] / figures["emitted"]
-        assert figures["harmonic_mean"] == pytest.approx(2 / (1 / v_d + 1 / r_d))
-        assert sum(each["accepted_by_source"].values()) == figures["accepted"]
-    assert plain["reliability"] == []
-    verified, kept = drafted["statistics"]["drafted"], drafted["statistics"]["accepted"]
-    assert sum(each["nodes"] for each in drafted["reliability"]) == verified <= 16 * drafted["statistics"]["steps"]
-    assert sum(each["nodes"] * each["accepted"] for each in drafted["reliability"]) == pytest.approx(kept, abs=2)
-    assert main(["bench", "profile", *options[:-1], "--method", "prompt_lookup"]) == 0
+    options = {"data": prompts, "model": TOY, "task": ["gsm8k"], "max_new_tokens": 40, "dtype": "float32"}
+    draft_counts.main(**options, method=[graph], as_json=True)
+    (row,) = json.loads(capsys.readouterr().out)
+    drafted, accepted = (sum(row[f"{what}_by_depth"]) for what in ("drafted", "accepted"))
+    assert row["steps"] <= row["emitted"] <= row["steps"] + accepted
+    assert (sum(row["drafted_by_source"].values()), sum(row["accepted_by_source"].values())) == (drafted, accepted)
+    assert sum(each["nodes"] for each in row["reliability"]) == drafted <= 16 * row["steps"]
+    draft_counts.main(**options, method=["prompt_lookup"])
     shown = capsys.readouterr().out
-    assert "draft sources" in shown
-    assert "reached depth" in shown
+    assert all(heading in shown for heading in ("depth", "source", "ms / token"))
 
 
 @pytest.mark.slow

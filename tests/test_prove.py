@@ -13,7 +13,9 @@ import torch
 import foredraft.engine.step as step_module
 from foredraft import drafters
 from foredraft.api import load
-from foredraft.bench.prove import Difference, Proof, difference_between, is_exact
+from foredraft.bench.method import parse_method
+from foredraft.bench.prove import Difference, Proof, difference_between, is_exact, prove
+from foredraft.bench.tasks import TaskPrompt
 from foredraft.cli import main
 from foredraft.contracts import Budget, Draft, DraftContext, Needs, SequenceView, Verdict
 from foredraft.drafters.none import NoDrafter
@@ -60,6 +62,28 @@ def test_a_wrong_token_is_no_near_tie_though_the_best_two_are(how):
     assert (found.position, found.near_tie) == (6, False)
     ended = difference_between(generator, "Once upon a time", {**how, "seed": 1}, expected[:6], expected)
     assert (ended.position, ended.near_tie) == (6, False)
+
+
+def test_a_model_without_a_chat_template_continues_the_questions():
+    generator = load(TOY, method="none", dtype="float32", device="cpu", compile=False)
+    generator.tokenizer.chat_template = None
+    prompts = [TaskPrompt("task", 0, ("Once upon a time",))]
+    (proof,) = prove(generator, [parse_method("prompt_lookup")], prompts, {"max_new_tokens": 8})
+    assert (proof.texts, proof.holds) == (1, True)
+
+
+def test_the_gap_is_between_the_best_score_and_the_other_tokens():
+    generator = load(TOY, method="none", dtype="float32")
+    written = generator.generate("Tell me about the sea.", max_new_tokens=4)
+    prefix = [*generator.encode("Tell me about the sea.").tolist(), *written.token_ids[:2]]
+    with torch.inference_mode():
+        (best, least), (_, token) = generator.target.model(torch.tensor([prefix])).logits[0, -1].topk(2)
+    other = (*written.token_ids[:2], int(token))
+    found = difference_between(generator, "Tell me about the sea.", {}, other, written.token_ids)
+    assert found.position == 2
+    assert found.gap == pytest.approx(float(best - least), abs=1e-4)
+    sampled = {"temperature": 0.7, "top_p": 0.9, "seed": 1}
+    assert difference_between(generator, "Tell me about the sea.", sampled, other, written.token_ids).gap >= 0
 
 
 class CompiledTo:
@@ -171,6 +195,7 @@ def test_a_drafter_that_changes_the_cache_is_found(capsys, monkeypatch):
     [
         (["--method", "transformers"], "transformers cannot be proved"),
         (["--task", "gsm9k"], "There is no task 'gsm9k'. Did you mean 'gsm8k'?"),
+        (["--temperature", "0", "--top-p", "5"], "top_p would be ignored with temperature=0"),
         (["--method", "adaptics"], "Did you mean 'adaptix'?"),
     ],
 )

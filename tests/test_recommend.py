@@ -115,6 +115,7 @@ def test_the_command_ends_with_lines_that_work(tmp_path, capsys):
         (["--minutes", "0"], "Invalid value for '--minutes'"),
         (["--temperature", "-1"], "temperature is -1"),
         (["--data", "/nowhere.jsonl"], "There is no task '/nowhere.jsonl'"),
+        (["--data", ""], "There is no task ''"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_before_the_model_is_loaded(arguments, says, capsys):

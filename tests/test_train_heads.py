@@ -564,6 +564,7 @@ def test_medusa_heads_learn(model, traces, tmp_path):
         (["--set", "rates=1"], "Did you mean 'rate'"),
         (["--traces", "windows=1"], "Did you mean 'window'"),
         (["--set", "accumulation=x"], "accumulation of the training is 'x'; it must be a whole number"),
+        (["--set", "seed={[1]:2}"], "seed of the training is '{[1]:2}'; it must be a whole number"),
         (["--set", "rate"], "'rate' is not of the form NAME=VALUE"),
         (["--set", "rate=1", "--set", "rate=2"], "rate is given twice"),
         (["--set", "clip=-1"], "clip is -1.0; it must be at least 0"),

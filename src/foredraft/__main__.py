@@ -5,6 +5,7 @@ import gc
 import os
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 _COLLECTED_AFTER = 10_000
 """New objects, after which Python looks for garbage. Its own 700 looks 1,400 times before SmolLM2's first token, which
@@ -21,6 +22,9 @@ def main() -> int:
                 stream.flush()
         os._exit(status)
 
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # the caller closed it
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  # until the process ends
     gc.set_threshold(_COLLECTED_AFTER)  # saves one second of nine until the first token
     atexit.register(leave)  # called last, and saves the second or two that taking torch's modules apart would take
     try:

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from foredraft.atomic_file import unwritable
-from foredraft.bench.drafts import DraftCounts
 from foredraft.engine.statistics import Statistics
 from foredraft.errors import UsageError, told
 from foredraft.model.compiled.processor import processor_lines
@@ -28,7 +27,7 @@ from foredraft.model.rounding import dtype_name
 from foredraft.model.target import TorchTarget
 
 CELLS_FILE, COST_FILE = "cells.jsonl", "verification.json"
-VERSION = 3  # of the format of the lines of the file of cells
+VERSION = 4  # of the format of the lines of the file of cells
 
 Environment = Mapping[str, Mapping[str, str]]
 """The conditions of a measurement: part (`machine`, `versions`, `model`, `code`) -> name -> value."""
@@ -74,17 +73,12 @@ class Cell:
     environment: Environment
     base: Writing | None
     own: Writing | None
-    counts: DraftCounts | None = None  # None for the peer and for a failure
-    learned_texts: int = 0  # number of earlier texts that a warm drafter had read
     failure: str = ""  # the error's type and message
 
     @classmethod
     def from_json(cls, body: dict[str, Any]) -> "Cell":
         """Restore a cell from JSON of its `asdict`."""
-        restored: dict[str, Any] = {
-            "place": Place(**body["place"]),
-            "counts": body["counts"] and DraftCounts(**body["counts"]),
-        }
+        restored: dict[str, Any] = {"place": Place(**body["place"])}
         for name in ("base", "own"):
             if given := body[name]:
                 parts = {"token_ids": tuple(given["token_ids"]), "statistics": Statistics(**given["statistics"])}

@@ -17,6 +17,7 @@ from foredraft.bench.runner import PeerWriter
 from foredraft.generation import Generation, Stream
 
 ROUNDS = 3  # repetitions of each text (chosen); the median is reported
+PEER_ROUNDS = 2  # as `ROUNDS`, of transformers, whose texts take 10 s each: three would take the demo too long (chosen)
 
 _WARM_UP_TOKENS = 16  # chosen
 
@@ -83,8 +84,10 @@ def perform(generator: Generator, scene: Scene, show: Callable[[Stream], None] =
     prompt: Prompt = [{"role": "user", "content": scene.prompt}]
     options = {"seed": 0, **scene.options}
     written, plain = write_in_rounds(generator, prompt, options, show)
-    peer = PeerWriter(generator, {}).written(prompt, _without_prediction(options))
-    texts: dict[str, Sequence[Generation | Writing]] = {PEER: [peer], "none": plain, generator.method: written}
+    writer, given = PeerWriter(generator, {}), _without_prediction(options)
+    writer.written(prompt, {**given, "max_new_tokens": _WARM_UP_TOKENS})
+    peer = [writer.written(prompt, given) for _ in range(PEER_ROUNDS)]
+    texts: dict[str, Sequence[Generation | Writing]] = {PEER: peer, "none": plain, generator.method: written}
     milliseconds = {name: median(map(_milliseconds, repetitions)) for name, repetitions in texts.items()}
     return Outcome(scene, milliseconds, generator.method, written[0], written[0].token_ids == plain[0].token_ids)
 
@@ -95,28 +98,25 @@ def _milliseconds(text: Generation | Writing) -> float:
 
 
 def write_in_rounds(
-    generator: Generator, prompt: Prompt, options: Mapping[str, Any], show: Callable[[Stream], None],
-    tell: Callable[[float], None] = lambda _: None,
-) -> tuple[list[Generation], list[Generation]]:  # fmt: skip
+    generator: Generator, prompt: Prompt, options: Mapping[str, Any], show: Callable[[Stream], None]
+) -> tuple[list[Generation], list[Generation]]:
     """Generate a text with the generator's method and with plain decoding, each `ROUNDS` times; return both lists.
 
     Plain decoding has no use for a prediction, and is not given it. A short text first loads and compiles what is
     needed once. The drafter is reset before each text, because it would otherwise draft from the repetition before.
-    `show` receives the first drafted text as a stream, whose rest is consumed here; `tell` the share of the texts done.
+    `show` receives the first drafted text as a stream, whose rest is consumed here.
     """
     plain = Generator(generator.target, generator.tokenizer, method="none")
     given = {generator: options, plain: _without_prediction(options)}
-    brief = min(_WARM_UP_TOKENS, options.get("max_new_tokens", _WARM_UP_TOKENS))
     for each in (generator, plain):
-        each.generate(prompt, **{**given[each], "max_new_tokens": brief})
+        each.generate(prompt, **{**given[each], "max_new_tokens": _WARM_UP_TOKENS})
     generator.forget()
     stream = generator.stream(prompt, **options)
     show(stream)
     deque(stream, maxlen=0)
     texts = {generator: [stream.generation], plain: list[Generation]()}
     order = [each for number in range(ROUNDS) for each in (generator, plain)[:: (-1) ** number]]
-    for number, each in enumerate(order[1:]):
-        tell(number / (len(order) - 1))
+    for each in order[1:]:
         generator.forget()
         texts[each].append(each.generate(prompt, **given[each]))
     return texts[generator], texts[plain]

@@ -1,24 +1,20 @@
-"""One column of a comparison: a method with its options, its draft length, and its memory between texts.
+"""One column of a comparison: a method with its options and its draft length.
 
 Does not depend on prompts, timing or results.
 """
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, field
 
 from foredraft.drafters import method_names
 from foredraft.errors import UsageError
-from foredraft.options import check_known
+from foredraft.options import check_known, shown
 from foredraft.speculation import Speculation, parse_speculation
 
 BASE = "none"
 PEER = "transformers"
 """A pseudo-method, "the peer", that runs transformers' `generate`; its options are that function's arguments."""
-
-Memory = Literal["", "cold", "warm"]
-"""For a method that shares what it learns between texts: reset before each, or has read the task's earlier ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +22,12 @@ class Method(Speculation):
     """A configuration of drafting; `method` is `transformers` for the peer."""
 
     label: str = field(kw_only=True)  # its name in the report
-    memory: Memory = ""
 
     @property
     def learns_on(self) -> bool:
-        """Whether by default a text is drafted from what the ones before taught, so that all belong to one run."""
-        return self.method == "auto" and self.options.get("learn") is None
+        """Whether a text is drafted from what the ones before taught, so that all belong to one run."""
+        learn = self.options.get("learn") or ("shared" if self.method == "auto" else "request")
+        return learn == "shared" or self.options.get("share") is True
 
 
 def parse_method(text: str) -> Method:
@@ -42,8 +38,8 @@ def parse_method(text: str) -> Method:
     name, _, rest = text.partition(":")
     try:
         options = json.loads(rest or "{}")
-    except ValueError as error:
-        raise UsageError(f"The options of {name!r} are not JSON ({error}): {rest}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"The options of {name!r} are not JSON ({error}): {shown(rest)}.") from error
     if not isinstance(options, dict):
         raise UsageError(f'The options of {name!r} must be a JSON object such as {{"num_speculative_tokens": 16}}.')
     if name == PEER:
@@ -61,13 +57,3 @@ def chosen_methods(texts: Sequence[str]) -> list[Method]:
         if texts.count(method.label) > 1:
             raise UsageError(f"The method {method.label} is given twice; give each once.")
     return methods
-
-
-def cold_and_warm(methods: Sequence[Method]) -> list[Method]:
-    """Return the methods; each one that shares what it learns between texts appears twice, cold and warm."""
-    columns = []
-    for method in methods:
-        shares = method.options.get("share") is True or method.options.get("learn") == "shared"
-        kinds: tuple[Memory, ...] = ("cold", "warm") if shares else ("",)
-        columns += [replace(method, label=f"{method.label} {kind}".strip(), memory=kind) for kind in kinds]
-    return columns

@@ -29,7 +29,7 @@ NEAR_TIE_STEPS = 8.0  # machine epsilons, times the largest absolute logit, that
 class Difference:
     """The first difference of a method's text from plain decoding's."""
 
-    prompt: str  # the task and the prompt's number in it, as in "gsm8k[3]"; "" for a prompt given by the user
+    prompt: str  # the task and the prompt's number in it, as in "gsm8k[3]"
     position: int  # index of the first differing emitted id
     gap: float  # of the method's token to the best score there, after temperature and noise; infinite without a token
     tolerance: float  # maximum gap that rounding in the dtype explains
@@ -75,7 +75,8 @@ def prove(
     def texts() -> list[tuple[int, ...]]:
         found = []
         for each in prompts:
-            found.append(generator.generate(each.prompt(), **settings, seed=seed + each.number).token_ids)
+            prompt = each.input(generator.tokenizer)
+            found.append(generator.generate(prompt, **settings, seed=seed + each.number).token_ids)
             done()
         return found
 
@@ -89,7 +90,8 @@ def prove(
             tokens += common_length(actual, expected)
             if actual != expected:
                 given, label = {**settings, "seed": seed + each.number}, f"{each.task}[{each.number}]"
-                differences.append(difference_between(generator, each.prompt(), given, actual, expected, label))
+                prompt = each.input(generator.tokenizer)
+                differences.append(difference_between(generator, prompt, given, actual, expected, label))
         proofs.append(Proof(method.label, len(prompts), tokens, tuple(differences), is_exact(generator)))
     return proofs
 

@@ -30,7 +30,7 @@ class Recommendation:
     """The result of a short comparison."""
 
     method: str  # the recommended method; `none` if none is significantly faster
-    ranked: tuple[Summary, ...]  # the methods' figures over all prompts, fastest first
+    ranked: tuple[Summary, ...]  # the methods' figures over all prompts, best first
     prompts: int  # number of measured prompts
     tokens: int  # maximum length of each text
     sentences: tuple[str, ...]  # the explanation
@@ -129,11 +129,15 @@ def advise(summaries: Sequence[Summary], environment: Environment) -> list[str]:
 
 
 def _ranked(summaries: Sequence[Summary]) -> tuple[list[tuple[Summary, Ratio]], bool]:
-    """Return the methods with the speed-up that counts, fastest first, and whether it is without loops."""
+    """Return the methods with the speed-up that counts, best first, and whether it is without loops.
+
+    The significantly faster ones come first, each group by its speed-ups.
+    """
     own = [each for each in overall(summaries) if each.texts]
     without_loops = min((each.texts_without_loops for each in own), default=0) >= _ENOUGH_TEXTS
     pairs = [(each, each.speed_up_without_loops if without_loops else each.speed_up) for each in own]
-    return sorted(pairs, key=lambda pair: pair[1].value, reverse=True), without_loops
+    # a gain that may be chance must not hide one that is not
+    return sorted(pairs, key=lambda pair: (pair[1].low > 1, pair[1].value), reverse=True), without_loops
 
 
 def _exceptions(summaries: Sequence[Summary], best: Summary) -> list[str]:
@@ -142,7 +146,7 @@ def _exceptions(summaries: Sequence[Summary], best: Summary) -> list[str]:
     tasks = [each for each in summaries if each.task != ALL and each.texts >= LEAST_PAIRS]
     for usual in (each for each in tasks if each.method == best.method):
         task, own = usual.task, usual.speed_up
-        top = max((each for each in tasks if each.task == task), key=lambda each: each.speed_up.value)
+        top = max((each for each in tasks if each.task == task), key=lambda each: each.speed_up.low)
         if top.speed_up.low > own.high:
             sentences.append(f"For {task}, {top.method} is faster: {top.speed_up} against {own}.")
         elif own.high < 1:

@@ -26,23 +26,18 @@ from foredraft import api
 from foredraft.atomic_file import store_file
 from foredraft.bench import cell as files
 from foredraft.bench.cell import Cell, Place, Writing
-from foredraft.bench.drafts import DraftCounts, count_drafts
-from foredraft.bench.method import BASE, PEER, Method, cold_and_warm
-from foredraft.bench.replay import replay_steps
+from foredraft.bench.method import BASE, PEER, Method
 from foredraft.bench.tasks import TaskPrompt
-from foredraft.contracts import CostCurve, Learner, StepRecord, TokenIds
+from foredraft.contracts import CostCurve, Learner, StepRecord
 from foredraft.control import StepCosts
 from foredraft.engine.batch import steps
 from foredraft.engine.statistics import Statistics
 from foredraft.errors import ForedraftError, ForedraftWarning, UsageError, told
 from foredraft.model.loading import load_model
 from foredraft.options import check_known
-from foredraft.testing.recording import Recorder
 
 _PLAIN = ""  # label of plain decoding, which may be a method of the run too
-_WARM_TEXTS = 32  # maximum number of earlier texts that a warm drafter reads (chosen)
 _WARM_UP_TOKENS = 8  # chosen
-_REPLAY_NODES = 16  # drafted nodes per step while a warm drafter reads earlier texts (chosen)
 _SLICE = 16  # tokens (chosen): shorter than speed variations of the machine, long enough for warm CPU caches
 _STALL = 5.0  # a pass that takes this many times its expected time is stalled (chosen)
 _PEER_OPTIONS = ("prompt_lookup_num_tokens", "max_matching_ngram_size", "assistant_model", "num_assistant_tokens")
@@ -50,9 +45,8 @@ _PEER_OPTIONS = ("prompt_lookup_num_tokens", "max_matching_ngram_size", "assista
 _NEUTRAL = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
 _NEUTRAL_SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
-Earlier = Sequence[tuple[TokenIds, TokenIds]]  # texts for a warm drafter to read: prompt and output ids, int64[n]
-Written = tuple[Writing | None, DraftCounts | None, str]
-"""A text's measurements, its draft counts (None for the peer and plain decoding), and the error of a failed one."""
+Written = tuple[Writing | None, str]
+"""A text's measurements, or the error of a failed one."""
 Text = Generator[None, None, Written]  # a text that is generated slice by slice while it is iterated over
 
 
@@ -71,7 +65,7 @@ class Run:
         settings: Sequence[Mapping[str, Any]], folder: Path | None = None,
     ) -> None:  # fmt: skip
         self.generator, self.model, self.settings, self.folder = generator, model, settings, folder
-        self.methods = cold_and_warm(methods)
+        self.methods = list(methods)
         self.prompts = list({(prompt.task, prompt.number): prompt for prompt in prompts}.values())
         self.turns = len(settings) * sum(len(prompt.turns) for prompt in self.prompts)  # number of calls of `done`
         self.environment = files.describe_environment(generator.target, model)
@@ -119,13 +113,11 @@ class Run:
                 self.replaced.append(f"The cell {place} had failed and is measured again.")
             else:
                 self.existing[place] = cell
-        for settings, method in itertools.product(self.settings, self.methods):
-            mine = [self.place(settings, prompt, method, 1) for prompt in self.prompts]
-            if method.learns_on and 0 < sum(place in cells for place in mine) < len(mine):
-                found = [
-                    each for each in self.existing if (each.settings, each.method) == (mine[0].settings, method.label)
-                ]
-                sentence = f"{len(found)} cells of {method.label} in {mine[0].settings} are measured again"
+        for settings, method in itertools.product(map(files.settings_name, self.settings), self.methods):
+            mine = [each for each in wanted if (each.settings, each.method) == (settings, method.label)]
+            found = [each for each in mine if each in self.existing]
+            if method.learns_on and 0 < len(found) < len(mine):
+                sentence = f"{len(found)} cells of {method.label} in {settings} are measured again"
                 self.replaced.append(f"{sentence}: it learns from text to text, and did not see those of this run.")
                 for place in found:
                     del self.existing[place]
@@ -141,7 +133,7 @@ class Run:
             self.writers[method.label] = writer
             for settings in self.settings:  # sampling compiles code that greedy decoding does not use
                 arguments = {**settings, "max_new_tokens": _WARM_UP_TOKENS}
-                text = writer.write(self.input(self.prompts[0], ()), arguments, ())
+                text = writer.write(self.prompts[0].input(self.generator.tokenizer), arguments)
                 write_interleaved({method.label: text}, random.Random(0))  # noqa: S311  # an order; failures are recorded in cells
                 for model in (self.generator.target, *self.generator.drafter.needs.models):
                     if model.recordings is not None and model.recordings.failed:
@@ -156,35 +148,27 @@ class Run:
         for settings in self.settings:
             for writer in self.writers.values():
                 writer.forget()  # drop what was learned from the warm-up and from other settings
-            earlier: dict[str, list[tuple[TokenIds, TokenIds]]] = {}
             for prompt in self.prompts:
                 if enough():
                     break
-                self.measure_prompt(prompt, settings, earlier.setdefault(prompt.task, []), done)
+                self.measure_prompt(prompt, settings, done)
         if self.folder is not None:
             store_file(self.folder / files.COST_FILE, json.dumps(asdict(self.generator.cost)).encode() + b"\n")
 
-    def measure_prompt(
-        self, prompt: TaskPrompt, settings: Mapping[str, Any], earlier: list[tuple[TokenIds, TokenIds]],
-        done: Callable[[], None],
-    ) -> None:  # fmt: skip
+    def measure_prompt(self, prompt: TaskPrompt, settings: Mapping[str, Any], done: Callable[[], None]) -> None:
         """Measure the turns of one prompt; each turn follows plain decoding's answers to the earlier ones."""
         answers: tuple[str, ...] = ()
         for turn in range(1, len(prompt.turns) + 1):
-            given = self.input(prompt, answers)
-            cells = self.measure_turn(prompt, turn, given, settings, earlier)
+            given = prompt.input(self.generator.tokenizer, answers)
+            cells = self.measure_turn(prompt, turn, given, settings)
             self.cells += cells
             done()
             base = next((cell.base for cell in cells if cell.base is not None), None)
             if base is None:
                 break  # the next turn needs this answer
-            earlier.append((self.generator.encode(given), np.array(base.token_ids, np.int64)))
-            del earlier[:-_WARM_TEXTS]
             answers = (*answers, self.generator.tokenizer.decode(base.token_ids, skip_special_tokens=True))
 
-    def measure_turn(
-        self, prompt: TaskPrompt, turn: int, given: Any, settings: Mapping[str, Any], earlier: Earlier
-    ) -> list[Cell]:
+    def measure_turn(self, prompt: TaskPrompt, turn: int, given: Any, settings: Mapping[str, Any]) -> list[Cell]:
         """Return a turn's cells; the missing ones are measured, interleaved with plain decoding, and saved."""
         places = {self.place(settings, prompt, method, turn): method for method in self.methods}
         missing = {place: method for place, method in places.items() if place not in self.existing}
@@ -192,25 +176,17 @@ class Run:
             arguments = {**settings, "seed": settings["seed"] + prompt.number}
             order = random.Random(f"{settings['seed']}/{prompt.task}/{prompt.number}/{turn}")  # noqa: S311  # an order, not a secret
             labels = (_PLAIN, *(method.label for method in missing.values()))
-            texts = {label: self.writers[label].write(given, arguments, earlier) for label in labels}
+            texts = {label: self.writers[label].write(given, arguments) for label in labels}
             written = write_interleaved(texts, order)
-            base, _, base_failure = written[_PLAIN]
+            base, base_failure = written[_PLAIN]
         for place, method in missing.items():
-            own, counts, failure = written[method.label]
-            learned = len(earlier) if method.memory == "warm" else 0
+            own, failure = written[method.label]
             self.existing[place] = Cell(
-                place, arguments, _hash(prompt), self.environment, base, own, counts, learned, base_failure or failure
+                place, arguments, _hash(prompt), self.environment, base, own, base_failure or failure
             )
             if self.folder is not None:
                 files.append_cell(self.folder, self.existing[place])
         return [self.existing[place] for place in places]
-
-    def input(self, prompt: TaskPrompt, answers: tuple[str, ...]) -> Any:
-        """Return the model's input; without a chat template, the messages are joined to one text."""
-        messages = prompt.prompt(answers)
-        if isinstance(messages, str) or getattr(self.generator.tokenizer, "chat_template", None):
-            return messages
-        return "\n\n".join([*(message["content"] for message in messages), ""])
 
 
 def _hash(prompt: TaskPrompt) -> str:
@@ -228,22 +204,14 @@ class MethodWriter:
         self._generator, self._method = generator, method
         self._drafter, self._costs = generator.drafter, StepCosts()
 
-    def write(self, prompt: Any, arguments: Mapping[str, Any], earlier: Earlier) -> Text:
-        """Generate a text; the drafter keeps what it learned for the next text, unless the method is cold or warm."""
-        generator, method, drafter = self._generator, self._method, self._drafter
-        if method.memory:
-            generator.use(**method.drafting)
-            drafter = generator.drafter
-        if method.memory == "warm":
-            for read, written in earlier:
-                for _ in replay_steps(drafter, read, written, _REPLAY_NODES, generator.target.vocabulary):
-                    pass
-        recorded = None if method.method == BASE else Recorder(drafter)
+    def write(self, prompt: Any, arguments: Mapping[str, Any]) -> Text:
+        """Generate a text; the drafter keeps what it learned for the next one."""
+        generator, method = self._generator, self._method
         generator.attach(
-            method.method, recorded or drafter, **method.amount, verification=method.verification, costs=self._costs
+            method.method, self._drafter, **method.amount, verification=method.verification, costs=self._costs
         )
         writing = yield from _in_slices(generator, prompt, arguments)
-        return writing, None if recorded is None else count_drafts(recorded.verdicts, recorded.source_names), ""
+        return writing, ""
 
     def forget(self) -> None:
         self._costs = StepCosts()
@@ -292,9 +260,9 @@ class PeerWriter:
                 assistant.generation_config.num_assistant_tokens = self._options.pop("num_assistant_tokens")
             self._options["assistant_model"] = assistant
 
-    def write(self, prompt: Any, arguments: Mapping[str, Any], earlier: Earlier) -> Text:  # noqa: ARG002  # the peer does not learn
+    def write(self, prompt: Any, arguments: Mapping[str, Any]) -> Text:
         yield from ()
-        return self.written(prompt, arguments), None, ""
+        return self.written(prompt, arguments), ""
 
     @torch.inference_mode()
     def written(self, prompt: Any, arguments: Mapping[str, Any]) -> Writing:
@@ -333,7 +301,7 @@ def write_interleaved(texts: Mapping[str, Text], order: random.Random) -> dict[s
             except StopIteration as ended:
                 written[label] = ended.value
             except Exception as error:  # noqa: BLE001  # no error may stop the other methods
-                written[label] = None, None, told(error)
+                written[label] = None, told(error)
     return written
 
 

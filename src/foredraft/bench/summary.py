@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from foredraft.bench.cell import Cell
-from foredraft.bench.drafts import DraftCounts, add_counts
 from foredraft.engine.statistics import Statistics, add_up
 from foredraft.graph.tree import F64, I64
 
@@ -21,7 +20,6 @@ Rows = tuple[list[str], list[list[str]]]  # headings and rows of a table
 
 LOOP_SHARE = 0.2  # outputs with a larger share of repeated 8-grams loop, which favours n-gram drafters (chosen)
 LEAST_PAIRS = 4  # minimum number of prompts for a confidence interval (chosen)
-_DEPTHS = 8  # depths shown in a table
 
 
 def repeated_share(ids: Sequence[int], n: int = 8) -> float:
@@ -132,25 +130,16 @@ class Summary:
     texts_without_loops: int
     repeated: float  # mean share of repeated 8-grams in the output
     milliseconds: Mapping[str, float]  # per emitted token, by part
-    counts: DraftCounts
     whole_time: bool  # whether times include prefill, as for the peer, which reports only total time
 
     @property
     def nodes_per_step(self) -> float:
         return self.statistics.drafted / max(self.statistics.steps, 1)
 
-    @property
-    def reached(self) -> tuple[float, ...]:
-        """Share of target steps that accepted at least 1, 2, ... drafted tokens."""
-        return tuple(count / max(self.statistics.steps, 1) for count in self.counts.accepted_by_depth)
-
     def as_dict(self) -> dict[str, Any]:
         """Return the figures by name, for JSON; None for undefined ones."""
-        figures = asdict(self)
-        figures |= figures.pop("counts") | {"nodes_per_step": self.nodes_per_step, "reached": self.reached}
-        del figures["estimated"]
-        rates = {"statistics": self.statistics.as_dict(), "reliability": self.counts.reliability}
-        return dict(finite(figures | rates))
+        rates = {"statistics": self.statistics.as_dict(), "nodes_per_step": self.nodes_per_step}
+        return dict(finite(asdict(self) | rates))
 
 
 def summarize_cells(cells: Sequence[Cell]) -> list[Summary]:
@@ -202,7 +191,6 @@ def _summary(settings: str, task: str, method: str, group: Sequence[Cell]) -> Su
         texts_without_loops=int(no_loops.sum()),
         repeated=mean(repeated_share(writing.token_ids) for writing in own),
         milliseconds={part: 1e3 * sum(each.parts.get(part, 0.0) for each in own) / tokens for part in PARTS},
-        counts=add_counts([cell.counts for cell in group if cell.counts is not None]),
         whole_time=whole_time,
     )
 
@@ -219,8 +207,6 @@ def table(summaries: Iterable[Summary], names: Sequence[str]) -> Rows:
 def shown(each: Summary) -> dict[str, str]:
     """Return a summary's figures as strings, by heading; `-` for undefined ones."""
     counts, drafts = each.statistics, each.statistics.drafted > 0
-    draft, forward = each.milliseconds["draft"], each.milliseconds["forward"]
-    split = draft, forward, sum(each.milliseconds.values()) - draft - forward
     return {
         "method": each.method,
         "task": each.task,
@@ -229,28 +215,8 @@ def shown(each: Summary) -> dict[str, str]:
         "tokens / step": f"{counts.tokens_per_target_step:.2f}",
         "nodes / step": f"{each.nodes_per_step:.1f}" if drafts else "-",
         "accepted / drafted": f"{counts.draft_acceptance_rate:.2f}" if drafts else "-",
-        "accepted / emitted": f"{counts.drafted_share:.2f}" if drafts else "-",
-        "HM": f"{counts.harmonic_mean:.2f}" if drafts else "-",
-        "reached depth 1, 2, ...": " ".join(f"{share:.2f}" for share in each.reached[:_DEPTHS]) or "-",
-        "ms / token: draft + forward + other": " + ".join(f"{part:.2f}" for part in split),
         "ms / token": f"{1e3 * counts.decode_seconds_per_token:.2f}",
         "identical": f"{each.identical}/{each.texts}",
         "repeated 8-grams": f"{each.repeated:.2f}",
         "stalled": "-" if each.whole_time else f"{each.stalled:.1%}",
     }
-
-
-def source_table(summaries: Iterable[Summary]) -> Rows:
-    """Return a table of drafted and accepted nodes by method and source."""
-    rows = []
-    for each in summaries:
-        for source, drafted in sorted(each.counts.drafted_by_source.items()):  # at least one node
-            accepted = each.counts.accepted_by_source.get(source, 0)
-            rows.append([each.method, source, str(drafted), str(accepted), f"{accepted / drafted:.2f}"])
-    return ["method", "source", "drafted", "accepted", "share"], rows
-
-
-def reliability_table(bins: Iterable[Mapping[str, float]]) -> tuple[list[str], list[list[Any]]]:
-    """Return a table of estimated against actual acceptance, from `DraftCounts.reliability`, for `show_table`."""
-    rows = [[f"{low:g} to {high:g}", *figures] for low, high, *figures in (each.values() for each in bins)]
-    return ["estimate", "nodes", "mean estimate|.3f", "accepted|.3f"], rows

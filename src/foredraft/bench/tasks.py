@@ -1,4 +1,4 @@
-"""Benchmark prompts: the embedded set, public tasks from local files or the hub, and the user's JSON lines or Parquet.
+"""Benchmark prompts: the embedded set, public tasks from local files, and the user's JSON lines or Parquet.
 
 Does not depend on models. The embedded prompts were written for this project, and nothing is tuned to them.
 """
@@ -37,6 +37,13 @@ class TaskPrompt:
             messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         return (*messages, {"role": "user", "content": self.turns[len(answers)]})
 
+    def input(self, tokenizer: Any, answers: Sequence[str] = ()) -> str | tuple[Mapping[str, str], ...]:
+        """Return `prompt(answers)`; without a chat template, its messages joined to one text."""
+        prompt = self.prompt(answers)
+        if isinstance(prompt, str) or getattr(tokenizer, "chat_template", None):
+            return prompt
+        return "\n\n".join([*(message["content"] for message in prompt), ""])
+
 
 @dataclass(frozen=True, slots=True)
 class _Source:
@@ -46,23 +53,15 @@ class _Source:
     field: str  # the field of the text
     is_question: bool = True  # as in `TaskPrompt`
     category: str = ""  # the field of the category, if any
-    hub: tuple[str, str, str] | None = None  # repository, pinned commit and path of the same rows on the hub
 
 
 _TASKS: Mapping[str, _Source] = {
     EMBEDDED: _Source("embedded.jsonl", "turns", category="category"),
-    "humaneval": _Source("humaneval.jsonl", "prompt", is_question=False, hub=(
-        "openai/openai_humaneval", "7dce6050a7d6d172f3cc5c32aa97f52fa1a2e544",
-        "openai_humaneval/test-00000-of-00001.parquet",
-    )),
-    "gsm8k": _Source("gsm8k_test.jsonl", "question", hub=(
-        "openai/gsm8k", "e53f048856ff4f594e959d75785d2c2d37b678ee", "main/test-00000-of-00001.parquet",
-    )),
-    "mt_bench": _Source("mt_bench.jsonl", "turns", hub=(
-        "HuggingFaceH4/mt_bench_prompts", "e3a795c5e9a82ee40611c416b8a7786c73198991", "raw/question.jsonl",
-    )),
+    "humaneval": _Source("humaneval.jsonl", "prompt", is_question=False),
+    "gsm8k": _Source("gsm8k_test.jsonl", "question"),
+    "mt_bench": _Source("mt_bench.jsonl", "turns"),
     "spec_bench": _Source("spec_bench.jsonl", "turns", category="category"),
-}  # fmt: skip
+}
 
 _USUAL_FIELDS = ("prompt", "question", "turns", "text")  # of a file given without a field: the first that it has
 DEFAULT_TASKS = ("humaneval", "gsm8k", "mt_bench")  # if a folder of files is given; else the embedded set
@@ -102,8 +101,8 @@ def load_task(task: str, folder: Path | None, limit: int) -> list[TaskPrompt]:
     """Return `limit` (at least 1) prompts of a task, or of each of its categories, spread evenly over its file.
 
     `task` is a known one; `TASK/CATEGORY` for one category; or `FILE` or `FILE:FIELD`, a file of JSON lines or Parquet
-    and the field with the text or the list of turns of a question. `folder` has the tasks' files; None for the
-    package's embedded set and the hub. UsageError for an unknown task, category or field, and a file that is missing,
+    and the field with the text or the list of turns of a question. `folder` has the tasks' files; the package has
+    the embedded set's. UsageError for an unknown task, category or field, and a file that is missing,
     damaged, or without usable prompts.
     """
     if limit < 1:
@@ -148,29 +147,15 @@ def _own_file(task: str) -> tuple[Path, str]:
 
 
 def _located(task: str, source: _Source, folder: Path | None) -> Path:
-    """Return a known task's file: the package's, the user's, or the hub's (from its cache when offline)."""
+    """Return a known task's file: the package's or the user's."""
     if task == EMBEDDED:
         return Path(__file__).parent / "data" / source.file  # 60 prompts, ten of each kind
-    if folder is not None:
-        for path in (folder / source.file, folder / f"{source.file}.gz"):
-            if path.exists():
-                return path
-        raise UsageError(f"The task {task} needs the file {source.file} in {folder}; give its folder with --data.")
-    if source.hub is None:
-        fetched = ", ".join(name for name, each in _TASKS.items() if each.hub is not None)
-        raise UsageError(
-            f"The task {task} cannot be downloaded; give a folder with its file as --data, or choose one of: {fetched}."
-        )
-    from huggingface_hub import hf_hub_download
-
-    repository, revision, name = source.hub
-    try:
-        return Path(hf_hub_download(repository, name, repo_type="dataset", revision=revision))
-    except (OSError, RuntimeError) as error:  # the hub's own errors are among these
-        raise UsageError(
-            f"The task {task} is not in the cache and {repository} cannot be downloaded ({type(error).__name__}); give "
-            "a folder with its file as --data, or use the task embedded."
-        ) from error
+    if folder is None:
+        raise UsageError(f"The task {task} needs the file {source.file}; give its folder with --data.")
+    for path in (folder / source.file, folder / f"{source.file}.gz"):
+        if path.exists():
+            return path
+    raise UsageError(f"The task {task} needs the file {source.file} in {folder}; give its folder with --data.")
 
 
 def _prompts(task: str, path: Path, source: _Source) -> list[TaskPrompt]:

@@ -6,7 +6,6 @@ signal's number, as in shells), 1 for other errors. Does not depend on how the w
 
 import io
 import os
-import re
 import sys
 import traceback
 import warnings
@@ -25,9 +24,6 @@ from foredraft.options import nearest
 
 TRACEBACK_VARIABLE = "FOREDRAFT_TRACEBACK"
 COMPLETION_VARIABLE = "_FOREDRAFT_COMPLETE"  # set by the script that --install-completion writes
-_ARGUMENT = re.compile(
-    r"(?<![\w'-])(max_new_tokens|do_sample|top_[kp]|min_p|repetition_penalty|stop_strings|eos_token_id)(=False)?\b"
-)
 
 VERBS: Mapping[str, Callable[..., None] | typer.Typer] = {
     "generate": generate.generate, "chat": chat.chat, "serve": serve.serve, "demo": demo.demo,
@@ -125,7 +121,7 @@ def _explain(error: Exception) -> int:
     if os.environ.get(TRACEBACK_VARIABLE):
         traceback.print_exception(error)
     if isinstance(error, ForedraftError):
-        say(_ARGUMENT.sub(_flag, str(error)))
+        say(str(error))
         return 2 if isinstance(error, UsageError) else 1
     if not hasattr(error, "format_message"):  # only the parser's exceptions have it; typer does not export their base
         say(f"Unexpected {told(error).rstrip('.: ')}. Set {TRACEBACK_VARIABLE}=1 to see the traceback.")
@@ -141,8 +137,3 @@ def _explain(error: Exception) -> int:
     command = context.command_path if context is not None else "foredraft"
     say(f"{message.rstrip('.')}. See {command} --help.".replace("?.", "?"))
     return 2
-
-
-def _flag(argument: re.Match[str]) -> str:
-    """Return the flag for a generation argument in a message: `top_k`, `do_sample=False`."""
-    return f"--{'no-' if argument[2] else ''}{argument[1].replace('_', '-')}"

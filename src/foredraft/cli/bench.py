@@ -1,11 +1,10 @@
-"""`foredraft bench` and `foredraft recommend`: paired speed-ups, recommendations, and the cost of a step's parts.
+"""`foredraft bench` and `foredraft recommend`: paired speed-ups, and recommendations.
 
 Does not depend on how things are measured; that is in `foredraft.bench`.
 """
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,18 +19,12 @@ from foredraft.model.gguf.files import SMOLLM2
 
 if TYPE_CHECKING:  # torch is imported when a command runs, so that help is fast
     from foredraft.bench.cell import Cell
-    from foredraft.bench.runner import Run
 
 _RUN_METHODS = ("prompt_lookup", "adaptix", "rest", "auto", "transformers")
-_PROFILE_METHODS = ("prompt_lookup", "auto")
 
 _RUN_COLUMNS = (
     "task", "method", "identical", "tokens / step", "nodes / step", "ms / token", "speed-up [95%]",
     "without loops [95%]", "repeated 8-grams", "stalled",
-)  # fmt: skip
-_PROFILE_COLUMNS = (
-    "method", "tokens / step", "nodes / step", "accepted / drafted", "accepted / emitted", "HM",
-    "reached depth 1, 2, ...", "ms / token: draft + forward + other", "speed-up [95%]",
 )  # fmt: skip
 _RECOMMEND_PROMPTS = 60  # of a task, at most; chosen
 _RECOMMEND_COLUMNS = (
@@ -42,64 +35,51 @@ _PASSES = {"tokens / step": "tokens / pass", "nodes / step": "drafted / pass", "
 _LEGEND = (
     "speed-up: summed over all texts; without loops: texts whose plain output repeats at most a fifth of its 8-grams "
     "(number of texts); ms / token: decode time, for transformers total time; stalled: share of the time by which "
-    "other load delayed passes, excluded from all figures"
+    "other load delayed passes, excluded from all figures except those of transformers"
 )
 
-app = typer.Typer(no_args_is_help=True, help="Measure speed-ups and the parts of a step.")
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """The options of a comparison of methods on prompts."""
-
-    data: flags.DataOption = None
-    model: flags.ModelOption = SMOLLM2
-    task: flags.TaskOption = None
-    method: flags.MethodsOption = None
-    prompts: flags.PromptsOption = 10
-    max_new_tokens: flags.TokensOption = 128
-    top_p: flags.TopPOption = 1.0
-    dtype: flags.DtypeOption = "auto"
-    eager: flags.EagerOption = False
-
-    def measured(
-        self, methods: Sequence[str], temperatures: Sequence[float], seed: int, out: Path | None = None
-    ) -> "Run":
-        """Measure the methods at each temperature; found cells are read from the folder `out`, and new ones added."""
-        from foredraft.bench.cell import prepare_folder
-        from foredraft.bench.method import chosen_methods
-        from foredraft.bench.runner import Run
-
-        chosen, length = chosen_methods(methods), self.max_new_tokens
-        different = dict.fromkeys(temperatures)
-        settings = [setting(each, self.top_p, max_new_tokens=length, seed=seed) for each in different]
-        prompts = load_tasks(self.task, self.data, self.prompts)
-        if out is not None:
-            prepare_folder(out)
-        with working("measuring") as tell:
-            generator = load_plain(self.model, self.dtype, self.eager, tell)
-            run = Run(generator, self.model, chosen, prompts, settings, out)
-            run.measure(counting(tell, run.turns, "measuring"))
-        return run
+app = typer.Typer(no_args_is_help=True, help="Measure speed-ups.")
 
 
 @app.command()
 def run(
     *,
-    comparison: Comparison,
+    data: flags.DataOption = None,
+    model: flags.ModelOption = SMOLLM2,
+    task: flags.TaskOption = None,
+    method: flags.MethodsOption = None,
+    prompts: flags.PromptsOption = 10,
+    max_new_tokens: flags.TokensOption = 128,
+    top_p: flags.TopPOption = 1.0,
     temperature: Annotated[
         list[float] | None, flags.in_text(help="0 is greedy; repeatable, each is measured [default: 0]")
     ] = None,
     seed: Annotated[int, flags.in_text(help="Seed of the sampling and of the order of runs")] = 0,
+    dtype: flags.DtypeOption = "auto",
+    eager: flags.EagerOption = False,
     out: Annotated[
         Path | None, typer.Option(help="Folder of results: existing ones are not measured again, new ones are added")
     ] = None,
     as_json: flags.JsonOption = False,
 ) -> None:
     """Measure speed-ups over plain decoding, paired in one process; `--method transformers` adds its generate."""
+    from foredraft.bench.cell import prepare_folder
+    from foredraft.bench.method import chosen_methods
+    from foredraft.bench.runner import Run
     from foredraft.bench.summary import summarize_cells, table
 
-    result = comparison.measured(comparison.method or _RUN_METHODS, temperature or [0.0], seed, out)
+    chosen, temperatures = chosen_methods(method or _RUN_METHODS), dict.fromkeys(temperature or [0.0])
+    settings = [
+        # greedy texts have no top_p; where no text is sampled, it is refused
+        setting(each, top_p if each or not any(temperatures) else 1.0, max_new_tokens=max_new_tokens, seed=seed)
+        for each in temperatures
+    ]
+    loaded = load_tasks(task, data, prompts)
+    if out is not None:
+        prepare_folder(out)
+    with working("measuring") as tell:
+        result = Run(load_plain(model, dtype, eager, tell), model, chosen, loaded, settings, out)
+        result.measure(counting(tell, result.turns, "measuring"))
     summaries = summarize_cells(result.cells)
     if as_json:
         show_json([summary.as_dict() for summary in summaries])
@@ -109,39 +89,14 @@ def run(
         typer.echo(f"{_LEGEND}\n{len(result.cells) - result.found} cells measured, {result.found} found.")
     for sentence in result.replaced:
         say(sentence, "yellow")
-    _print_failures(result.failures, fail=True)
-
-
-def _print_failures(failures: "Sequence[Cell]", *, fail: bool = False) -> None:
-    for cell in failures:
-        say(f"{cell.place.method} failed on {cell.place.task}[{cell.place.number}]: {cell.failure}.")
-    if failures and fail:
+    _print_failures(result.failures)
+    if result.failures:
         raise typer.Exit(1)
 
 
-@app.command()
-def profile(
-    *,
-    comparison: Comparison,
-    temperature: flags.TemperatureOption = 0.0,
-    seed: flags.SeedOption = 0,
-    as_json: flags.JsonOption = False,
-) -> None:
-    """Show a method's acceptance by depth, by source and by estimate, and the time of a step's parts."""
-    from foredraft.bench.method import BASE
-    from foredraft.bench.summary import overall, reliability_table, source_table, summarize_cells, table
-
-    result = comparison.measured([BASE, *(comparison.method or _PROFILE_METHODS)], [temperature], seed)
-    found = overall(summarize_cells(result.cells))
-    if as_json:
-        show_json([each.as_dict() for each in found])
-    else:
-        show_table(*table(found, _PROFILE_COLUMNS), found[0].settings)
-        show_table(*source_table(found), "draft sources")
-        for each in found:
-            title = f"estimated and actual acceptance: {each.method}"
-            show_table(*reliability_table(each.counts.reliability), title)
-    _print_failures(result.failures, fail=True)
+def _print_failures(failures: "Sequence[Cell]") -> None:
+    for cell in failures:
+        say(f"{cell.place.method} failed on {cell.place.task}[{cell.place.number}]: {cell.failure}.")
 
 
 # --- recommend
@@ -163,7 +118,7 @@ def recommend(
     from foredraft.bench.summary import table
 
     sampling = setting(temperature)
-    prompts = load_task(data or EMBEDDED, None, _RECOMMEND_PROMPTS)
+    prompts = load_task(EMBEDDED if data is None else data, None, _RECOMMEND_PROMPTS)
     with working("loading") as tell:
         generator = load_plain(model, dtype, eager, tell)
         subject = f"comparing methods (minutes at most: {minutes:g})"

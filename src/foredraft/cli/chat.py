@@ -39,6 +39,8 @@ def chat(
     """Chat: one message per line, an empty line ends; /reset starts over, Ctrl-C stops an answer."""
     if prompt == "-":
         raise UsageError("chat reads the conversation from standard input; give the first message as PROMPT, or none.")
+    if sys.stdin is None:
+        raise UsageError("Standard input is closed, and chat reads messages from it; foredraft generate answers one.")
     options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     generator = job.load(job.config(memory=memory), options)
     try:

@@ -44,9 +44,7 @@ TemperatureOption = Annotated[float, in_text(help="0 is greedy")]
 TopPOption = Annotated[float, in_text(help="Needs a temperature above 0")]
 SeedOption = Annotated[int, in_text(help="Seed of the sampling")]
 
-DataOption = Annotated[
-    Path | None, in_text(help="Folder of the tasks' files; default: the embedded set, and the hub for others")
-]
+DataOption = Annotated[Path | None, in_text(help="Folder of the tasks' files; the embedded set needs none")]
 TaskOption = Annotated[
     list[str] | None,
     in_text(

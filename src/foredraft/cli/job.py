@@ -43,7 +43,7 @@ class Job:
         text = self.speculative_config
         try:
             config = json.loads(text) if text is not None else {}
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(
                 f'--speculative-config is not JSON ({error}); give an object such as {{"table": "none"}}.'
             ) from error
@@ -106,11 +106,14 @@ def load_plain(
 
 
 def setting(temperature: float, top_p: float = 1.0, **arguments: int) -> dict[str, Any]:
-    """Return generation arguments, greedy at temperature 0; UsageError if one is out of range, without a model."""
+    """Return generation arguments, greedy at temperature 0.
+
+    UsageError, without a model, if one is out of range, or for a `top_p` at temperature 0, where it has no effect.
+    """
     from foredraft.request import GenerationOptions
 
     found: dict[str, Any] = dict(arguments)
-    if temperature:
+    if temperature or top_p != 1:  # `parse` refuses a top_p that has no effect
         found |= {"temperature": temperature} | ({"top_p": top_p} if top_p != 1 else {})
     GenerationOptions.parse(found).sampling(2)  # any vocabulary size will do
     return found

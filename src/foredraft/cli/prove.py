@@ -46,8 +46,9 @@ def prove(
     methods = chosen_methods(method or ["auto", "prompt_lookup", "adaptix"])
     chosen = spread(load_tasks(task, data, prompts), prompts)
     settings: list[tuple[str, dict[str, Any]]] = [("greedy", {})]
+    sampled = setting(temperature, top_p)
     if temperature:
-        settings.append((f"T={temperature:g}", setting(temperature, top_p)))
+        settings.append((f"T={temperature:g}", sampled))
     texts: Texts = []
     with working("comparing") as tell:
         generator = load_plain(model, dtype, eager, tell)

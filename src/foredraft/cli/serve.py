@@ -51,7 +51,7 @@ def serve(
     access_log: Annotated[bool, typer.Option(help="Log each request with its tokens")] = True,
     max_num_seqs: Annotated[int, typer.Option(help="Maximum number of texts in the batch", min=1, max=256)] = 16,
     max_waiting: Annotated[int, typer.Option(help="Maximum number of waiting texts; more are rejected", min=0)] = 64,
-    kv_cache_gib: Annotated[float, typer.Option(help="GiB of the KV cache", min=0.01)] = 1.0,
+    kv_cache_gib: Annotated[float, typer.Option(help="GiB of the KV cache", min=0.01, max=2**20)] = 1.0,
     timeout: Annotated[float, typer.Option(help="Seconds after which an answer fails", min=1)] = 600.0,
     *,
     job: ServedJob,

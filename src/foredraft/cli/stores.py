@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foredraft.atomic_file import check_place
 from foredraft.cli import flags
 from foredraft.cli.screen import say, show_facts, show_json, show_table, working_in_phases
 from foredraft.errors import UsageError
@@ -179,6 +180,7 @@ def build_table(
     from foredraft.corpus.trigrams import count_trigrams
     from foredraft.index.trigram import table_info
 
+    check_place(out)
     words = words_of(model)
     shards = plan_shards(find_inputs(inputs), strict=strict)
     reports: list[ReadReport] = []

@@ -149,7 +149,7 @@ def assigned(kind: type[T], settings: list[str] | None, what: str) -> T:
             raise UsageError(f"{name} is given twice. Give it once.")
         try:
             given[name] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):  # it is a text
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):  # it is a text
             given[name] = value
     return options_from(kind, given, what)
 

@@ -278,7 +278,9 @@ def write_datastore(
             yield DatastoreWriter(folder, manifest)
         finally:
             if not (folder / MANIFEST).exists():
-                _remove(path for path in folder.glob("*") if path.name != LOCK and _is_store_file(path.name))
+                _remove(path for path in folder.glob("*") if _is_store_file(path.name))
+                with contextlib.suppress(OSError):  # it holds other things
+                    folder.rmdir()
 
 
 def check_folder(folder: Path) -> None:

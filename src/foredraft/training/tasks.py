@@ -127,7 +127,7 @@ class ExitTask(Task):
     module: heads.ExitHead
 
     def __init__(
-        self, model: Any, layers: int, traces: Traces, *, loss: str, states: Path | None,
+        self, model: Any, layers: int, traces: Traces, *, loss: str = LOSSES[0], states: Path | None = None,
         ids: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         check_known(loss, LOSSES, "There is no loss", "Losses are")
@@ -219,7 +219,7 @@ class AgreementTask(Task):
         super().__init__(model, traces, heads.AgreementPredictor(width), head.lm_head)
         self.module.to(self._device)
         self._model = model
-        self._exit = ExitTask(model, layers, traces, loss="tokens", states=None, ids=self._ids)
+        self._exit = ExitTask(model, layers, traces, ids=self._ids)
         self._exit.module.load_state_dict(head.state_dict())
         self._exit.module.eval().requires_grad_(requires_grad=False)
 
