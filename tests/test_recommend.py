@@ -74,6 +74,7 @@ def test_no_prompt_is_begun_after_the_time_and_too_few_are_called_so(generator):
     found = recommend(generator, TOY, PROMPTS, {}, 1e-3)
     assert (found.prompts, found.method, found.tokens) == (1, "none", 16)
     assert "too few for an interval" in found.sentences[0]
+    assert "inf" not in f"{found.sentences} {found.ranked[0].speed_up}"
 
 
 def test_tasks_take_turns_so_that_any_cut_holds_all_of_them():

@@ -19,6 +19,7 @@ from foredraft.training.loop import LoopOptions, train
 from foredraft.training.sources import in_turns, read_sources
 from foredraft.training.tasks import ExitTask, distribution_loss
 from foredraft.training.traces import (
+    MANIFEST,
     TraceOptions,
     chosen_windows,
     label_texts,
@@ -620,6 +621,9 @@ def test_traces_of_other_texts_are_not_added_to(saved_model, tmp_path, capsys):
     other.write_text(json.dumps({"text": "w1 w2 w3 " * 100}) + "\n")
     assert run_train("traces", saved_model, other, out, *given, "--set", "answer_tokens=6") == 2
     assert "made of other texts" in " ".join(capsys.readouterr().err.split())
+    (out / MANIFEST).unlink()
+    assert run_train("eesd", saved_model, out, tmp_path / "head") == 2
+    assert "holds unfinished traces" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("setting", ["window=100000", "answer_tokens=100000"])

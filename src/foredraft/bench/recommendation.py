@@ -71,7 +71,7 @@ def recommend(
     helps = figure.low > 1
     use, *more = advise(summaries, run.environment)
     if best.texts < LEAST_PAIRS:
-        use = f"Only {best.texts} of the prompts could be measured, too few for an interval: give more time. {use}"
+        use = f"Only {best.texts} of the prompts could be measured, too few for an interval: give more time."
     method, figures = best.method if helps else BASE, tuple(each for each, _ in ranked)
     sentences = (use, *_reasons(best, curve, helps), *more)
     return Recommendation(method, figures, best.texts, tokens, sentences, tuple(run.failures))

@@ -37,7 +37,8 @@ class Ratio:
     high: float
 
     def __str__(self) -> str:
-        return "-" if math.isnan(self.value) else f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+        interval = f" [{self.low:.2f}, {self.high:.2f}]" if math.isfinite(self.high) else ""
+        return "-" if math.isnan(self.value) else f"{self.value:.2f}{interval}"
 
 
 def mean(values: Iterable[float]) -> float:

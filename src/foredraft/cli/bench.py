@@ -52,7 +52,7 @@ def run(
     max_new_tokens: flags.TokensOption = 128,
     top_p: flags.TopPOption = 1.0,
     temperature: Annotated[
-        list[float] | None, flags.in_text(help="0 is greedy; repeatable, each is measured [default: 0]")
+        list[float] | None, flags.in_text(help="0 is greedy; repeatable, each is measured; default: 0")
     ] = None,
     seed: Annotated[int, flags.in_text(help="Seed of the sampling and of the order of runs")] = 0,
     dtype: flags.DtypeOption = "auto",
@@ -105,7 +105,7 @@ def _print_failures(failures: "Sequence[Cell]") -> None:
 def recommend(
     model: flags.ModelArgument = SMOLLM2,
     data: Annotated[
-        str | None, flags.in_text(help="Your prompts: FILE or FILE:FIELD of JSON lines or Parquet [default: embedded]")
+        str | None, flags.in_text(help="Your prompts: FILE or FILE:FIELD of JSON lines or Parquet; default: embedded")
     ] = None,
     temperature: flags.TemperatureOption = 0.0,
     minutes: Annotated[float, typer.Option(help="Time limit of the measurement, without loading", min=0.001)] = 3.0,

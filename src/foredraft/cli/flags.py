@@ -48,7 +48,7 @@ DataOption = Annotated[Path | None, in_text(help="Folder of the tasks' files; th
 TaskOption = Annotated[
     list[str] | None,
     in_text(
-        help="Repeatable: a task, TASK/CATEGORY, FILE, or FILE:FIELD [default: embedded; with --data, three tasks]"
+        help="Repeatable: a task, TASK/CATEGORY, FILE, or FILE:FIELD; default: embedded, or with --data three tasks"
     ),
 ]
 PromptsOption = Annotated[int, in_text(help="Prompts per task, or per category of a task")]
@@ -64,8 +64,8 @@ def generation_flag(name: str, description: str = "") -> Any:
     """Return the option of a generation argument, with the library's default, and its description if none is given."""
     declared = options_in_source("foredraft.request", "GenerationOptions").get(name, {})
     default, description = declared.get("default"), description or declared.get("description", "")
-    shown = str(default) if default not in (None, ()) else False
-    return in_text(help=description[:1].upper() + description[1:], show_default=shown)
+    shown = "" if default in (None, ()) else f"; default: {default}"
+    return in_text(help=f"{description[:1].upper()}{description[1:]}{shown}", show_default=False)
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:

@@ -21,6 +21,8 @@ from foredraft.cli.screen import say, working, working_in_phases
 from foredraft.errors import UsageError
 from foredraft.options import options_from
 
+_SOURCES = "sources.json"  # in a folder of traces: what they are made of, from the start
+
 if TYPE_CHECKING:  # torch is imported when a verb runs, so that help stays quick
     from foredraft.api import Generator
     from foredraft.training.sources import Source
@@ -83,7 +85,10 @@ def check_texts(traces: Path, data: list[Path], options: "TraceOptions") -> None
     from foredraft.corpus.documents import find_inputs
     from foredraft.training.traces import TEXTS, is_traces
 
-    kept, run = traces / "sources.json", traces.resolve()
+    kept, run = traces / _SOURCES, traces.resolve()
+    for path in data:
+        if (path / _SOURCES).exists() and not is_traces(path):
+            raise UsageError(f"{path} holds unfinished traces; first repeat the command that began to make them.")
     if is_traces(traces) and not all(path.exists() for path in data):
         return
     files = [file.resolve() for file in find_inputs(data) if run not in file.resolve().parents]
