@@ -42,6 +42,7 @@ def prove(
     from foredraft.bench import prove as proving
     from foredraft.bench.method import chosen_methods
     from foredraft.bench.summary import finite
+    from foredraft.model.rounding import dtype_name
 
     methods = chosen_methods(method or ["auto", "prompt_lookup", "adaptix"])
     chosen = spread(load_tasks(task, data, prompts), prompts)
@@ -56,6 +57,7 @@ def prove(
         for name, arguments in settings:
             given = {**arguments, "max_new_tokens": max_new_tokens}
             texts += [(name, proof) for proof in proving.prove(generator, methods, chosen, given, seed=seed, done=done)]
+    dtype = dtype_name(generator.target.outline)
     if as_json:
         rows = [{"setting": name, **asdict(proof), "identical": proof.identical} for name, proof in texts]
         show_json({"texts": finite(rows)})

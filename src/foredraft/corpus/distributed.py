@@ -73,7 +73,7 @@ def _cluster(address: str | None) -> Iterator[Any]:
         with _variables():
             import ray
     except ImportError as error:
-        raise UsageError("This needs Ray, which is not installed: pip install foredraft[distributed]") from error
+        raise UsageError("This needs Ray, which is not installed; run pip install 'foredraft[distributed]'.") from error
     if ray.is_initialized():
         yield ray
         return

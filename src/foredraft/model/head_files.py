@@ -150,7 +150,7 @@ def trained_head(
         if (shipped := shipped_head(method, model)) is None:
             raise UsageError(
                 f"Method {method!r} needs heads trained for this model; train them with `foredraft train {method}`, "
-                f"and give their folder: {option}=FOLDER."
+                f'and give their folder: --speculative-config \'{{"{option}": "FOLDER"}}\'.'
             )
         return shipped
     path = Path(named).expanduser()
