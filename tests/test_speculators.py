@@ -153,7 +153,7 @@ def test_damaged_drafters_are_refused(tmp_path):
 
 
 def test_a_drafter_is_needed_and_a_model(tmp_path):
-    with pytest.raises(UsageError, match=r"train them with `foredraft train eagle3`.*\{"model": "FOLDER"\}"):
+    with pytest.raises(UsageError, match=r'train them with `foredraft train eagle3`.*\{"model": "FOLDER"\}'):
         make_drafter("eagle3", {}, Resources(VOCABULARY, target=target_of("llama")))
     with pytest.raises(UsageError, match="no model is loaded here"):
         make_drafter("eagle3", {"model": str(tmp_path)}, Resources(VOCABULARY))
