@@ -184,5 +184,5 @@ def test_without_an_address_a_cluster_is_started_and_stopped():
 
 def test_without_ray_the_remedy_is_named(monkeypatch, tmp_path, words, shards):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UsageError, match=r"pip install foredraft\[distributed\]"):
+    with pytest.raises(UsageError, match=r"pip install 'foredraft\[distributed\]'"):
         list(tokenize_shards(shards, words, tmp_path / "ray", spread=map_on_ray))
