@@ -87,7 +87,7 @@ def drafts_alone(drafter, ids, lengths, vocabulary=VOCABULARY):
         depth = min(MOST, LONGEST - length - 1)
         last = drafting.propose(SequenceView(view, lengths[0]), Budget(max(NODES, depth), depth))
         score = np.ones(len(last), np.float32) if last.score is None else last.score
-        kept = best_chain(last.parents, score, depth, 0.0)
+        kept = best_chain(last.parents, score, depth)
         last = Draft(last.tokens[kept], chain_parents(len(kept)), score[kept])
         chains.append(last.tokens.tolist())
         known = length
@@ -204,7 +204,7 @@ def test_a_long_prompt_is_read_whole(method, length):
     draft = requests.propose([[1]], np.array([length]), token_ids)[0]
     drafting = drafters[1].open(DraftContext(1000))
     tree = drafting.propose(SequenceView(ids.astype(np.int64), length), Budget(NODES, MOST))
-    assert draft == tree.tokens[best_chain(tree.parents, tree.score, MOST, 0.0)].tolist()
+    assert draft == tree.tokens[best_chain(tree.parents, tree.score, MOST)].tolist()
     assert len(draft) > 0
 
 
@@ -339,6 +339,6 @@ def test_the_best_chain_is_that_of_all_paths(seed):
     for node in range(count):
         above = 1.0 if parents[node] < 0 else score[parents[node]]
         score[node] = above * np.float32(drawn.integers(1, 5) / 4)
-    for longest, least in ((12, 0.0), (2, 0.0), (3, 0.3)):
-        expected = naive.graph.best_chain(parents, score, longest, least)
-        assert best_chain(parents, score, longest, least).tolist() == expected.tolist()
+    for longest in (12, 2, 3):
+        expected = naive.graph.best_chain(parents, score, longest)
+        assert best_chain(parents, score, longest).tolist() == expected.tolist()

@@ -57,7 +57,7 @@ def store_file(path: Path, data: bytes) -> None:
 
 def check_place(path: Path, *, folder: bool = False) -> None:
     """Raise StoreError if `path`, a file or a `folder`, cannot be written later, before the work is done."""
-    found = next(place for place in (path, *path.absolute().parents) if os.path.exists(place))  # noqa: PTH110  # which raises nothing
+    found = next(place for place in (path, *path.absolute().parents) if os.path.exists(place))  # noqa: PTH110  # Path.exists may raise
     if found == path and path.is_dir() != folder:
         kinds = ("file", "folder") if folder else ("folder", "file")
         raise StoreError(f"{path} cannot be written later: it is a {kinds[0]}, not a {kinds[1]}. Name another place.")

@@ -23,14 +23,14 @@ def depths(parents):
     return np.array(result, np.int32)
 
 
-def best_chain(parents, score, longest, least):
+def best_chain(parents, score, longest):
     best, most = [], 0.0
     for last in range(len(parents)):
         path = [last]
         while parents[path[0]] != -1:
             path.insert(0, int(parents[path[0]]))
         worth = sum(float(score[node]) for node in path)
-        if len(path) <= longest and score[last] >= least and (not best or worth > most):
+        if len(path) <= longest and (not best or worth > most):
             best, most = path, worth
     return np.array(best, np.int32)
 

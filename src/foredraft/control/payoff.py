@@ -221,7 +221,8 @@ class StepCosts:
         known = self.pace + (self.wide_pace - self.pace) * width
         seen = min(forward / usual, _STALL * known)
         change = _SHARE * (seen - known) / ((1 - width) ** 2 + width**2)  # normalised least mean squares
-        # extrapolated from passes between these widths, a pace that had nothing left would never recover
+        # passes between these widths may push one of the two paces down, but not below half of what was seen (chosen):
+        # from zero it would never recover
         least = seen / 2
         self.pace = max(self.pace + (1 - width) * change, min(self.pace, least))
         self.wide_pace = max(self.wide_pace + width * change, min(self.wide_pace, least))

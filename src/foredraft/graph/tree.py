@@ -136,17 +136,17 @@ def reindexed_parents(parents: IntArray, kept: IntArray) -> IntArray:
 
 
 @njit(cache=True)
-def best_chain(parents: IntArray, score: FloatArray, longest: int, least: float) -> IntArray:
+def best_chain(parents: IntArray, score: FloatArray, longest: int) -> IntArray:
     """Return the path from the root with the most expected accepted tokens, int32[K], K at most `longest`.
 
-    That is the sum of its nodes' scores, float32[N], which do not rise from parent to child; those below `least` are
+    That is the sum of its nodes' scores, float32[N], which do not rise from parent to child; NaN is
     left out. Ties go to the earlier last node.
     """
     worth, depth = np.empty(len(parents), np.float64), depths(parents)
     last = -1
     for node in range(len(parents)):
         worth[node] = score[node] + (worth[parents[node]] if parents[node] >= 0 else 0.0)
-        if depth[node] <= longest and score[node] >= least and (last < 0 or worth[node] > worth[last]):
+        if depth[node] <= longest and score[node] >= 0.0 and (last < 0 or worth[node] > worth[last]):
             last = node
     chain = np.empty(depth[last] if last >= 0 else 0, np.int32)
     for place in range(len(chain) - 1, -1, -1):

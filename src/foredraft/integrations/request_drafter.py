@@ -110,7 +110,7 @@ class RequestDrafter:
         draft = request.drafting.propose(SequenceView(ids, request.prompt_length), budget)
         # without scores, all nodes count the same: the deepest path
         score = np.ones(len(draft), np.float32) if draft.score is None else draft.score
-        kept = best_chain(draft.parents, score, depth, least=0.0)
+        kept = best_chain(draft.parents, score, depth)
         # only the chain is observed, not the whole tree
         return Draft(draft.tokens[kept], chain_parents(len(kept)), None if draft.score is None else score[kept])
 

@@ -198,7 +198,7 @@ def move_rows(buffers: torch.Tensor, start: int, rows: npt.NDArray[np.int64]) ->
         buffers[:, :, start : start + len(rows)] = buffers.index_select(2, index)
 
 
-# compiled when this module is first imported, and not in the middle of a text, when a draft's first node is refused
+# compiled at import, and not at its first use, which is in the middle of a text
 @njit(["void(int16[:,:,:,::1], int64, int64[::1])", "void(int16[:,:,:,:], int64, int64[::1])"], cache=True)
 def _move_words(slots: npt.NDArray[np.int16], start: int, rows: npt.NDArray[np.int64]) -> None:
     """Do the same in memory that is seen as words, several times faster than torch."""

@@ -178,8 +178,7 @@ class QuantisedRows:
                 step = _rows_at_once(tensors.shapes[name][-1])
                 for start in range(0, len(stored), step):
                     rows = quants.dequantize(stored[start : start + step], kind)
-                    layout = FORMATS[kind.name].layout
-                    hashes.append(_row_hashes(torch.from_numpy(rows).to(dtype), layout))
+                    hashes.append(_row_hashes(torch.from_numpy(rows).to(dtype)) ^ hash(FORMATS[kind.name].layout))
                 self._tensors.append((stored, kind))
         self._starts = np.cumsum([0, *(len(stored) for stored, _ in self._tensors)])  # of tensors, among all rows
         together = np.concatenate(hashes)
@@ -205,23 +204,25 @@ class QuantisedRows:
         """Return the blocks of one matrix, all in one layout: rows of zeros may be in the file in others too."""
         if weight.dtype != self._dtype or weight.shape[1] % DEPTH:
             return None
+        hashed = [(some, _row_hashes(some)) for some in weight.detach().split(_rows_at_once(weight.shape[1]))]
         layouts = dict.fromkeys(FORMATS[kind.name].layout for _, kind in self._tensors)
-        packed = (self._packed_as(layout, weight.detach()) for layout in layouts)
+        packed = (self._packed_as(layout, hashed) for layout in layouts)
         return next((each for each in packed if each is not None), None)
 
-    def _packed_as(self, layout: BlockLayout, weight: torch.Tensor) -> torch.Tensor | None:
-        """Return the blocks of one matrix in a layout; None if the file has not all of its rows in it."""
+    def _packed_as(
+        self, layout: BlockLayout, hashed: list[tuple[torch.Tensor, npt.NDArray[np.int64]]]
+    ) -> torch.Tensor | None:
+        """Return the blocks of the rows of one matrix in a layout; None if the file has not all of them in it."""
         packed = []
-        for some in weight.split(_rows_at_once(weight.shape[1])):
-            matrix = self._found(some, layout)
-            if matrix is None or not torch.equal(matrix.dequantised().to(weight.dtype), some):
+        for some, hashes in hashed:
+            matrix = self._found(hashes ^ hash(layout), layout)
+            if matrix is None or not torch.equal(matrix.dequantised().to(some.dtype), some):
                 return None
             packed.append(packed_blocks(matrix))
         return torch.cat(packed)
 
-    def _found(self, weight: torch.Tensor, layout: BlockLayout) -> BlockMatrix | None:
-        """Return the rows of a layout that have the hashes of these; None if one is missing."""
-        hashes = _row_hashes(weight, layout)
+    def _found(self, hashes: npt.NDArray[np.int64], layout: BlockLayout) -> BlockMatrix | None:
+        """Return the rows with these hashes, int64[R], of themselves and the layout; None if one is missing."""
         places = np.searchsorted(self._hashes, hashes).clip(max=len(self._hashes) - 1)
         if not np.array_equal(self._hashes[places], hashes):
             return None
@@ -246,10 +247,9 @@ def _alike(packed: list[torch.Tensor]) -> bool:
     return len({(each.dtype, each.shape[1:]) for each in packed}) == 1
 
 
-def _row_hashes(matrix: torch.Tensor, layout: BlockLayout) -> npt.NDArray[np.int64]:
-    """Return a hash of each row and the layout of its blocks."""
+def _row_hashes(matrix: torch.Tensor) -> npt.NDArray[np.int64]:
     without_signed_zeros = matrix.detach().contiguous() + 0.0  # 0 times a negative scale is -0
-    return np.array([hash((layout, row.tobytes())) for row in without_signed_zeros.view(torch.uint8).numpy()], np.int64)
+    return np.array([hash(row.tobytes()) for row in without_signed_zeros.view(torch.uint8).numpy()], np.int64)
 
 
 def packed_blocks(matrix: BlockMatrix) -> torch.Tensor:
