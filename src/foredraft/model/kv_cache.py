@@ -315,7 +315,6 @@ class TreeCache(Cache):
         (span,) = self.spans.values()
         self._resize(span, 0, whole_blocks(span.stored + self._rows))
 
-    @torch.inference_mode()
     def commit(self, rows: Sequence[int]) -> None:
         """Commit these rows of the held rows and then the last pass, ascending, and discard the others."""
         kept = kept_rows(rows, self.held + self._rows)

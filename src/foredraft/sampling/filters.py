@@ -7,7 +7,7 @@ import numpy as np
 from numba import njit
 
 from foredraft.contracts import TokenIds
-from foredraft.graph.tree import FloatArray
+from foredraft.graph.tree import I64, FloatArray
 from foredraft.sampling import Probabilities, SamplingOptions
 from foredraft.sampling.logits import exponentials, most_probable
 
@@ -16,27 +16,48 @@ from foredraft.sampling.logits import exponentials, most_probable
 def _smallest_kept(values: FloatArray, weights: FloatArray, needed: float) -> float:
     """Return the largest v such that the `weights` of the `values` >= v sum to at least `needed`; both float32[V].
 
-    The high half of its bits is found first, then the low half. If rounding never reaches the sum, v is the minimum.
+    Its bits are found in three parts, the highest first. If rounding never reaches the sum, v is the minimum.
     """
     keys = values.view(np.uint32).copy()
     for token in range(len(keys)):  # flipped so that bits are in the order of values: negative floats are reversed
         keys[token] ^= np.uint32(0xFFFFFFFF if keys[token] >> np.uint32(31) else 0x80000000)
-    low, mass = np.uint32(0), 0.0
-    for shift in (16, 0):
-        masses = np.zeros(1 << 16, np.float64)
+    low, mass, above = np.uint32(0), 0.0, np.uint32(0)  # `above` are the bits that are known
+    for shift in (21, 10, 0):
+        masses = np.zeros(1 << 11, np.float64)
         for token in range(len(keys)):
-            if shift == 16 or keys[token] >> np.uint32(16) == low >> np.uint32(16):
-                masses[(keys[token] >> np.uint32(shift)) & np.uint32(0xFFFF)] += weights[token]
-        half = len(masses) - 1
-        while half > 0 and mass + masses[half] < needed:
-            mass += masses[half]
-            half -= 1
-        low |= np.uint32(half) << np.uint32(shift)
+            if keys[token] & above == low:
+                masses[(keys[token] & ~above) >> np.uint32(shift)] += weights[token]
+        part = len(masses) - 1
+        while part > 0 and mass + masses[part] < needed:
+            mass += masses[part]
+            part -= 1
+        low |= np.uint32(part) << np.uint32(shift)
+        above |= np.uint32(0x7FF) << np.uint32(shift)
     smallest = np.inf
     for token in range(len(keys)):
         if keys[token] >= low:
             smallest = min(smallest, values[token])
     return smallest
+
+
+@njit(cache=True)
+def _leading(weights: FloatArray, masses: FloatArray, needed: float) -> I64:
+    """Return the tokens of the largest `weights`, ascending, whose `masses` sum to `needed` or more; all if none do.
+
+    Few tokens hold nearly all of the weight, and `_smallest_kept` takes a fifth of the time for them alone.
+    """
+    tokens = np.empty(len(weights), np.int64)
+    for power in (-10, -20, -40):
+        bar, count, mass = np.float32(2.0**power), 0, 0.0
+        for token in range(len(weights)):
+            if weights[token] >= bar:
+                tokens[count] = token
+                count += 1
+        for place in range(count):
+            mass += masses[tokens[place]]
+        if mass >= needed:
+            return tokens[:count]
+    return np.arange(len(weights))
 
 
 @njit(cache=True)
@@ -55,10 +76,13 @@ def filter_row(row: FloatArray, temperature: float, top_k: int, top_p: float, mi
         return certain
     weights = exponentials(row, row[best], temperature)
     if 0 < top_k < len(row):
-        _drop_below(weights, row, _smallest_kept(row, np.ones(len(row), np.float32), float(top_k)))
+        each, needed = np.ones(len(row), np.float32), float(top_k)
+        values = row[_leading(weights, each, needed)]
+        _drop_below(weights, row, _smallest_kept(values, each[: len(values)], needed))
     if top_p < 1.0:
         needed = top_p * weights.sum(dtype=np.float64)
-        _drop_below(weights, weights, _smallest_kept(weights, weights, needed))
+        values = weights[_leading(weights, weights, needed)]
+        _drop_below(weights, weights, _smallest_kept(values, values, needed))
     if min_p > 0.0:
         _drop_below(weights, weights, min_p)
     return weights

@@ -29,7 +29,7 @@ from foredraft.model.kv_cache import LayerShape
 from foredraft.model.layers import LAST
 
 MOST_ROWS = 256  # of a compiled pass; longer prompts take several passes; chosen
-_FORMAT = 29  # of a folder; increased when the code that a package is compiled from changes
+_FORMAT = 30  # of a folder; increased when the code that a package is compiled from changes
 RECORD = "compiled.json"  # of a folder; it names the package
 _FOLDER = "compiled"
 _FILES = ".files"  # suffix of an empty file that says which checkpoint's files a package is of
