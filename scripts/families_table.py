@@ -1,7 +1,6 @@
 """Write docs/reference/families.md from foredraft.model.families and the table of GGUF files, which the tests assert.
 
-What layers keep of a text is that of the configurations with which the tests try the families. `--check` writes nothing
-and exits 1 if the page is out of date.
+`--check` writes nothing and exits 1 if the page is out of date.
 """
 
 import argparse
@@ -29,46 +28,23 @@ def listed(names: Collection[str]) -> str:
     return ", ".join(f"`{name}`" for name in sorted(names))
 
 
-def states() -> dict[str, tuple[str, ...]]:
-    """Return the tested families by what their layers keep of a text."""
-    from transformers.utils.logging import set_verbosity_error
-
-    from foredraft.model.families import TESTED_FAMILIES, UNMASKED_LAYERS
-    from foredraft.model.support import inspect
-    from support.causal_types import STATES, tiny_configuration
-
-    set_verbosity_error()  # of sizes and ids that do not fit tiny models
-    found: dict[str, tuple[str, ...]] = {}
-    for family in sorted(TESTED_FAMILIES):
-        support = inspect(tiny_configuration(family))
-        layers = zip(support.layer_types, support.windows, strict=True)
-        windows = {window for kind, window in layers if kind not in UNMASKED_LAYERS}
-        kept = ["keys and values of all positions"] if None in windows else []
-        kept += ["keys and values of a window"] if windows - {None} else []
-        kept += [state for state, families in STATES.items() if family in families]
-        found["; ".join(kept)] = (*found.get("; ".join(kept), ()), family)
-    return found
-
-
 def page() -> str:
-    """Return the families whose texts are exact, by what they keep, and those refused by reason, as Markdown."""
+    """Return the families whose texts are exact, and those refused by reason, as Markdown."""
     sys.path[:0] = [str(REPOSITORY / "src"), str(REPOSITORY / "tests")]
     from foredraft.model.families import COMPILED_RECURRENT, DECODERS, LAYER_REASONS, REFUSED_FAMILIES, TESTED_FAMILIES
     from foredraft.model.gguf.architectures import ARCHITECTURES
-    from support.causal_types import LAYER_FAMILIES
+    from support.causal_types import LAYER_FAMILIES, STATES
 
     refused: dict[str, tuple[str, ...]] = dict(REFUSED_FAMILIES)
     for kind, names in LAYER_FAMILIES.items():
         refused[LAYER_REASONS[kind]] = (*refused.get(LAYER_REASONS[kind], ()), *names)
     decoders = f"where the configuration sets `is_decoder`, {listed(DECODERS)}"
     count = sum(len(names) for names in refused.values())
-    kept = states()
-    usual = max(kept, key=lambda each: len(kept[each]))
     paragraphs = [
         f"**Exact: {len(TESTED_FAMILIES)} families.** {listed(TESTED_FAMILIES - DECODERS)}; and {decoders}.",
-        f"**What layers keep of a text,** in the models with which the tests try these families: {usual}, or",
-        *(f"- {each}: {listed(names)}" for each, names in kept.items() if each != usual),
-        f"**Compiled, of those with recurrent layers:** {listed(COMPILED_RECURRENT)}.",
+        "**Of these, with recurrent layers,** by their state:",
+        *(f"- {kept}: {listed(names)}" for kept, names in STATES.items()),
+        f"**Compiled, of these:** {listed(COMPILED_RECURRENT)}.",
         f"**GGUF files of {len(ARCHITECTURES)} architectures score as in llama.cpp:** {listed(ARCHITECTURES)}.",
         f"**Refused: {count} families,** because such a model",
         *(f"- {reason}: {listed(names)}" for reason, names in refused.items()),
