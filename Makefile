@@ -90,7 +90,7 @@ dist-check: dist  ## Install the wheel into a fresh environment, and run its com
 	  && bin/foredraft methods auto > methods.txt && bin/foredraft generate --eager --max-new-tokens 8 "The capital of France is"
 
 changelog: $(DEV)  ## At a release: join the fragments of changelog.d into CHANGELOG.md, for the version of the package.
-	$(BIN)/towncrier build --yes
+	$(BIN)/towncrier build --yes --version "$$($(BIN)/python -c 'import foredraft; print(foredraft.__version__)')"
 
 clean:  ## Remove the environment and everything that can be made again.
 	rm -rf $(VENV) .venv-referee $(VLLM) $(DIST_VENV) build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

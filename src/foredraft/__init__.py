@@ -20,7 +20,7 @@ from foredraft.errors import (
     UsageError,
 )
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "ForedraftError", "Generation", "Generator", "NumericsError", "OutOfMemoryError", "Piece", "StoreError",
