@@ -156,7 +156,7 @@ def eesd(
 ) -> None:
     """Train an early-exit head, for `--method eesd`; the same command goes on where a killed one was."""
     from foredraft.model.head_files import card_for, weights_of
-    from foredraft.model.layers import model_parts
+    from foredraft.model.heads import ExitHead, exit_model, headed
     from foredraft.training.tasks import LOSSES, ExitTask
     from foredraft.training.traces import LEARNED
 
@@ -167,7 +167,9 @@ def eesd(
         return max(1, round(int(model.config.num_hidden_layers) / 10)) if layers is None else layers
 
     def check(model: Any) -> None:
-        model_parts(model).check_exit(depth(model))
+        exit_head = ExitHead(model)
+        exit_model(model, depth(model), exit_head)  # as it drafts, and as it is trained
+        headed(model, (), exit_head.layer, exit_head)
         _check_vocabulary(head.vocabulary, model)
 
     with alone(head.run):
@@ -221,11 +223,11 @@ def draft(
 ) -> None:
     """Train a draft model of the model's own layers, for `--method draft_model`, `draft_tree` and `draft_graph`."""
     from foredraft.model.head_files import card_for, weights_of
-    from foredraft.model.layers import model_parts
+    from foredraft.model.heads import FirstLayers, draft_model
     from foredraft.training.tasks import DraftTask
 
     def check(model: Any) -> None:
-        model_parts(model).check_exit(layers)
+        draft_model(model, FirstLayers(model, layers))
         _check_vocabulary(head.vocabulary, model)
 
     with alone(head.run):
