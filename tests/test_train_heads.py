@@ -457,8 +457,9 @@ def test_the_command_trains_a_predictor_and_medusa_heads(saved_model, tmp_path, 
     assert load_predictor(head, loaded, 1) is not None
     with pytest.raises(UsageError, match="of a head after 1 layers, and this one is after 2"):
         load_predictor(head, loaded, 2)
-    assert main([*given[:-1], str(tmp_path / "nowhere")]) == 2
-    assert "There is no folder" in " ".join(capsys.readouterr().err.split())
+    for nowhere in (str(tmp_path / "nowhere"), "~nobody-of-this-name/head"):
+        assert main([*given[:-1], nowhere]) == 2
+        assert "There is no folder" in " ".join(capsys.readouterr().err.split())
     medusa = tmp_path / "medusa"
     assert run_train("medusa", saved_model, made, medusa, "--set", "epochs=1", "--heads", "2") == 0
     card, heads, _ = load_medusa(medusa, loaded)
