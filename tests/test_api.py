@@ -18,6 +18,7 @@ from foredraft.cli import chat
 from foredraft.corpus.words import tokenizer_hash
 from foredraft.errors import ForedraftWarning
 from foredraft.index.trigram import open_table
+from foredraft.sampling import SamplingOptions
 from support.llamas import WINDOW, tiny_llama
 from support.scripted import OracleDrafter
 from support.toys import TOY, build_trigram_table, text_documents
@@ -344,6 +345,9 @@ def test_a_prompt_is_a_text_a_conversation_or_ids(plain, tokenizer, monkeypatch)
 def test_prompts_that_are_none_are_refused(plain, prompt, says):
     with pytest.raises(UsageError, match=says):
         plain.generate(prompt)
+    if not isinstance(prompt, str):
+        with pytest.raises(UsageError, match=says):
+            plain.begin(np.array(prompt), SamplingOptions(), max_new_tokens=1)
 
 
 def test_ids_beyond_the_tokenizer_are_written_without_text(plain, tokenizer):

@@ -185,7 +185,7 @@ def test_texts_themselves_are_shared_only_on_request():
 def test_what_is_shared_surfaces_after_the_text_is_closed():
     made = drafter(learn="shared")
     one, other = opened(made), opened(made)
-    propose(one, [20, 21, 22, 23])
+    one.observe(verdict(propose(one, [20, 21]), 22, 23))  # its last step
     assert len(propose(other, [30, 20, 21])) == 0
     one.close()
     one.close()

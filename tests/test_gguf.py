@@ -167,6 +167,11 @@ def test_a_loaded_model_knows_its_file_while_it_is_there(tmp_path, cache):
     assert quantised_file(loading.load_model(str(moved), device="cpu")).samefile(moved)
 
 
+def test_info_shows_the_formats_of_a_files_matrices(file, cache, capsys):
+    assert main(["info", str(file), "--no-measure"]) == 0
+    assert "bfloat16 (Q8_0 in the file)" in capsys.readouterr().out
+
+
 def test_a_file_of_integers_has_another_package_than_the_same_numbers_without(file, cache, monkeypatch):
     monkeypatch.setattr("foredraft.model.compiled.blocks.multiplies_integers", lambda: True)
     model = loading.load_model(str(file), device="cpu")

@@ -1,5 +1,7 @@
 """MTP layers of checkpoints: the text of plain decoding, transformers' own scores, which checkpoints are refused."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ import gguf_files
 from foredraft.api import load
 from foredraft.contracts import SequenceView
 from foredraft.drafters import Resources, make_drafter
-from foredraft.errors import StoreError, UsageError
+from foredraft.errors import ForedraftWarning, StoreError, UsageError
 from foredraft.model.loading import load_model
 from foredraft.model.mtp import load_mtp
 from foredraft.model.state_heads import HeadModel
@@ -87,13 +89,31 @@ def test_a_checkpoint_without_the_layer_or_with_a_part_of_it_is_refused(tmp_path
         drafter_of(TorchTarget(part))
 
 
+def save_revision(repository, name, commit):
+    (repository / "refs").mkdir(parents=True, exist_ok=True)
+    (repository / "refs" / name).write_text(commit)
+    return save_checkpoint(repository / "snapshots" / commit, "qwen3_next")[0]
+
+
+def test_a_layer_of_another_revision_than_the_models_is_a_warning(tmp_path, monkeypatch):
+    """Of a model that is loaded by revision, transformers records only the name."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    model = save_revision(tmp_path / "models--some--model", "main", "1" * 40)
+    model.config.name_or_path = "some/model"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ForedraftWarning)
+        load_mtp(model)
+    with torch.no_grad():
+        model.model.norm.weight.add_(1)
+    with pytest.warns(ForedraftWarning, match="other weights than the main revision of some/model"):
+        load_mtp(model)
+
+
 def test_the_layer_is_of_the_revision_that_was_loaded(tmp_path, monkeypatch):
     """The hub's cache holds the model's branch `v2` alone, so another revision would not be found."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     repository, commit = tmp_path / "models--some--model", "2" * 40
-    (repository / "refs").mkdir(parents=True)
-    (repository / "refs" / "v2").write_text(commit)
-    save_checkpoint(repository / "snapshots" / commit, "qwen3_next")
+    save_revision(repository, "v2", commit)
     model = load_model("some/model", device="cpu", revision="v2")
     drafted = dict(load_mtp(model).layers.named_parameters())["layer.eh_proj.weight"]
     with safe_open(repository / "snapshots" / commit / "model.safetensors", framework="pt") as stored:

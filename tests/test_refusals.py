@@ -16,10 +16,12 @@ from foredraft.engine.state import SequenceState
 from foredraft.errors import StoreError
 from foredraft.graph.layout import lay_out
 from foredraft.index.trigram import check_table, table_info
+from foredraft.model.head_files import trained_head
 from foredraft.model.loading import load_ends, load_model, load_tokenizer
 from foredraft.model.named_target import load_target
 from foredraft.model.support import inspect
 from foredraft.model.target import TorchTarget
+from foredraft.pairing import pair_draft_model
 from foredraft.sampling import SamplingOptions
 from foredraft.testing import ToyTarget
 from foredraft.verify import verify
@@ -136,6 +138,15 @@ def test_a_dtype_in_which_no_model_runs_is_refused(dtype):
 def test_a_name_that_can_be_no_path_is_refused(name):
     with pytest.raises(UsageError, match="There is no folder"):
         load_model(name)
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-this-name/head", "~nobody-of-this-name", "a" * 300])
+def test_a_name_of_a_head_or_draft_model_that_can_be_no_path_is_refused(name):
+    target = TorchTarget(tiny())
+    with pytest.raises(UsageError, match="There is no folder"):
+        trained_head("eesd", name, target.model)
+    with pytest.raises(UsageError, match="There is no folder"):
+        pair_draft_model(name, target, object())
 
 
 def test_a_model_without_an_end_token_has_no_ends(tmp_path):

@@ -5,6 +5,7 @@ import json
 import os
 import struct
 import zlib
+from pathlib import Path
 
 import filelock
 import numpy as np
@@ -219,6 +220,12 @@ def test_places_that_cannot_be_written_are_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="cannot be written"):
         write(tmp_path / "file" / "x", {})
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="there is no /proc")
+def test_a_folder_that_takes_no_files_is_not_said_to_be_locked():
+    with pytest.raises(StoreError, match="/proc is not writable"):
+        write(Path("/proc/x"), {})
 
 
 @pytest.mark.parametrize("where", ["append", "finish"])

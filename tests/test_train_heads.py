@@ -27,6 +27,7 @@ from foredraft.training.traces import (
     spread,
     write_texts,
 )
+from support.causal_types import tiny_configuration
 from support.families import VOCABULARY, configuration, tiny_model
 from support.tokenizers import pretrained_words
 
@@ -456,8 +457,9 @@ def test_the_command_trains_a_predictor_and_medusa_heads(saved_model, tmp_path, 
     assert load_predictor(head, loaded, 1) is not None
     with pytest.raises(UsageError, match="of a head after 1 layers, and this one is after 2"):
         load_predictor(head, loaded, 2)
-    assert main([*given[:-1], str(tmp_path / "nowhere")]) == 2
-    assert "There is no folder" in " ".join(capsys.readouterr().err.split())
+    for nowhere in (str(tmp_path / "nowhere"), "~nobody-of-this-name/head"):
+        assert main([*given[:-1], nowhere]) == 2
+        assert "There is no folder" in " ".join(capsys.readouterr().err.split())
     medusa = tmp_path / "medusa"
     assert run_train("medusa", saved_model, made, medusa, "--set", "epochs=1", "--heads", "2") == 0
     card, heads, _ = load_medusa(medusa, loaded)
@@ -581,6 +583,20 @@ def test_the_command_refuses_what_cannot_be(options, message, saved_model, tmp_p
     assert not (tmp_path / "head.run" / "traces" / "texts.jsonl").exists(), "refused before texts are written"
     if "--set" in options or options[0] in ("--loss", "--texts"):
         assert not (tmp_path / "head.run").exists()
+
+
+@pytest.mark.parametrize(("verb", "layers"), [("eesd", "1"), ("draft", "3")])
+def test_layers_that_the_configuration_cannot_describe_are_refused_before_texts_are_written(
+    verb, layers, tmp_path, capsys
+):
+    config = tiny_configuration("jamba")  # its last layer has attention, as every second one
+    config.num_hidden_layers = 4
+    tiny_model(config).save_pretrained(tmp_path / "jamba")
+    pretrained_words().save_pretrained(tmp_path / "jamba")
+    data = data_file(tmp_path)
+    assert run_train(verb, tmp_path / "jamba", data, tmp_path / "head", *QUICKLY, "--layers", layers) == 1
+    assert "computes the types of layers from their number" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "head.run" / "traces" / "texts.jsonl").exists()
 
 
 def test_empty_or_short_data_is_refused(saved_model, tmp_path, capsys):

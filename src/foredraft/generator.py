@@ -33,7 +33,7 @@ from foredraft.model.recordings import RecordedForward, recorded_forward
 from foredraft.model.target import TorchTarget
 from foredraft.options import shown, whole_number
 from foredraft.pairing import pair_draft_model
-from foredraft.request import GenerationArguments, GenerationOptions, checked_text, encoded, own_copies
+from foredraft.request import GenerationArguments, GenerationOptions, checked_ids, checked_text, encoded, own_copies
 from foredraft.sampling import SEED_LIMIT, LogitsProcessor, SamplingOptions
 from foredraft.speculation import checked_verification
 from foredraft.standard_library import resources_for
@@ -280,9 +280,9 @@ class Generator:
 
         `drafter` is this text's, if not the generator's; the other arguments are `max_new_tokens`, `eos`, `processors`
         and `stop` of `SequenceState`, which `stop_strings` replace. PromptTooLongError for a prompt that fills the
-        model's window.
+        model's window, UsageError for one that is empty or holds an id that the model does not have.
         """
-        window = self.target.window
+        ids, window = checked_ids(ids, self.target.vocabulary), self.target.window
         if window is not None and len(ids) >= window:
             raise PromptTooLongError(
                 f"The prompt has {len(ids)} tokens and the model's window is {window}; shorten the prompt to at most "

@@ -12,9 +12,10 @@ import os
 import reprlib
 import types
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from foredraft.errors import UsageError
+from foredraft.errors import UsageError, told
 
 T = TypeVar("T")
 
@@ -71,6 +72,16 @@ def check_range(
 def shown(value: Any) -> str:
     """Return the representation of a value for a message, shortened if it is long."""
     return _shorten.repr(value)
+
+
+def user_path(named: str | Path) -> Path:
+    """Return the path that a user named, with `~` expanded; UsageError if there can be none of this name."""
+    try:
+        path = Path(named).expanduser()
+        path.exists()  # raises for a name that is too long
+    except (OSError, RuntimeError) as error:  # the latter for a user without a home folder
+        raise UsageError(f"There is no folder {named} ({told(error).rstrip('.')}); give another.") from error
+    return path
 
 
 def whole_number(value: Any) -> int | None:

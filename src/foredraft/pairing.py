@@ -16,6 +16,7 @@ from foredraft.model.loading import load_tokenizer
 from foredraft.model.named_target import load_target
 from foredraft.model.target import TorchTarget
 from foredraft.model.text_part import text_model, text_tokenizer
+from foredraft.options import user_path
 
 _SHOWN = 3  # differing ids in a message (chosen)
 
@@ -27,8 +28,8 @@ def pair_draft_model(model: Any, target: TorchTarget, tokenizer: Any) -> TorchTa
     tokenizer). UsageError for a model that cannot be loaded, or vocabularies that differ in an id that both have;
     UnsupportedModelError for a model whose passes cannot verify a tree.
     """
-    if isinstance(model, str | Path) and (Path(model).expanduser() / CONFIG_FILE).is_file():
-        return target.with_model(load_draft_model(model, target.model)[1], rounded=True)
+    if isinstance(model, str | Path) and ((folder := user_path(model)) / CONFIG_FILE).is_file():
+        return target.with_model(load_draft_model(folder, target.model)[1], rounded=True)
     if tokenizer is None:
         raise UsageError(
             "The target's tokenizer is not known, so that of a draft model cannot be compared with it; load the target "

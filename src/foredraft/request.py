@@ -228,7 +228,9 @@ def checked_ids(given: Any, vocabulary: int) -> TokenIds:
             remedy = "a text: use generate_all for many" if isinstance(each, str) else "so remove that"
             raise UsageError(f"{_PROMPT_TYPES}; this list holds {shown(each)}, {remedy}.")
         if not 0 <= each < vocabulary:
-            raise UsageError(f"The prompt holds token id {each}; the model has ids 0 to {vocabulary - 1}.")
+            raise UsageError(
+                f"The prompt holds token id {each}; the model has ids 0 to {vocabulary - 1}, so use its own tokenizer."
+            )
     if not given:
         raise UsageError("The prompt is empty; give at least one token to continue.")
     return np.asarray(given, np.int64)

@@ -61,6 +61,8 @@ def info(
 
 def _described(model: str) -> dict[str, Any]:
     """Return the facts in the configuration; UnsupportedModelError if the model is not supported."""
+    from foredraft.model.gguf.files import weights_of
+    from foredraft.model.gguf.reader import opened
     from foredraft.model.loading import has_other_parts, load_config, load_ends, load_outline
     from foredraft.model.support import inspect
 
@@ -69,6 +71,7 @@ def _described(model: str) -> dict[str, Any]:
         ends = load_ends(model)
     support = inspect(config)
     empty = load_outline(model, device="cpu")
+    files = weights_of(empty.name_or_path)
     return {
         "model": model, "family": support.family, "supported": True, "tested": support.tested,
         "text_model_of": str(config.model_type) if has_other_parts(config) else None,
@@ -78,6 +81,7 @@ def _described(model: str) -> dict[str, Any]:
         "vocabulary": int(empty.get_output_embeddings().weight.shape[0]),
         "parameters": sum(parameter.numel() for parameter in empty.parameters()),
         "dtype": str(config.dtype or "float32").removeprefix("torch."), "ends": ends,
+        "formats": sorted(opened(files)[1].formats()) if files else [],
     }  # fmt: skip
 
 
@@ -108,6 +112,7 @@ def _print(facts: dict[str, Any]) -> None:
     attention = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in facts["attention"].items())
     sliding = f" over {facts['sliding_window']:,} tokens" if facts["sliding_window"] else ""
     window = f"{facts['window']:,} tokens" if facts["window"] else "no limit in the configuration"
+    stored = f" ({', '.join(facts['formats'])} in the file)" if facts["formats"] else ""
     show_facts({
         "model": facts["model"],
         "family": f"{facts['family']}{part}, {tested}",
@@ -116,7 +121,7 @@ def _print(facts: dict[str, Any]) -> None:
         "vocabulary": f"{facts['vocabulary']:,}",
         "ends of turns": "  ".join(facts["ends"]),
         "parameters": f"{facts['parameters']:,}",
-        "dtype": f"{facts['dtype']} on {facts['device']}" if "device" in facts else facts["dtype"],
+        "dtype": facts["dtype"] + stored + (f" on {facts['device']}" if "device" in facts else ""),
         "drafters with it": "an MTP layer: --method mtp" if facts.get("mtp") else "",
         "supported": "every method, chains and trees; greedy decoding and sampling",
         "note": facts.get("note", ""),

@@ -18,7 +18,7 @@ from foredraft.cli.job import load_plain
 from foredraft.cli.screen import working, working_in_phases
 from foredraft.cli.traces import Data, Model, alone, assigned, check_texts, make_traces, say_traces, traces
 from foredraft.errors import UsageError
-from foredraft.options import check_known
+from foredraft.options import check_known, user_path
 
 if TYPE_CHECKING:  # torch is imported when a verb runs, so that help stays quick
     from foredraft.model.head_files import HeadCard
@@ -156,7 +156,7 @@ def eesd(
 ) -> None:
     """Train an early-exit head, for `--method eesd`; the same command goes on where a killed one was."""
     from foredraft.model.head_files import card_for, weights_of
-    from foredraft.model.layers import model_parts
+    from foredraft.model.heads import ExitHead, exit_model, headed
     from foredraft.training.tasks import LOSSES, ExitTask
     from foredraft.training.traces import LEARNED
 
@@ -167,7 +167,9 @@ def eesd(
         return max(1, round(int(model.config.num_hidden_layers) / 10)) if layers is None else layers
 
     def check(model: Any) -> None:
-        model_parts(model).check_exit(depth(model))
+        exit_head = ExitHead(model)
+        exit_model(model, depth(model), exit_head)  # as it drafts, and as it is trained
+        headed(model, (), exit_head.layer, exit_head)
         _check_vocabulary(head.vocabulary, model)
 
     with alone(head.run):
@@ -198,14 +200,14 @@ def cali(
     from foredraft.model.heads import PREDICTOR_FOLDER, load_exit_head
     from foredraft.training.tasks import AgreementTask
 
-    folder = Path(head).expanduser()
+    folder = user_path(head)
     if not folder.is_dir():
         raise UsageError(f"There is no folder {head}; give the one that `foredraft train eesd` wrote.")
     run, out = _beside(folder, ".cali.run"), folder / PREDICTOR_FOLDER
     with alone(run):
-        target, opened = training.prepared(model, data, run, out, lambda model: load_exit_head(head, model))
+        target, opened = training.prepared(model, data, run, out, lambda model: load_exit_head(folder, model))
         transformer = target.model
-        exit_card, exit_head = load_exit_head(head, transformer)
+        exit_card, exit_head = load_exit_head(folder, transformer)
         task = AgreementTask(transformer, exit_head, exit_card.layers, opened)
         card = card_for(transformer, "cali", model, layers=exit_card.layers, dtype="float32")
         outcome = training.train(task, opened, card, run, head=fingerprint(exit_head), as_greedy=True)
@@ -221,11 +223,11 @@ def draft(
 ) -> None:
     """Train a draft model of the model's own layers, for `--method draft_model`, `draft_tree` and `draft_graph`."""
     from foredraft.model.head_files import card_for, weights_of
-    from foredraft.model.layers import model_parts
+    from foredraft.model.heads import FirstLayers, draft_model
     from foredraft.training.tasks import DraftTask
 
     def check(model: Any) -> None:
-        model_parts(model).check_exit(layers)
+        draft_model(model, FirstLayers(model, layers))
         _check_vocabulary(head.vocabulary, model)
 
     with alone(head.run):
@@ -326,7 +328,7 @@ def _tell(out: Path, outcome: "Run", states: Path | None) -> None:
 
 def _beside(folder: Path, suffix: str) -> Path:
     """Return the folder of this name and `suffix`, also of `.` and `..`."""
-    whole = folder.expanduser().resolve()
+    whole = folder.resolve()
     return whole.with_name(whole.name + suffix)
 
 

@@ -244,11 +244,12 @@ class _Drafting:
             settings = {**context.settings, "verification": "matched"}
             self._neural = self._guarded(lambda: neural.open(replace(context, settings=settings)))
         self._ids: TokenIds = np.empty(0, np.int64)
+        self._emitted: tuple[int, ...] = ()  # tokens behind these, of the last step
         self._read = 0  # length of the text at the last draft
         self._top = NO_TOP_TOKENS
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
-        self._ids = view.ids
+        self._ids, self._emitted = view.ids, ()
         if budget.nodes <= 0 or budget.depth <= 0:
             return EMPTY_DRAFT  # new tokens are read later: many at once are faster
         rows = self._stored.read(view.ids, len(view.ids) - self._read)
@@ -289,6 +290,7 @@ class _Drafting:
 
     def observe(self, verdict: Verdict) -> None:
         """Keep the target's top tokens after each row, to learn them with the next draft."""
+        self._emitted = verdict.tokens
         if len(self._ids) != self._read:
             return
         top, chances = verdict.top_tokens, verdict.top_probabilities
@@ -320,7 +322,7 @@ class _Drafting:
 
     def close(self) -> None:
         if self._options.shares and len(self._ids):
-            self._drafter.library.share(self._ids)
+            self._drafter.library.share(np.append(self._ids, np.array(self._emitted, np.int64)))
         if len(self._top.best):
             self._advance(NO_ROWS, NO_NEURAL_DRAFT, NO_BUDGET)
         self._own, self._stored, self._learns = NO_TEXT, StoredRows(()), False

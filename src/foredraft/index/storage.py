@@ -21,7 +21,7 @@ import filelock
 import numpy as np
 import numpy.typing as npt
 
-from foredraft.atomic_file import place_file, unwritable
+from foredraft.atomic_file import check_place, place_file, unwritable
 from foredraft.errors import StoreError, UsageError
 
 AnyArray = npt.NDArray[Any]
@@ -198,9 +198,10 @@ def _check_arrays(path: Path, entries: tuple[ArrayEntry, ...], mapped: npt.NDArr
 
 @contextlib.contextmanager
 def write_lock(lock: Path, path: Path) -> Iterator[None]:
-    """Hold the lock file `lock` for writing `path`; raises StoreError if another process holds it."""
+    """Hold the lock file `lock` for writing `path`; StoreError if another process holds it or it cannot be made."""
     if not lock.parent.is_dir():  # some versions of filelock create it
         raise StoreError(f"{path} cannot be written, as its folder does not exist. Make it, or choose another.")
+    check_place(lock)  # of a folder that takes no files, such as /proc, filelock would say that the lock is held
     try:
         held = filelock.FileLock(lock, timeout=0).acquire()
     except filelock.Timeout as error:

@@ -20,6 +20,7 @@ from torch import nn
 from foredraft.atomic_file import store_file
 from foredraft.errors import StoreError, UsageError, told
 from foredraft.model.fingerprint import fingerprint
+from foredraft.options import user_path
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -99,7 +100,7 @@ def read_head(location: str | Path, kind: str, model: Any) -> tuple[HeadCard, di
 
     Raises UsageError for no head, or one of another kind or for another model, and StoreError for damaged files.
     """
-    folder = Path(location).expanduser()
+    folder = Path(location)
     try:
         data = json.loads((folder / CONFIG_FILE).read_text())
         card = HeadCard(**{each.name: data[each.name] for each in fields(HeadCard) if each.name in data})
@@ -153,7 +154,7 @@ def trained_head(
                 f'and give their folder: --speculative-config \'{{"{option}": "FOLDER"}}\'.'
             )
         return shipped
-    path = Path(named).expanduser()
+    path = user_path(named)
     if path.exists() or named.startswith((".", "/", "~")) or named.count("/") != 1:
         return path
     from huggingface_hub import snapshot_download

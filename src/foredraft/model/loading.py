@@ -20,7 +20,7 @@ from foredraft.model.gguf.files import SMOLLM2, SUFFIX, gguf_folder, no_progress
 from foredraft.model.gguf.reader import load_gguf
 from foredraft.model.machine import limit_threads
 from foredraft.model.rounded import KINDS, rounded_folder
-from foredraft.options import check_known
+from foredraft.options import check_known, user_path
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 
@@ -172,19 +172,15 @@ def _read(location: str, **options: Any) -> Any:
 
 def located(model: str) -> str:
     """Return the folder or hub id to pass to transformers; raises UsageError, or what `gguf_folder` does."""
-    try:
-        path = smollm2_file() if model == SMOLLM2 else Path(model).expanduser()
-        exists = path.exists()
-    except (OSError, RuntimeError) as error:  # a path that is too long, or of a user without a home folder
-        raise UsageError(f"There is no folder {model} ({told(error).rstrip('.')}); give another.") from error
+    path = smollm2_file() if model == SMOLLM2 else user_path(model)
     if path.suffix.lower() == SUFFIX:
         return str(gguf_folder(path))
     looks_local = model.startswith((".", "/", "~")) or model.count("/") > 1
-    if looks_local and not exists:
+    if looks_local and not path.exists():
         raise UsageError(f"There is no folder {model}. Give a folder, a GGUF file, a hub id, or {SMOLLM2}.")
     if path.is_dir() and not (path / "config.json").exists():
         raise UsageError(f"The folder {model} has no config.json, so it holds no transformers model.")
-    if exists:
+    if path.exists():
         return str(path)
     _check_hub(model)
     return model

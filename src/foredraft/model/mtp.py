@@ -9,7 +9,8 @@ reads its weights (`MtpModel`), which the model leaves in its checkpoint; those 
 import copy
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers.utils import logging
 
-from foredraft.errors import StoreError, UnsupportedModelError, UsageError, told
+from foredraft.errors import ForedraftWarning, StoreError, UnsupportedModelError, UsageError, told
 from foredraft.model.gguf.files import weights_of
 from foredraft.model.gguf.reader import opened
 from foredraft.model.gguf.weights import weights_named
@@ -72,7 +73,7 @@ def mtp_tensors(config: Any) -> list[str]:
     if files := weights_of(str(config.name_or_path)):
         names = [name for name in opened(files)[1] if name.startswith(_block(config))]
         return names if f"{_block(config)}nextn.eh_proj.weight" in names else []
-    return [name for name in _names(str(config.name_or_path)) if name.startswith(_prefixes(config))]
+    return [name for name in _files(str(config.name_or_path)) if name.startswith(_prefixes(config))]
 
 
 def load_mtp(model: Any) -> StateHead[MtpLayers]:
@@ -109,6 +110,7 @@ def load_mtp(model: Any) -> StateHead[MtpLayers]:
     finally:
         logging.set_verbosity(verbosity)
     loaded.requires_grad_(requires_grad=False)
+    _warn_of_other_weights(model)
     ends = Ends(model.get_input_embeddings().weight, model.get_output_embeddings(), None)
     parts = model_parts(model)
     return StateHead(MtpLayers(loaded, model.get_submodule(parts.norm)), ends, (parts.count,), loaded.config)
@@ -159,20 +161,36 @@ def _declared(model: Any) -> Any:
     return named
 
 
-def _names(location: str) -> Iterable[str]:
-    """Return the names of the tensors in a checkpoint's safetensors, in a folder or downloaded; none without these."""
+def _files(location: str) -> dict[str, Path]:
+    """Return the tensors of a checkpoint's safetensors, in a folder or downloaded, and their files; none without."""
     for name in _FILES if location else ():
         file: Any = Path(location, name)
         if not Path(location).is_dir():
             with suppress(HFValidationError):  # a model of another origin, such as a GGUF file
                 file = try_to_load_from_cache(location, name)
-        if not isinstance(file, str | Path) or not Path(file).exists():
+        if not isinstance(file, str | Path) or not (path := Path(file)).exists():
             continue
         try:
             if name.endswith(".json"):
-                return list(json.loads(Path(file).read_text())["weight_map"])
+                return {own: path.with_name(each) for own, each in json.loads(path.read_text())["weight_map"].items()}
             with safe_open(file, framework="pt") as opened:
-                return list(opened.keys())
+                return dict.fromkeys(opened.keys(), path)
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise StoreError(f"{file} is damaged ({told(error)}). Copy or download it again.") from error
-    return ()
+    return {}
+
+
+def _warn_of_other_weights(model: Any) -> None:
+    """Warn if the last norm is not that of the checkpoint: transformers does not keep a model's revision."""
+    location, name = str(model.config.name_or_path), f"{model_parts(model).norm}.weight"
+    if Path(location).is_dir() or (file := _files(location).get(name)) is None:
+        return
+    with safe_open(file, framework="pt") as opened:
+        stored, own = opened.get_tensor(name), model.state_dict()[name]
+    if not torch.equal(stored.to(own), own):
+        warnings.warn(
+            f"This model has other weights than the main revision of {location}, whose MTP layer drafts for it. If it "
+            "is of another revision, load it with foredraft.load(name, revision=...), or its drafts will be poor.",
+            ForedraftWarning,
+            stacklevel=2,
+        )

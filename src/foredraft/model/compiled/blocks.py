@@ -147,8 +147,7 @@ def integers_file(model: Any) -> Path | None:
 
 def stored_formats(file: Path) -> list[str]:
     """Return which of `FORMATS` a GGUF file's matrices have, by name."""
-    _, tensors = opened(parts_of(file))
-    return sorted({found for name in tensors if (found := _format_of(tensors, name))})
+    return sorted(FORMATS.keys() & opened(parts_of(file))[1].formats())
 
 
 def _format_of(tensors: Tensors, name: str) -> str | None:

@@ -57,6 +57,10 @@ class Tensors:
     def __iter__(self) -> Iterator[str]:
         return iter(self._stored)
 
+    def formats(self) -> set[str]:
+        """Return the names of the formats of the matrices, such as "Q4_K"."""
+        return {each.kind.name for name, each in self._stored.items() if len(self.shapes[name]) > 1}
+
     def stored(self, name: str) -> tuple[npt.NDArray[np.uint8], Any]:
         """Return a tensor's bytes, uint8[rows, bytes of a row], mapped from the file, and its GGMLQuantizationType."""
         stored = self._stored[name]
