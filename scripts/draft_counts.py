@@ -91,7 +91,7 @@ def main(
             tell(len(found) / len(methods), "drafting")
             generator.use(**each.drafting)
             recorder, verdicts, times, emitted = Recorder(generator.drafter), list[Verdict](), Counter[str](), 0
-            generator.attach(each.method, recorder, **each.amount, verification=each.verification)
+            generator.attach(each.method, recorder, **each.amount)
             for prompt in chosen:
                 text = generator.generate(prompt.input(generator.tokenizer), **settings, seed=prompt.number)
                 verdicts += recorder.verdicts

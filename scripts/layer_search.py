@@ -90,7 +90,7 @@ def measure_skipping(target: TorchTarget) -> SkippingCosts:
 def agreements(draft: TorchTarget, texts: Sequence[WrittenText]) -> list[BoolArray]:
     """Return, for each written token of each text, whether `draft` would draft it after the text before it.
 
-    Sampled tokens are drafted with the noise that chose them, as under matched verification.
+    Sampled tokens are drafted with the noise that chose them.
     """
     found = []
     for text in texts:

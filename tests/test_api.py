@@ -266,10 +266,8 @@ def test_many_texts_of_nothing_are_refused(generator, prompts, options, says):
         generator.generate_all(prompts, **options)
 
 
-def test_a_verification_that_does_not_exist_changes_nothing(plain):
+def test_an_amount_that_means_nothing_changes_nothing(plain):
     changed = foredraft.Generator(plain.target, plain.tokenizer, method="auto", options={"table": "none"})
-    with pytest.raises(UsageError, match="no verification rule 'x'"):
-        changed.use("none", verification="x")
     with pytest.raises(UsageError, match="num_speculative_tokens is '3'"):
         changed.use("none", nodes="3")
     assert changed.method == "auto"
@@ -389,9 +387,6 @@ def test_a_model_that_is_no_name_and_no_pair_is_refused(model):
         ("none", {"num_speculative_tokens": -1}, "num_speculative_tokens is -1"),
         ("none", {"num_speculative_tokens": 2.5}, "num_speculative_tokens is 2.5"),
         ("none", {"control": "beta-ts"}, "no control 'beta-ts'. Did you mean 'beta_ts'"),
-        ("none", {"verification": "rejecton"}, "no verification rule 'rejecton'. Did you mean 'rejection'"),
-        ("none", {"verification": True}, "There is no verification rule True. Rules are: matched, rejection"),
-        ("none", {"verification": ["matched"]}, "no verification rule \\['matched'\\]"),
     ],
 )
 def test_a_method_or_configuration_that_means_nothing_is_refused(pair, method, config, says):
@@ -399,8 +394,7 @@ def test_a_method_or_configuration_that_means_nothing_is_refused(pair, method, c
         foredraft.load(pair, method=method, speculative_config=config)
 
 
-@pytest.mark.parametrize("verification", ["matched", "rejection"])
-def test_drafters_are_told_how_tokens_are_chosen_and_verified(pair, verification):
+def test_drafters_are_told_how_tokens_are_chosen(pair):
     contexts = []
 
     class Listens(OracleDrafter):
@@ -408,29 +402,14 @@ def test_drafters_are_told_how_tokens_are_chosen_and_verified(pair, verification
             contexts.append(context)
             return super().open(context)
 
-    generator = foredraft.load(pair, method="none", speculative_config={"verification": verification})
-    assert generator.verification == verification
-    generator.attach("prompt_lookup", Listens(lambda ids: ()), nodes=3, verification=verification)
+    generator = foredraft.load(pair, method="none")
+    generator.attach("prompt_lookup", Listens(lambda ids: ()), nodes=3)
     generator.generate("to be", max_new_tokens=2, temperature=0.7, top_k=9, repetition_penalty=1.1, seed=4)
     generator.generate("to be", max_new_tokens=2)
     told = {name: contexts[0].settings[name] for name in ("do_sample", "temperature", "top_k", "top_p", "min_p")}
     assert told == {"do_sample": True, "temperature": 0.7, "top_k": 9, "top_p": 1.0, "min_p": 0.0}
     assert contexts[0].settings["repetition_penalty"] == 1.1
     assert contexts[1].settings["do_sample"] is False
-    assert {context.settings["verification"] for context in contexts} == {verification}
-
-
-def test_under_rejection_a_seed_gives_one_text_and_greedy_text_is_plain(pair, plain):
-    config = {"verification": "rejection", "num_speculative_tokens": 5}
-    generator = foredraft.load(pair, method="prompt_lookup", speculative_config=config)
-    given = {"max_new_tokens": 30, "eos_token_id": []}
-    texts = [generator.generate("to be", temperature=0.9, seed=3, **given).token_ids for _ in range(2)]
-    assert texts[0] == texts[1] != plain.generate("to be", temperature=0.9, seed=3, **given).token_ids
-    assert generator.generate("to be", **given).token_ids == plain.generate("to be", **given).token_ids
-    generator.use("prompt_lookup", nodes=5)
-    assert generator.verification == "matched"
-    with pytest.raises(UsageError, match="Did you mean 'rejection'"):
-        generator.use("prompt_lookup", verification="rejektion")
 
 
 def test_use_changes_the_method_and_refuses_unknown_ones(pair):

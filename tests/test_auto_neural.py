@@ -111,10 +111,9 @@ class Scripted:
     name, needs, source_names = "scripted", Needs(every_step=False), ("scripted",)
 
     def __init__(self, *tokens):
-        self.tokens, self.contexts, self.seen = np.array(tokens, np.int32), [], []
+        self.tokens, self.seen = np.array(tokens, np.int32), []
 
     def open(self, context):
-        self.contexts.append(context)
         return self
 
     def propose(self, view, budget):
@@ -147,13 +146,10 @@ def test_it_is_asked_no_deeper_than_levels_and_its_draft_needs_no_scores(monkeyp
     assert propose(drafting, [1, 2], 16, vocabulary=VOCABULARY).tokens.tolist() == [5, 6, 7]
 
 
-def test_it_draws_nothing_and_is_shown_no_numbers_of_autos_sources(monkeypatch):
-    """Under rejection verification too: a blended draft has no q."""
+def test_it_is_shown_no_numbers_of_autos_sources(monkeypatch):
     monkeypatch.setattr(auto, "Worth", asked(True))
     drafting, neural = with_scripted(5, 6)
-    assert neural.contexts[0].settings["verification"] == "matched"
     draft = propose(drafting, [1, 2], 8, vocabulary=VOCABULARY)
-    assert draft.q is None
     drafting.observe(Verdict((5, 9), (0,), draft, 1))
     assert neural.seen[0].draft.source is None
     assert neural.seen[0].draft.tokens.tolist() == draft.tokens.tolist()

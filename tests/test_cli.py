@@ -337,12 +337,6 @@ def test_what_was_asked_wrongly_is_refused_in_a_sentence(run, arguments, words):
     assert refused(run(*arguments), 2, words)
 
 
-def test_a_verification_that_means_nothing_is_refused(run):
-    refused(run("generate", "a", "--verification", "rejecton"), 2, "Did you mean 'rejection'")
-    twice = ("--verification", "rejection", "--speculative-config", '{"verification": "matched"}')
-    refused(run("generate", "a", *twice), 2, "--verification is rejection and --speculative-config says matched")
-
-
 # --- chat
 
 

@@ -86,14 +86,11 @@ ASK_A_MODEL = ("draft_model", "draft_tree", "draft_graph", "eesd", "layer_skip")
 
 
 def cases():
-    """Return (method, options, check) of every test; those that take many texts, or passes of a model, are slow."""
+    """Return (method, options, check) of every test; those that take many passes of a model are slow."""
     for method, variants in VARIANTS.items():
         for turn, check in enumerate(CHECKS):
             chosen = variants if check in OPTIONS_DECIDE else [variants[turn % len(variants)]]
-            slow = check is checks.drawn_text_has_the_targets_distribution or (
-                method in ASK_A_MODEL and check in OPTIONS_DECIDE
-            )
-            marks = [pytest.mark.slow] if slow else []
+            marks = [pytest.mark.slow] if method in ASK_A_MODEL and check in OPTIONS_DECIDE else []
             yield from (pytest.param(method, options, check, marks=marks) for options in chosen)
 
 

@@ -370,26 +370,6 @@ def test_the_cost_of_passes_is_not_measured_for_nothing():
     assert control.trim([EMPTY_DRAFT], [Budget(4, 9)], 0) == [EMPTY_DRAFT]
 
 
-@pytest.mark.parametrize(("right", "pays"), [(0, False), (3, True)])
-def test_drawn_drafts_rest_too_while_they_do_not_pay(right, pays):
-    control, drafted = measured(CHEAP), []
-    for _ in range(300):
-        budget = control.budget(30)
-        draft = EMPTY_DRAFT
-        if budget.nodes:
-            length = min(budget.nodes, 8)
-            q = np.full((length, 11), 1 / 11, np.float32)
-            draft = Draft(np.zeros(length, np.int32), chain_parents(length), np.ones(length, np.float32), q)
-        draft = control.trim(draft, budget)
-        drafted.append(len(draft))
-        path = range(min(right, len(draft)))
-        taken = 1.0 if len(draft) else 0.0
-        seen = Verdict(tuple(range(len(path) + 1)), tuple(path), draft, 0)
-        control.observe(seen, honest(CHEAP)(0, len(draft) + 1), taken, taken)
-    assert np.mean(np.array(drafted) > 0) > 0.98 if pays else np.mean(np.array(drafted[100:]) > 0) < 0.1
-    assert drafted[-1] == 8 or not pays
-
-
 @pytest.mark.parametrize("jump", [0.0, -5.0, math.inf, math.nan, 3600.0])
 def test_a_level_whose_clock_jumps_changes_no_depth_for_long(jump):
     clock = Clock()
@@ -509,14 +489,6 @@ def test_tries_that_pay_little_do_not_make_up_for_many_that_did_not():
     tired = Rests()
     tries_of(1000, 0.0, 0, tired)
     assert len(tries_of(400, 0.5, 4, tired)) > 80  # small gains end pauses
-
-
-def test_drawn_drafts_of_a_batch_are_cut_by_the_budget_alone():
-    q = np.full((3, 4), 0.25, np.float32)
-    drawn = Draft(np.arange(3, dtype=np.int32), chain_parents(3), np.array([0.9, 0.01, 0.001], np.float32), q)
-    control = MeasuredControl(lambda: DEAR, 8, most_rows=32)
-    kept = control.trim([drawn, drawn], [Budget(2, 9), Budget(8, 9)], 0)
-    assert [len(each) for each in kept] == [2, 3]
 
 
 def test_drafts_without_scores_are_sized_by_what_was_accepted_at_their_depth():

@@ -116,7 +116,7 @@ def test_candidates_share_the_targets_noise():
     rng = np.random.default_rng(0)
     logits = torch.from_numpy(rng.normal(size=(2, 50)).astype(np.float32)) * 2
     imitation = Imitation(SamplingOptions(do_sample=True, temperature=0.7, seed=9))
-    tokens, probabilities, _ = candidates(logits, 4, imitation, np.array([11, 12]))
+    tokens, probabilities = candidates(logits, 4, imitation, np.array([11, 12]))
     for row, position in enumerate((11, 12)):
         perturbed = logits[row].double().numpy() / 0.7 + gumbel_noise(9, position, np.arange(50))
         among = np.argsort(-logits[row].numpy())[:32]
@@ -128,7 +128,7 @@ def test_candidates_share_the_targets_noise():
 def test_candidates_outside_the_targets_vocabulary_are_left_out():
     logits = torch.zeros(1, 20)
     logits[0, 15] = 5.0
-    tokens, _, _ = candidates(logits, 3, Imitation(vocabulary=10), np.array([0]))
+    tokens, _ = candidates(logits, 3, Imitation(vocabulary=10), np.array([0]))
     assert tokens.max() < 10
 
 
@@ -211,67 +211,3 @@ def test_a_draft_model_larger_than_the_target_is_warned_of():
 def test_what_is_no_model_is_refused():
     with pytest.raises(UsageError, match="a name, a folder, or a pair"):
         pair_draft_model(3, generator().target, load_tokenizer(TOY))
-
-
-REJECTION = {"verification": "rejection", "do_sample": True, "temperature": 0.7, "top_p": 0.9}
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("nodes", [1, 3, 7, 16])
-def test_under_rejection_nodes_are_drawn_and_travel_with_what_they_were_drawn_from(method, nodes):
-    ids = ids_of(PROMPT)
-    options = {"least_probability": 0.0} | ({} if method == "draft_model" else {"least_share": 0.0})
-    found = drafting(method, options, **REJECTION).propose(SequenceView(ids, len(ids)), Budget(nodes, 4))
-    found.check()
-    found.check_q()
-    assert found.q is not None
-    assert found.q.shape == (len(found), 8192)
-    assert len(found) <= nodes
-    assert (found.q > 0).sum(axis=1).max() < 8192  # top_p holds for the draft model too
-
-
-def test_drawn_nodes_are_cut_in_the_order_in_which_they_were_drawn():
-    ids = ids_of(PROMPT)
-    options = {"least_probability": 0.0, "least_share": 0.0}
-    whole = drafting("draft_tree", options, **REJECTION).propose(SequenceView(ids, len(ids)), Budget(16, 2))
-    for nodes in (4, 6, 9):
-        found = drafting("draft_tree", options, **REJECTION).propose(SequenceView(ids, len(ids)), Budget(nodes, 2))
-        assert found.tokens[:4].tolist() == whole.tokens[:4].tolist()  # expanded later, they may continue differently
-        assert len(found) == nodes
-
-
-@pytest.mark.slow
-def test_each_draft_draws_afresh():
-    ids = ids_of(PROMPT)
-    drawing = drafting("draft_model", {"least_probability": 0.0}, **REJECTION)
-    drafts = {tuple(drawing.propose(SequenceView(np.append(ids, [n]), len(ids)), Budget(8, 8)).tokens) for n in (5,)}
-    again = drafting("draft_model", {"least_probability": 0.0}, **REJECTION)
-    again.propose(SequenceView(ids, len(ids)), Budget(8, 8))
-    drafts.add(tuple(again.propose(SequenceView(np.append(ids, [5]), len(ids)), Budget(8, 8)).tokens))
-    assert len(drafts) == 2
-
-
-def test_draws_follow_the_draft_models_law():
-    logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]]))
-    counts = np.zeros(4)
-    for position in range(4000):
-        imitation = Imitation(SamplingOptions(do_sample=True, seed=1), draws=True)
-        counts[candidates(logits, 1, imitation, np.array([position])).tokens[0, 0]] += 1
-    expected = 4000 * np.array([0.5, 0.3, 0.15, 0.05])
-    assert ((counts - expected) ** 2 / expected).sum() < 16.3  # chi-square, 3 degrees of freedom, p = 0.001
-
-
-@pytest.mark.slow
-def test_greedy_under_rejection_is_plain_decoding():
-    generator().use("draft_tree", {"model": TOY_DRAFT}, nodes=8, verification="rejection")
-    assert generator().generate(PROMPT, max_new_tokens=32).token_ids == plain("greedy")[:32]
-
-
-@pytest.mark.slow
-def test_a_sampled_text_under_rejection_comes_again_with_its_seed():
-    generator().use("draft_model", {"model": TOY_DRAFT}, nodes=6, verification="rejection")
-    texts = {
-        generator().generate(PROMPT, max_new_tokens=32, do_sample=True, temperature=0.7, seed=seed).token_ids
-        for seed in (1, 1, 2)
-    }
-    assert len(texts) == 2

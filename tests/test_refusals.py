@@ -186,7 +186,7 @@ def test_a_text_has_not_ended_before_its_last_token_is_committed():
     empty = Draft(np.empty(0, np.int32), np.empty(0, np.int32))
     layout = lay_out(3, empty.tokens, empty.parents, 2)
     scores = Scores(target.forward(layout, seq.cache).logits)
-    verdict = verify(empty, seq.chooser(scores, empty), seq.ends, 2)
+    verdict = verify(empty, seq.chooser(scores), seq.ends, 2)
     assert seq.finish is None
     seq.commit(verdict)
     assert seq.finish == "length"

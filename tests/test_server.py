@@ -117,13 +117,13 @@ def test_answers_do_not_depend_on_drafting_or_company(client, plain):
 
 
 def test_a_request_changes_what_it_names_of_the_servers_own_drafting():
-    config = {"table": "none", "control": "measured", "verification": "rejection"}
+    config = {"table": "none", "control": "measured"}
     default = load(TOY, speculative_config=config, compile=False, dtype="float32")
     service = Service(default, "toy", config)
     fewer = service.generator_for("", Speculation(num_speculative_tokens=3))
-    assert (fewer.method, fewer.amount.most_nodes, fewer.verification) == ("auto", 3, "rejection")
+    assert (fewer.method, fewer.amount.name, fewer.amount.most_nodes) == ("auto", "measured", 3)
     other = service.generator_for("", Speculation(method="prompt_lookup"))
-    assert (other.method, other.verification) == ("prompt_lookup", "rejection")
+    assert (other.method, other.drafter.name) == ("prompt_lookup", "prompt_lookup")
     service.close()
 
 

@@ -28,7 +28,6 @@ def random_draft(rng, nodes):
         tokens,
         random_parents(rng, nodes),
         rng.random(nodes).astype(np.float32),
-        np.eye(1000, dtype=np.float32)[tokens],
         rng.integers(0, 3, nodes).astype(np.uint8),
     )
 
@@ -210,9 +209,6 @@ BROKEN_EXTRAS = {
     "score of 64 bits": ({"score": np.ones(2)}, "score must be"),
     "score too short": ({"score": np.ones(1, np.float32)}, "score must be"),
     "score not a number": ({"score": np.array([1, np.nan], np.float32)}, "finite"),
-    "q of one dimension": ({"q": np.ones(2, np.float32)}, "q must be"),
-    "q of 64 bits": ({"q": np.ones((2, 4))}, "q must be"),
-    "q for another number of nodes": ({"q": np.ones((3, 4), np.float32)}, "q must be"),
     "source of 64 bits": ({"source": np.zeros(2, np.int64)}, "source must be"),
     "source too long": ({"source": np.zeros(3, np.uint8)}, "source must be"),
 }
@@ -248,7 +244,7 @@ def test_take_keeps_each_node_with_all_that_belongs_to_it(seed):
     for new, old in enumerate(kept):
         path, old_path = path_to(taken.parents, new), path_to(draft.parents, int(old))
         assert taken.tokens[path].tolist() == draft.tokens[old_path].tolist()
-    for name in ("score", "q", "source"):
+    for name in ("score", "source"):
         np.testing.assert_array_equal(getattr(taken, name), getattr(draft, name)[kept])
 
 
@@ -264,7 +260,7 @@ def test_take_of_everything_and_of_nothing():
 def test_take_leaves_absent_arrays_absent():
     taken = Draft(ints(5, 6, 7), ints(-1, 0, -1)).take(ints(2))
     assert taken.tokens.tolist() == [7]
-    assert taken.score is taken.q is taken.source is None
+    assert taken.score is taken.source is None
 
 
 @SEEDS

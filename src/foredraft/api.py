@@ -45,7 +45,6 @@ def load(
         speculative_config: vLLM's keys `method` and `num_speculative_tokens`, and the method's options.
             `num_speculative_tokens` fixes the number of drafted nodes per step; else it depends on the verification
             cost measured on this machine, or on `control` and `control_options` (docs/explanation/control.md).
-            `verification` is "matched" (default) or "rejection" (docs/explanation/sampling.md).
         dtype: a torch dtype or its name; "auto" is the checkpoint's; "q8_0" and "q4_0" round its matrices to blocks.
         device: "cpu", "cuda", "auto" (spread over devices), ...; None is the first GPU, else the CPU.
         compile: "auto" uses what `foredraft compile` has compiled for this machine. True compiles a model that is not,

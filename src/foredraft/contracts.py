@@ -7,12 +7,12 @@ model, text, file or drafter.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from foredraft.errors import ImpossibleDraftError, OutOfMemoryError
+from foredraft.errors import OutOfMemoryError
 from foredraft.graph.layout import Layout
 from foredraft.graph.tree import MOST_IDS, FloatArray, IntArray, check_tree, reindexed_parents
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:  # the records name tensors, but drafting needs no torch
 
 TokenIds = npt.NDArray[np.int64]
 
-Verification = Literal["matched", "rejection"]  # the text equals plain decoding's, or only its distribution does
 TOP = 8  # most probable tokens of the target that are found after a row of a pass, as many as Token Recycling stores
 Chooser = Callable[[int, Sequence[int]], int]
 """Returns the target's token after a row, given the tokens emitted before it in this step; called once for each row on
@@ -41,20 +40,12 @@ class Draft:
         parents: int32[N], `parents[i] < i`, -1 for a child of the root. Siblings carry different tokens.
         score: float32[N] or None: estimated probability that the whole path to the node is accepted, by which the
             control cuts drafts.
-        q: float32[N, V] or None: the distribution each node was drawn from; None if nodes were chosen, not drawn. Only
-            rejection verification reads it, and is exact only if: node i was drawn from `q[i] / q[i].sum()` in float64;
-            q includes temperature and filters; siblings are drawn without replacement and numbered in that order, so
-            q[i] is 0 at the tokens of earlier siblings. Whether a node is drawn or kept may depend on nodes drawn
-            before it, never on its own token or on later nodes. A draw may appear under several prefixes (merged
-            graph), each time with the q of the prefix it was drawn for, but not twice on one path. Draws are fresh for
-            each draft and independent of the verifier's noise.
         source: uint8[N] or None: index into the drafter's `source_names`, if it has several sources.
     """
 
     tokens: IntArray
     parents: IntArray
     score: FloatArray | None = None
-    q: FloatArray | None = None
     source: npt.NDArray[np.uint8] | None = None
 
     def __len__(self) -> int:
@@ -63,10 +54,10 @@ class Draft:
     def check(self, vocabulary: int = MOST_IDS, sources: int = 256) -> None:
         """Raise ValueError unless this is a tree of ids below `vocabulary`, with arrays as described; fast if it is.
 
-        `sources` is the number of the drafter's source names. Of q, only the shape is checked; see `check_q`.
+        `sources` is the number of the drafter's source names.
         """
         check_tree(self.tokens, self.parents, vocabulary)
-        nodes, q = len(self.tokens), self.q
+        nodes = len(self.tokens)
         for name, array, dtype in (("score", self.score, np.float32), ("source", self.source, np.uint8)):
             if array is not None and (array.dtype != dtype or array.shape != self.tokens.shape):
                 raise ValueError(f"{name} must be {dtype.__name__}[{nodes}], not {array.dtype}{list(array.shape)}.")
@@ -74,41 +65,6 @@ class Draft:
             raise ValueError("score must be finite.")
         if self.source is not None and nodes and (named := int(self.source.max())) >= sources:
             raise ValueError(f"The draft names source {named}; the drafter has {sources} source names.")
-        if q is not None:
-            columns = q.shape[-1] if vocabulary == MOST_IDS else vocabulary
-            if q.dtype != np.float32 or q.shape != (nodes, columns):
-                raise ValueError(f"q must be float32[{nodes}, {columns}], not {q.dtype}{list(q.shape)}.")
-
-    def check_q(self) -> None:
-        """Raise ValueError for a q from which the nodes cannot have been drawn in their order; slow."""
-        for node in range(len(self) if self.q is not None else 0):
-            row = self.drawn_from(node)
-            total = float(row.sum(dtype=np.float64))
-            if not (row.min() >= 0 and abs(total - 1) < 1e-3):  # NaN included
-                raise ValueError(
-                    f"The q of node {node} must be probabilities; they sum to {total:g}, or one is negative."
-                )
-
-    def drawn_from(self, node: int) -> FloatArray:
-        """Return a node's q, float32[V].
-
-        ImpossibleDraftError if it gives the node 0, or allows an earlier sibling's token.
-        """
-        assert self.q is not None
-        row: FloatArray = self.q[node]
-        token = int(self.tokens[node])
-        if not row[token] > 0:  # NaN included
-            raise ImpossibleDraftError(
-                f"Node {node} of the draft is token {token}, to which its q gives {row[token]:g}; q must be the "
-                "distribution that the node was drawn from."
-            )
-        earlier = self.tokens[:node][self.parents[:node] == self.parents[node]]
-        for other in earlier[row[earlier] != 0]:
-            raise ImpossibleDraftError(
-                f"The q of node {node} gives {row[other]:g} to token {other}, which an earlier sibling has; siblings "
-                "are drawn without replacement, so set it to 0 and normalise q."
-            )
-        return row
 
     def child_of(self) -> dict[tuple[int, int], int]:
         """Return a map from (parent, token) to node, for walks down the tree."""
@@ -122,7 +78,6 @@ class Draft:
             self.tokens[taken],
             self.parents[taken] if first else reindexed_parents(self.parents, kept),
             None if self.score is None else self.score[taken],
-            None if self.q is None else self.q[taken],
             None if self.source is None else self.source[taken],
         )
 
@@ -243,13 +198,13 @@ class CostCurve:
 class DraftContext:
     """The arguments with which a drafter is opened for a sequence.
 
-    `settings` are how the target chooses tokens, for drafters that imitate it: `verification` and the sampling options
-    `do_sample, temperature, top_k, top_p, min_p, repetition_penalty`, without logits processors. A missing one has its
-    default: matched, greedy.
+    `settings` are how the target chooses tokens, for drafters that imitate it: the sampling options `do_sample,
+    temperature, top_k, top_p, min_p, repetition_penalty`, without logits processors. A missing one has its default,
+    greedy decoding.
     """
 
     vocabulary: int  # number of ids the target scores; drafted tokens must be below it
-    seed: int = 0  # for drafters that draw; the same seed gives the same drafts
+    seed: int = 0  # of the noise that the target adds, and for drafters that draw; the same one gives the same drafts
     max_nodes: int = 64  # in any step of this sequence
     settings: Mapping[str, Any] = field(default_factory=dict)
 

@@ -29,10 +29,6 @@ class NumericsError(ForedraftError):
     """The model produced logits from which no token can be chosen (NaN, or none left after the filters)."""
 
 
-class ImpossibleDraftError(ForedraftError, ValueError):
-    """A drafted token that cannot have been drawn from the distribution that its drafter gives."""
-
-
 class OutOfMemoryError(ForedraftError):
     """No memory is left for the next pass or for the KV cache to grow; the tokens written so far are kept."""
 

@@ -32,7 +32,7 @@ class Generation:
     token_ids: tuple[int, ...]  # the new ids, including the end id if one ended the text
     finish_reason: FinishReason | None  # None while the text is unfinished
     prompt_length: int  # in tokens
-    seed: int  # under matched verification, the same seed gives the same text with every method
+    seed: int  # the same seed gives the same text with every method
     steps: tuple[StepRecord, ...]
     statistics: Statistics
 

@@ -13,7 +13,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from foredraft.cache_folder import cache_folder, cache_path
-from foredraft.contracts import CostCurve, DraftContext, Drafter, Learner, Saver, TokenIds, Verification
+from foredraft.contracts import CostCurve, DraftContext, Drafter, Learner, Saver, TokenIds
 from foredraft.control import MeasuredControl, StepCosts, choose_control
 from foredraft.corpus.words import vocabulary_size
 from foredraft.drafters import make_drafter
@@ -35,7 +35,6 @@ from foredraft.options import shown, whole_number
 from foredraft.pairing import pair_draft_model
 from foredraft.request import GenerationArguments, GenerationOptions, checked_ids, checked_text, encoded, own_copies
 from foredraft.sampling import SEED_LIMIT, LogitsProcessor, SamplingOptions
-from foredraft.speculation import checked_verification
 from foredraft.standard_library import resources_for
 from foredraft.text import StopStrings
 
@@ -74,9 +73,8 @@ class Generator:
         nodes: int | None = None,  # `num_speculative_tokens`: drafted per step, at most if `control` is given
         control: str | None = None,  # see docs/explanation/control.md
         control_options: Mapping[str, Any] | None = None,
-        verification: Verification = "matched",
     ) -> None:
-        """Change the drafting method, the control, and the verification rule.
+        """Change the drafting method and the control.
 
         UsageError for an unknown name, option or value; StoreError for a damaged table or one of another tokenizer.
         """
@@ -102,7 +100,7 @@ class Generator:
                 ForedraftWarning,
                 stacklevel=2,
             )
-        self.attach(method, drafter, nodes, control, control_options, verification)
+        self.attach(method, drafter, nodes, control, control_options)
         self._record_models()
 
     def _record_models(self) -> None:
@@ -113,16 +111,15 @@ class Generator:
 
     def attach(
         self, method: str, drafter: Drafter, nodes: int | None = None, control: str | None = None,
-        control_options: Mapping[str, Any] | None = None, verification: Verification = "matched",
-        costs: StepCosts | None = None,
+        control_options: Mapping[str, Any] | None = None, costs: StepCosts | None = None,
     ) -> None:  # fmt: skip
         """Use an existing drafter under the name `method`; `costs` is what the measured control learned earlier."""
         if nodes is None and control is None:
             control = drafter.needs.control
-        amount, rule = choose_control(nodes, control, control_options), checked_verification(verification)
+        amount = choose_control(nodes, control, control_options)
         self.amount = choose_control(0) if method == "none" else amount  # how much each step drafts
         self._costs = StepCosts() if costs is None else costs
-        self.method, self.drafter, self.verification = method, drafter, rule
+        self.method, self.drafter = method, drafter
 
     @property
     def cost(self) -> CostCurve:
@@ -267,8 +264,6 @@ class Generator:
             return self.drafter
         if self.method == "none":
             raise UsageError("prediction has no effect with method 'none', which drafts nothing; leave one out.")
-        if self.verification != "matched":
-            raise UsageError("prediction needs matched verification: its tokens are not drawn from a distribution.")
         ids = self.tokenizer(checked_text(prediction), add_special_tokens=False).input_ids
         return ChainDrafter(self.drafter, Prediction(np.asarray(ids, np.int64)).chains)
 
@@ -288,12 +283,11 @@ class Generator:
                 f"The prompt has {len(ids)} tokens and the model's window is {window}; shorten the prompt to at most "
                 f"{window - 1}."
             )
-        arguments |= {"sampling": sampling, "window": window, "verification": self.verification}
+        arguments |= {"sampling": sampling, "window": window}
         if stop_strings:
             arguments["stop"] = StopStrings(self.tokenizer, stop_strings, ids.tolist())
         seq = SequenceState(ids, **arguments)
-        settings = {**asdict(sampling), "verification": self.verification}
-        context = DraftContext(self.target.vocabulary, sampling.seed, self.amount.most_nodes, settings)
+        context = DraftContext(self.target.vocabulary, sampling.seed, self.amount.most_nodes, asdict(sampling))
         control = self.amount.make(lambda: self.cost, sampling.seed, self._costs)
         guarded = GuardedDrafter(self.drafter if drafter is None else drafter)
         # one measured control can decide for all texts of a batch together

@@ -1,16 +1,15 @@
-"""Parses `speculative_config`: the method, the draft length, the verification rule, and the method's options.
+"""Parses `speculative_config`: the method, the draft length, and the method's options.
 
 Reads the keys that all methods share. Does not depend on any method; the remaining keys are the method's options.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any
 
-from foredraft.contracts import Verification
 from foredraft.control import choose_control
 from foredraft.errors import UsageError
-from foredraft.options import check_known, shown, whole_number
+from foredraft.options import shown, whole_number
 
 DEFAULT_METHOD = "auto"
 
@@ -22,12 +21,11 @@ class Speculation:
     method: str  # not checked yet
     options: dict[str, Any] = field(default_factory=dict)  # the method's
     amount: dict[str, Any] = field(default_factory=dict)  # `nodes`, `control`, `control_options` of `Generator.use`
-    verification: Verification = "matched"
 
     @property
     def drafting(self) -> dict[str, Any]:
         """The arguments of `Generator.use`."""
-        return {"method": self.method, "options": self.options, "verification": self.verification, **self.amount}
+        return {"method": self.method, "options": self.options, **self.amount}
 
 
 def parse_speculation(method: str | None, config: Any) -> Speculation:
@@ -47,12 +45,4 @@ def parse_speculation(method: str | None, config: Any) -> Speculation:
         **{name: options.pop(name, None) for name in ("control", "control_options")},
     }
     choose_control(**amount)  # checks the control before the weights are loaded
-    verification = checked_verification(options.pop("verification", None))
-    return Speculation(method or configured or DEFAULT_METHOD, options, amount, verification)
-
-
-def checked_verification(given: Any) -> Verification:
-    """Return the verification rule; None is the default, "matched"."""
-    verification: Verification = "matched" if given is None else given
-    check_known(verification, get_args(Verification), "There is no verification rule", "Rules are")
-    return verification
+    return Speculation(method or configured or DEFAULT_METHOD, options, amount)

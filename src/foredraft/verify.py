@@ -1,14 +1,13 @@
 """Verifies a draft: follows the target's own choices down the tree and returns the accepted path.
 
-One token is chosen per visited node, and it is emitted whether or not a draft matches it. Under matched verification
-(sampling/chooser.py) it is drawn without looking at the draft, so the output is that of plain decoding; under rejection
-(sampling/rejection.py) the node's drafted children are tried first. Does not depend on how the draft was made.
+One token is chosen per visited node, without looking at the draft (sampling/chooser.py), and is emitted whether or not
+the draft has it. So the output is that of plain decoding. Does not depend on how the draft was made.
 """
 
 from collections.abc import Callable, Sequence
 
 from foredraft.contracts import Chooser, Draft, Verdict
-from foredraft.errors import ImpossibleDraftError, is_interrupt
+from foredraft.errors import is_interrupt
 from foredraft.graph.tree import ROOT, child_with
 
 
@@ -17,8 +16,7 @@ def verify(draft: Draft, choose: Chooser, ends: Callable[[Sequence[int]], bool],
 
     The root is at absolute position `at`; `choose` reads the target's scores of it and of the N nodes. `ends` returns
     whether the text ends with the last of the tokens emitted so far, which may be inside the draft. NumericsError for
-    logits that allow no token, and what a logits processor raises, both only before the first token;
-    ImpossibleDraftError, under rejection, for a node that its q cannot have given.
+    logits that allow no token, and what a logits processor raises, both only before the first token.
     """
     tokens: list[int] = []
     path: list[int] = []
@@ -27,7 +25,7 @@ def verify(draft: Draft, choose: Chooser, ends: Callable[[Sequence[int]], bool],
         try:
             token = choose(node + 1, tokens)
         except Exception as error:  # processors are others' code, and raise what they like
-            if not tokens or isinstance(error, ImpossibleDraftError) or is_interrupt(error):
+            if not tokens or is_interrupt(error):
                 raise
             break  # emit the tokens before the error, as plain decoding would; the next step raises it at its root
         tokens.append(token)

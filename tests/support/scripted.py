@@ -3,7 +3,6 @@
 import numpy as np
 
 from foredraft.contracts import EMPTY_DRAFT, Draft, Needs
-from foredraft.graph.layout import lay_out_text
 from foredraft.graph.tree import chain_parents
 from foredraft.testing import VOCABULARY
 
@@ -11,15 +10,6 @@ from foredraft.testing import VOCABULARY
 def continuation_in(text):
     """The continuation within a known text, int64[n], prompt and answer; empty after any other prefix."""
     return lambda ids: text[len(ids) :].tolist() if np.array_equal(text[: len(ids)], ids) else []
-
-
-def logits_of(target):
-    """The logits of a toy target; with another seed than the target's, it is a draft model."""
-
-    def logits(ids):  # the toy depends on the last three tokens only
-        return target.forward(lay_out_text(ids[-3:], 0), target.new_cache()).logits[-1].numpy()
-
-    return logits
 
 
 class ScriptedDrafting:

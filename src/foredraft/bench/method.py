@@ -33,7 +33,7 @@ class Method(Speculation):
 def parse_method(text: str) -> Method:
     """Parse `NAME` or `NAME:{"option": value, ...}`; UsageError for options that are not JSON, or an invalid one.
 
-    They may include `num_speculative_tokens`, `control`, `control_options` and `verification`.
+    They may include `num_speculative_tokens`, `control` and `control_options`.
     """
     name, _, rest = text.partition(":")
     try:
@@ -45,7 +45,7 @@ def parse_method(text: str) -> Method:
     if name == PEER:
         return Method(name, options, label=text)
     parsed = parse_speculation(name, options)
-    return Method(name, parsed.options, parsed.amount, parsed.verification, label=text)
+    return Method(name, parsed.options, parsed.amount, label=text)
 
 
 def chosen_methods(texts: Sequence[str]) -> list[Method]:

@@ -65,9 +65,8 @@ def prove(
 ) -> list[Proof]:  # fmt: skip
     """Compare methods with plain decoding on every prompt; `done` is called after each text.
 
-    A method that samples under rejection is left out, because that keeps the distribution of the text but not its
-    tokens. Changes the generator's method. `settings` are generation arguments without the seed, which is `seed` plus
-    the prompt's number. UsageError for the peer.
+    Changes the generator's method. `settings` are generation arguments without the seed, which is `seed` plus the
+    prompt's number. UsageError for the peer.
     """
     if any(method.method == PEER for method in methods):
         raise UsageError("transformers cannot be proved; `foredraft bench run` compares its texts with ours.")
@@ -82,8 +81,7 @@ def prove(
 
     generator.use("none")
     plain, proofs = texts(), []
-    sampled = GenerationOptions.parse(settings).sampling(generator.target.vocabulary).do_sample
-    for method in (each for each in methods if each.verification == "matched" or not sampled):
+    for method in methods:
         generator.use(**method.drafting)
         differences, tokens = list[Difference](), 0
         for each, actual, expected in zip(prompts, texts(), plain, strict=True):

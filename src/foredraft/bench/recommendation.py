@@ -161,7 +161,7 @@ def _identity(own: Sequence[Summary], environment: Environment) -> str:
     if identical == texts:
         return f"All {texts} drafted texts equal plain decoding's, token by token."
     reason = (
-        "methods under rejection verification differ by design; other differences are bugs: run `foredraft prove`"
+        "differences are bugs: run `foredraft prove`"
         if environment["model"]["dtype"] in EXACT
         else "16-bit rounding can swap nearly tied tokens; `foredraft prove` distinguishes that from errors"
     )

@@ -207,9 +207,7 @@ class MethodWriter:
     def write(self, prompt: Any, arguments: Mapping[str, Any]) -> Text:
         """Generate a text; the drafter keeps what it learned for the next one."""
         generator, method = self._generator, self._method
-        generator.attach(
-            method.method, self._drafter, **method.amount, verification=method.verification, costs=self._costs
-        )
+        generator.attach(method.method, self._drafter, **method.amount, costs=self._costs)
         writing = yield from _in_slices(generator, prompt, arguments)
         return writing, ""
 

@@ -27,9 +27,6 @@ def generate(
     job: Job,
     draft_model: Annotated[str | None, in_drafting(help="The draft model, for methods that use one")] = None,
     memory: flags.MemoryOption = None,
-    verification: Annotated[
-        str | None, in_drafting(help="matched (default), or rejection, which keeps only the distribution")
-    ] = None,
     max_new_tokens: Annotated[int | None, generation_flag("max_new_tokens")] = None,
     do_sample: Annotated[
         bool | None,
@@ -64,7 +61,7 @@ def generate(
         "eos_token_id": eos_token_id, "seed": seed,
     }  # fmt: skip
     options = {name: value for name, value in options.items() if value not in (None, [])}
-    generator = job.load(job.config(verification=verification, model=draft_model, memory=memory), options)
+    generator = job.load(job.config(model=draft_model, memory=memory), options)
     ink = None if as_json else Ink(color, generator.drafter.source_names)
     whole = prompt_for(generator, text, system, raw=raw)
     _write(generator, options, whole, ink)

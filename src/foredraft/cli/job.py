@@ -79,7 +79,7 @@ class Job:
                 tell(0.0, "warming up (on a new installation it takes longer, as kernels are compiled)")
                 # another generator, so that the control does not learn costs that include compilation
                 other = Generator(generator.target, generator.tokenizer, method="none")
-                other.attach(generator.method, generator.drafter, verification=generator.verification)
+                other.attach(generator.method, generator.drafter)
                 for each in settings:
                     other.generate(_WARM_UP, **{**each, "max_new_tokens": _WARM_UP_TOKENS, "eos_token_id": ()})
                 generator.forget()

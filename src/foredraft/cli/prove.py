@@ -37,7 +37,7 @@ def prove(
     """Compare methods with plain decoding token by token.
 
     Exit status 1 if a text differs beyond rounding, which explains near-ties in 16-bit arithmetic, unless every pass is
-    compiled. Sampled texts under rejection verification keep the distribution alone, and are left out.
+    compiled.
     """
     from foredraft.bench import prove as proving
     from foredraft.bench.method import chosen_methods

@@ -88,10 +88,6 @@ class LevelControl:
         (draft,), (budget,) = drafts, budgets
         draft = cut(draft, budget)
         chances = level_chances(draft)
-        if draft.q is not None:
-            # a drawn token must not decide whether it is kept, and a merged graph may repeat a token of this level
-            # further down: the rule gets no estimates
-            chances = [None] * len(chances)
         while not self._stopped and len(self._chances) + 1 < len(chances):
             self._answer(chances[len(self._chances)])
         return [cut(draft, Budget(budget.nodes, len(self._chances))) if self._stopped else draft]

@@ -52,7 +52,6 @@ class MeasuredControl:
         self._most_rows = most_nodes + 1 if most_rows is None else most_rows
         self._costs = StepCosts() if costs is None else costs
         self._price = 0.0  # smoothed tokens per second that drafts promise, at least those of plain decoding
-        self._drawn = False  # whether the nodes of the last drafts were not weighed
         self._written = 0.0  # smoothed tokens of such a step
         self._each = float(min(_FIRST, most_nodes))  # smoothed number of nodes per sequence worth verifying
         self._asked = self._begun = False  # whether a draft was requested in this step, and in any
@@ -79,8 +78,7 @@ class MeasuredControl:
         if self._whole:
             return Budget(room, depth)
         least = max(self._cheap(lanes) // lanes, _LEAST)
-        wanted = room if self._drawn else max(least, int(_HEADROOM * self._each))
-        return Budget(min(room, wanted), depth, self._more())
+        return Budget(min(room, max(least, int(_HEADROOM * self._each))), depth, self._more())
 
     def _more(self) -> Callable[[float | None], bool]:
         """Return `Budget.more` of one draft. A further level is taken to cost what recent ones did."""
@@ -110,13 +108,11 @@ class MeasuredControl:
         self._asked = self._asked and any(budget.nodes > 0 for budget in budgets)
         if not any(len(draft) for draft in drafts):
             return list(drafts)
+        if self._whole:
+            return [cut(draft, budget) for draft, budget in zip(drafts, budgets, strict=True)]
         lanes, base = len(drafts), len(drafts) + other_rows
         costs, passes = self._costs, self._costs.passes(self._curve)[base:]
         plain = float(lanes / (passes[0] + costs.plain * lanes))
-        self._drawn = self._whole or any(draft.q is not None for draft in drafts)
-        if self._drawn:  # drawn tokens must not decide whether they are kept
-            self._price = plain
-            return [cut(draft, budget) for draft, budget in zip(drafts, budgets, strict=True)]
         scores = [scores_of(draft) for draft in drafts]
         together = np.concatenate(scores)
         least = max(self._cheap(base), lanes)
@@ -152,7 +148,7 @@ class MeasuredControl:
         if not self._asked:
             self._costs.rests.passed()
         else:
-            if self._whole or any(verdict.draft.q is not None for verdict in verdicts):
+            if self._whole:
                 written = sum(len(verdict.tokens) for verdict in verdicts) / lanes
                 self._written += _SHARE * (written - self._written) if self._written else written
                 self._costs.tried_whole(self._curve, lanes, rows, self._written)

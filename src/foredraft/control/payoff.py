@@ -97,17 +97,14 @@ def scores_of(draft: Draft) -> FloatArray:
 
 
 def cut(draft: Draft, budget: Budget, score: FloatArray | None = None) -> Draft:
-    """Return the best prefix-closed part of `draft` within `budget`, by `score`, the draft's scores, or the order.
-
-    A draft with q is always cut in order: keeping drawn tokens by their scores would change their distribution.
-    """
+    """Return the best prefix-closed part of `draft` within `budget`, by `score`, the draft's scores, or the order."""
     if budget.nodes <= 0 or budget.depth <= 0 or len(draft) == 0:
         return EMPTY_DRAFT
     fits = len(draft) <= budget.depth or int(depths(draft.parents).max()) <= budget.depth
     if len(draft) <= budget.nodes and fits:
         return draft
     score = score if score is not None else draft.score
-    if score is None or draft.q is not None:
+    if score is None:
         score = -np.arange(len(draft), dtype=np.float32)
     return draft.take(top_nodes(draft.parents, score, budget.nodes, budget.depth))
 

@@ -233,16 +233,13 @@ class _Drafting:
         self._own = empty_text() if self._learns else NO_TEXT
         self._stored = StoredRows(drafter.library.segments())
         self._room = room_to_draft(max(context.max_nodes, 1))
-        draws = sampled and context.settings.get("verification", "matched") == "matched"
-        self._noise = Noise(known=draws, seed=np.uint64(context.seed))
+        self._noise = Noise(known=sampled, seed=np.uint64(context.seed))
         self._neural: Drafting | None = None
         # the neural drafter drafts while it is worth its time
         self._worths = drafter.worth  # `forget` makes another, which this sequence does not fill
         self._sampled, self._worth = sampled, drafter.worth[sampled].following() if self._learns_on else Worth()
         if (neural := drafter.neural) is not None:
-            # its tokens are blended with others, so they must be chosen and not drawn, with either verification
-            settings = {**context.settings, "verification": "matched"}
-            self._neural = self._guarded(lambda: neural.open(replace(context, settings=settings)))
+            self._neural = self._guarded(lambda: neural.open(context))
         self._ids: TokenIds = np.empty(0, np.int64)
         self._emitted: tuple[int, ...] = ()  # tokens behind these, of the last step
         self._read = 0  # length of the text at the last draft

@@ -7,7 +7,7 @@ medusa`): `head=FOLDER`.
 Does not depend on how tokens are chosen.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import ClassVar
 
@@ -65,10 +65,7 @@ class _Drafting:
 
     def __init__(self, nodes: int, heads: MedusaHeads, lm_head: torch.nn.Module, context: DraftContext) -> None:
         self._nodes, self._heads, self._lm_head = nodes, heads, lm_head
-        # the best tokens are taken, never drawn, with either verification
-        self._imitation = replace(
-            Imitation.of(context.settings, context.seed, context.vocabulary, ids_of(lm_head)), draws=False
-        )
+        self._imitation = Imitation.of(context.settings, context.seed, context.vocabulary, ids_of(lm_head))
         self._accuracies = heads.accuracies.float().cpu().numpy()
         self._tree = lru_cache(partial(static_tree, self._accuracies))  # its arguments seldom change
 

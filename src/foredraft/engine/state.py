@@ -4,15 +4,13 @@ Does not depend on text: stop strings are a callback.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from foredraft.contracts import Chooser, Draft, Scores, SequenceView, TokenIds, Verdict, Verification
+from foredraft.contracts import Chooser, Scores, SequenceView, TokenIds, Verdict
 from foredraft.sampling import LogitsProcessor, SamplingOptions
 from foredraft.sampling.chooser import Sampler
-from foredraft.sampling.rejection import SeededChance, rejection_chooser
 
 if TYPE_CHECKING:
     import torch
@@ -33,8 +31,6 @@ class SequenceState:
         eos: Iterable[int] = (),  # ids that end the text, with reason "eos"
         processors: Sequence[LogitsProcessor] = (),  # transformers'
         stop: Callable[[int], bool] | None = None,  # called once per emitted token; True ends with reason "stop"
-        verification: Verification = "matched",
-        chance: Callable[[int], SeededChance] | None = None,  # of a position under rejection; None is the seed's
     ) -> None:
         self.cache: Any = None  # the target's KV cache, set when decoding begins
         self.prompt_length = self.length = len(prompt)
@@ -51,8 +47,6 @@ class SequenceState:
         self._ids[: len(prompt)] = prompt
         self._eos, self._stop = frozenset(eos), stop
         self._sampler = Sampler(sampling, processors)
-        self._verification = verification
-        self._chance = chance if chance is not None else partial(SeededChance, sampling.seed)
         if self.length >= self._limit:
             self.finish = self._limit_reason
 
@@ -101,14 +95,10 @@ class SequenceState:
         self.cache.commit(range(rows))
         self.keep_states(states, int(self.cache.length))
 
-    def chooser(self, scores: Scores, draft: Draft) -> Chooser:
-        """Return the chooser for one verification of `draft` after this sequence."""
+    def chooser(self, scores: Scores) -> Chooser:
+        """Return the chooser for one verification of a draft after this sequence."""
         prefix = self._ids[: self.length] if self._sampler.needs_prefix else None
-        at = self.length - 1
-        if self._verification == "matched":
-            return self._sampler.chooser(scores, at, prefix)
-        law = partial(self._sampler.distribution, scores.logits, at, prefix)
-        return rejection_chooser(draft, at, law, self._chance)
+        return self._sampler.chooser(scores, self.length - 1, prefix)
 
     def ends(self, tokens: Sequence[int]) -> bool:
         """Return whether the text ends with the last of `tokens`, the tokens emitted so far in this step."""

@@ -30,7 +30,7 @@ def settle(run: Run, budget: Budget, draft: Draft, scores: Scores) -> tuple[Verd
     Without a budget nothing that the drafting needs is computed for it.
     """
     began, seq, needs = perf_counter_ns(), run.seq, run.drafter.needs
-    verdict = verify(draft, seq.chooser(scores, draft), seq.ends, seq.length - 1)
+    verdict = verify(draft, seq.chooser(scores), seq.ends, seq.length - 1)
     verified = perf_counter_ns()
     seq.commit(verdict, scores.hidden if needs.hidden else None)
     committed = perf_counter_ns()

@@ -16,7 +16,7 @@ import torch
 from foredraft.contracts import EMPTY_DRAFT, Budget, Draft, DraftContext, Needs, SequenceView, Verdict
 from foredraft.graph.dag import DraftGraph, add_level, empty_graph, leaves, unmerge
 from foredraft.graph.layout import Layout, lay_out_text
-from foredraft.graph.tree import FloatArray, IntArray, ancestor_mask, child_with, depths
+from foredraft.graph.tree import IntArray, ancestor_mask, child_with, depths
 from foredraft.model.candidates import Candidates, Imitation, candidates
 from foredraft.model.layers import LAST
 from foredraft.model.target import TorchTarget
@@ -166,9 +166,7 @@ class RolloutDrafter:
 
     def open(self, context: DraftContext) -> "RolloutDrafting":
         imitation = Imitation.of(context.settings, context.seed, context.vocabulary, self._ids)
-        # merging would make it depend on a drawn token whether it is kept, which changes the distribution
-        rules = replace(self._rules, tau=0) if imitation.draws else self._rules
-        return RolloutDrafting(self._begin(context.max_nodes), rules, imitation)
+        return RolloutDrafting(self._begin(context.max_nodes), self._rules, imitation)
 
 
 def model_drafter(
@@ -180,10 +178,7 @@ def model_drafter(
 
 
 class RolloutDrafting:
-    """Drafting for one sequence by graphs that a rollout grows; its cache follows the sequence.
-
-    `calibrate` is called for chosen candidates, never for drawn ones.
-    """
+    """Drafting for one sequence by graphs that a rollout grows; its cache follows the sequence."""
 
     def __init__(
         self, rollout: Growing, rules: GrowthRules, imitation: Imitation, calibrate: Calibrate | None = None
@@ -195,28 +190,19 @@ class RolloutDrafting:
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
         """Return the best paths of a graph; none if the window is full or the sequence has ids unknown to the model.
 
-        Nodes of source 1 were reached through a merged node. Chosen nodes are cut by the probability of their paths.
-        Drawn nodes are cut in the order in which they were drawn, because whether one is kept must not depend on its
-        token. Raises NumericsError for logits without a token to choose.
+        Nodes of source 1 were reached through a merged node. Raises NumericsError for logits without a token to choose.
         """
         (vocabulary, window), ids = self.rollout.limits, view.ids
         self.graph, depth = None, budget.depth if window is None else min(budget.depth, window - len(ids))
         unknown = ids[self.rollout.committed :].max(initial=0) >= vocabulary
         if budget.nodes <= 0 or depth <= 0 or unknown or (logits := self.rollout.start(view)) is None:
             return EMPTY_DRAFT
-        self._imitation = replace(self._imitation, draft=self._imitation.draft + 1)
-        self.graph, q, depth = self._grow(view, logits, replace(budget, depth=depth))
-        if q:  # graphs of drawn nodes contain no merged ones
-            kept = np.arange(min(self.graph.size, budget.nodes))
-            drawn = self.graph.tokens[kept], self.graph.parents[kept], self.graph.score[kept]
-            return Draft(*drawn, np.array(q[: len(kept)], np.float32))
+        self.graph, depth = self._grow(view, logits, replace(budget, depth=depth))
         tree = unmerge(self.graph, budget.nodes, depth)
         return Draft(tree.tokens, tree.parents, tree.score, source=tree.merged.astype(np.uint8))
 
-    def _grow(
-        self, view: SequenceView, logits: torch.Tensor, budget: Budget
-    ) -> tuple[DraftGraph, list[FloatArray], int]:
-        """Grow a graph after a text; return it, the distributions that nodes were drawn from, and a draft's depth.
+    def _grow(self, view: SequenceView, logits: torch.Tensor, budget: Budget) -> tuple[DraftGraph, int]:
+        """Grow a graph after a text; return it, and the depth of a draft of it.
 
         `logits` are those of the root, float[1, V]. It ends at the depth of the budget or the rules, when no node is
         left to expand, when `budget.more` returns False, or after `most_rows` rows of the model; the most probable
@@ -227,7 +213,6 @@ class RolloutDrafting:
         most_rows, k = min(self.rollout.most_rows, budget.nodes), min(rules.out_degree, budget.nodes)
         graph = empty_graph(ids[-max(rules.tau, 1) :], rules.tau, (most_rows + 1) * k)
         self.rows = np.full(len(graph.tokens), -1, np.int32)
-        q: list[FloatArray] = []
         frontier = np.full(1, -1, np.int32)
         used = 0
         depth = min(budget.depth, rules.levels)
@@ -235,17 +220,15 @@ class RolloutDrafting:
             depth = min(depth, budget.nodes)  # further levels of a chain would be cut
         for level in range(depth):
             found = candidates(logits, k, self._imitation, np.full(len(frontier), len(ids) + level, np.int64))
-            if found.q is None and self._calibrate is not None:
+            if self._calibrate is not None:
                 found = self._calibrate(found, level + 1, view.states)
             leaf = leaves(found.probabilities, rules.least_probability, rules.least_share)
-            real = found.tokens >= 0  # filters may leave fewer than k tokens
-            parents = np.broadcast_to(frontier[:, None], real.shape)[real]
+            parents = frontier.repeat(found.tokens.shape[1])
             start, most_open = graph.size, most_rows - used if level + 1 < depth else 0
-            opened = add_level(graph, parents, found.tokens[real], found.probabilities[real], leaf[real], most_open)
-            if found.q is not None:
-                q.extend(found.q[real])
+            children = found.tokens.ravel(), found.probabilities.ravel(), leaf.ravel()
+            opened = add_level(graph, parents, *children, most_open)
             if budget.more is not None and not budget.more(float(graph.score[start : graph.size].max(initial=0.0))):
-                return graph, q, level + 1
+                return graph, level + 1
             if not len(opened):
                 break
             above = graph.parents[opened]
@@ -253,7 +236,7 @@ class RolloutDrafting:
             logits = self.rollout.expand(graph.tokens[opened], rows)
             self.rows[opened] = used + np.arange(len(opened))
             used, frontier = used + len(opened), opened
-        return graph, q, budget.depth
+        return graph, budget.depth
 
     def observe(self, verdict: Verdict) -> None:
         """Keep the rows on the path of the emitted tokens, up to the first token without a row."""

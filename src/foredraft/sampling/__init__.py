@@ -10,10 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from foredraft.errors import UsageError
-from foredraft.graph.tree import F64
 from foredraft.options import check_range
 
-Probabilities = F64  # float64[V], not negative, with sum 1
 LogitsProcessor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """transformers' protocol: (input_ids int64[1, n], scores float32[1, V]) -> scores float32[1, V]."""
 

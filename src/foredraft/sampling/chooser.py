@@ -15,8 +15,8 @@ from foredraft.contracts import Chooser, Scores, TokenIds
 from foredraft.errors import NumericsError, UsageError
 from foredraft.graph.tree import FloatArray
 from foredraft.options import shown
-from foredraft.sampling import LogitsProcessor, Probabilities, SamplingOptions
-from foredraft.sampling.filters import distribution, filter_row, penalize
+from foredraft.sampling import LogitsProcessor, SamplingOptions
+from foredraft.sampling.filters import filter_row, penalize
 from foredraft.sampling.logits import most_probable, rows_of
 from foredraft.sampling.noise import perturbed_argmax
 
@@ -72,15 +72,6 @@ class Sampler:
             return None
         found: list[int] = scores.best.tolist()
         return found
-
-    def distribution(
-        self, logits: torch.Tensor, at: int, prefix: TokenIds | None, row: int, path: Sequence[int]
-    ) -> Probabilities:
-        """Return the distribution, float64[V], that the chooser samples after a row of `logits`, float[R, V]."""
-        probabilities = distribution(self._row(logits[row], prefix, path), self._options)
-        if not len(probabilities):
-            raise NumericsError(_unusable(at + len(path) + 1))
-        return probabilities
 
     def _row(self, logits: torch.Tensor, prefix: TokenIds | None, path: Sequence[int]) -> FloatArray:
         """Return the scores of a row, float32[V] and not to be changed, after the penalty and the processors."""

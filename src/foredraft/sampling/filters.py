@@ -1,4 +1,4 @@
-"""Filters of a row of logits: repetition penalty, temperature, top-k, top-p and min-p, and the resulting distribution.
+"""Filters of a row of logits: repetition penalty, temperature, top-k, top-p and min-p.
 
 Does not depend on how tokens are drawn, nor on where the logits come from.
 """
@@ -8,7 +8,6 @@ from numba import njit
 
 from foredraft.contracts import TokenIds
 from foredraft.graph.tree import I64, FloatArray
-from foredraft.sampling import Probabilities, SamplingOptions
 from foredraft.sampling.logits import exponentials, most_probable
 
 
@@ -64,16 +63,12 @@ def _leading(weights: FloatArray, masses: FloatArray, needed: float) -> I64:
 def filter_row(row: FloatArray, temperature: float, top_k: int, top_p: float, min_p: float) -> FloatArray:
     """Return softmax weights relative to the most probable token, float32[V], 0 for filtered tokens.
 
-    The order is transformers': temperature, top-k, top-p of the remaining tokens, min-p. A temperature of 0 leaves only
-    the most probable token. Returns an empty array for an unusable row (NaN, +inf, or nothing finite).
+    The order is transformers': temperature, above 0, top-k, top-p of the remaining tokens, min-p. Returns an empty array
+    for an unusable row (NaN, +inf, or nothing finite).
     """
     best = most_probable(row)
     if best < 0:
         return np.empty(0, np.float32)
-    if temperature == 0.0:
-        certain = np.zeros(len(row), np.float32)
-        certain[best] = 1.0
-        return certain
     weights = exponentials(row, row[best], temperature)
     if 0 < top_k < len(row):
         each, needed = np.ones(len(row), np.float32), float(top_k)
@@ -101,14 +96,3 @@ def penalize(row: FloatArray, seen: TokenIds, penalty: float) -> None:
     seen = np.unique(seen)
     values = row[seen]
     row[seen] = np.where(values < 0, values * penalty, values / penalty)
-
-
-def distribution(row: FloatArray, options: SamplingOptions) -> Probabilities:
-    """Return the distribution from which `options` choose a token, float64[V]; one-hot for greedy decoding.
-
-    The `row`, float32[V], is taken after the penalty, which is not applied here, and the processors. An unusable one
-    (NaN, +inf, or nothing finite) gives an empty array.
-    """
-    weights: Probabilities = filter_row(row, *options.filters).astype(np.float64)
-    weights /= weights.sum()  # of nothing, which stays empty, too
-    return weights

@@ -129,7 +129,7 @@ class Service:
         own, speculation = self.generator, Speculation.model_validate_json(speculation_json)
         method = own.method if speculation.method is None else speculation.method
         check_known(method, self.methods, "A request cannot select the method", "Methods are")
-        servers = self._config if method == own.method else {"verification": own.verification}
+        servers = self._config if method == own.method else {}
         kept = {name: each for name, each in servers.items() if name != "memory"}  # only its own generator has it
         config = {**kept, **speculation.options}
         if speculation.num_speculative_tokens is not None:

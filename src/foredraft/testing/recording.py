@@ -6,17 +6,7 @@ Depends on the engine, not on what the record should contain or on any particula
 from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
 
-from foredraft.contracts import (
-    Budget,
-    Draft,
-    DraftContext,
-    Drafter,
-    SequenceView,
-    Target,
-    TokenIds,
-    Verdict,
-    Verification,
-)  # fmt: skip
+from foredraft.contracts import Budget, Draft, DraftContext, Drafter, SequenceView, Target, TokenIds, Verdict
 from foredraft.control import FixedControl
 from foredraft.engine.batch import steps
 from foredraft.engine.run import Run
@@ -76,14 +66,14 @@ class Recorder:
 
 
 def begun(
-    drafter: Drafter, prompt: TokenIds, options: SamplingOptions = _GREEDY, verification: Verification = "matched",
-    new_tokens: int = NEW_TOKENS, control: FixedControl | None = None, target: Target | None = None,
+    drafter: Drafter, prompt: TokenIds, options: SamplingOptions = _GREEDY, new_tokens: int = NEW_TOKENS,
+    control: FixedControl | None = None, target: Target | None = None,
 ) -> Run:  # fmt: skip
     """Return the run of a text after `prompt`, int64[n], on the toy target or another one."""
     target, control = target or ToyTarget(), control or FixedControl(_NODES)
-    seq = SequenceState(prompt, options, max_new_tokens=new_tokens, verification=verification)
-    settings = {**asdict(options), "verification": verification}
-    return Run(seq, drafter, control, DraftContext(target.vocabulary, options.seed, settings=settings), target)
+    seq = SequenceState(prompt, options, max_new_tokens=new_tokens)
+    context = DraftContext(target.vocabulary, options.seed, settings=asdict(options))
+    return Run(seq, drafter, control, context, target)
 
 
 def written(run: Run) -> SequenceState:
