@@ -48,7 +48,8 @@ def parse_speculation(method: str | None, config: Any) -> Speculation:
     }
     choose_control(**amount)  # checks the control before the weights are loaded
     verification = checked_verification(options.pop("verification", None))
-    return Speculation(method or configured or DEFAULT_METHOD, options, amount, verification)
+    chosen = next(each for each in (method, configured, DEFAULT_METHOD) if each is not None)
+    return Speculation(chosen, options, amount, verification)
 
 
 def checked_verification(given: Any) -> Verification:
