@@ -566,9 +566,11 @@ def test_a_batch_encoding_is_refused(plain, tokenizer):
 
 
 def test_what_a_chat_template_refuses_is_said(plain, tokenizer, monkeypatch):
-    monkeypatch.setattr(tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}")
-    with pytest.raises(UsageError, match=r"template rejects the conversation \(roles must alternate"):
-        plain.encode([{"role": "user", "content": "a"}])
+    refusing = {"raise_exception('roles must alternate')": "roles must alternate", "1 / 0": "division by zero"}
+    for expression, reason in refusing.items():
+        monkeypatch.setattr(tokenizer, "chat_template", f"{{{{ {expression} }}}}")
+        with pytest.raises(UsageError, match=rf"template rejects the conversation \({reason}"):
+            plain.encode([{"role": "user", "content": "a"}])
     monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
     with pytest.raises(UsageError, match="UTF-8 cannot encode"):
         plain.encode([{"role": "user", "content": "\ud800"}])

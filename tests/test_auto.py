@@ -444,6 +444,19 @@ def test_a_folder_that_takes_no_file_is_refused_before_a_text_whatever_its_right
         drafter(memory="/proc/memory")
 
 
+def test_a_tilde_in_a_path_is_a_home_folder(tmp_path, monkeypatch):
+    for variable in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    built(tmp_path / "store", *SEGMENTS)
+    made = drafter("~/store", memory="~/memory")
+    say(made, [1, 2, 3])
+    made.save()
+    assert (tmp_path / "memory" / MANIFEST).is_file()
+    for option in ("store", "table", "memory"):
+        with pytest.raises(UsageError, match="There is no folder or file ~nobody-of-this-name/a"):
+            drafter(**{option: "~nobody-of-this-name/a"})
+
+
 # --- a neural drafter among its sources
 
 

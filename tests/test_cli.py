@@ -317,6 +317,7 @@ def test_an_interrupt_keeps_what_was_written(run, monkeypatch):
         (("generate", "a", "--speculative-config", '{"tabel": "none"}'), "Did you mean 'table'?"),
         (("generate", "a", "--speculative-config", '{"num_speculative_tokens": 3}', *EMPTY_TABLE[2:]), "give one of"),
         (("generate", "a", "--num-speculative-tokens", "-1"), "num_speculative_tokens is -1"),
+        (("generate", "a", "--method", ""), "There is no method ''"),
         (("generate", "a", "--method", "adaptx"), "Did you mean 'adaptix'?"),
         (("generate", "a", "--method", "none", "--speculative-config", '{"method": "adaptix"}'), "give one of them"),
         (("generate", "a", "--max-new-tokens", "0"), "max_new_tokens is 0"),

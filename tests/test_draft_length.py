@@ -471,7 +471,7 @@ REFUSALS = [
     (3, {}, "no control 3. Controls are"),
     ("fixed", {}, "'fixed' needs a number of nodes; give num_speculative_tokens"),
     (None, {"cap": 3}, "Control 'measured' has no option 'cap'"),
-    ("beta_ts", ["cap"], "control_options is \\['cap'\\]; give a mapping"),
+    ("beta_ts", ["cap"], r"options of control 'beta_ts' are \['cap'\]; give a mapping"),
     ("beta_ts", {"alpha": 1}, "Control 'beta_ts' has no option 'alpha'. Did you mean 'alpha0'"),
     ("beta_ts", {"alpha0": 0}, "alpha0 is 0.0; it must be above 0"),
     ("beta_ts", {"beta0": math.inf}, "beta0 is inf; it must be above 0 and at most 1000000"),

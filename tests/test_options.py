@@ -85,6 +85,8 @@ def test_missing_and_unnameable_options_are_refused():
         options_from(Sample, {}, "Method 'sample'")
     with pytest.raises(UsageError, match="has no option 5"):
         options_from(Sample, {5: 1}, "Method 'sample'")
+    with pytest.raises(UsageError, match="options of method 'sample' are 5; give a mapping"):
+        options_from(Sample, 5, "Method 'sample'")
 
 
 def test_a_long_value_is_shortened():

@@ -74,13 +74,13 @@ def shown(value: Any) -> str:
     return _shorten.repr(value)
 
 
-def user_path(named: str | Path) -> Path:
+def user_path(named: str | os.PathLike[str]) -> Path:
     """Return the path that a user named, with `~` expanded; UsageError if there can be none of this name."""
     try:
         path = Path(named).expanduser()
         path.exists()  # raises for a name that is too long
     except (OSError, RuntimeError) as error:  # the latter for a user without a home folder
-        raise UsageError(f"There is no folder {named} ({told(error).rstrip('.')}); give another.") from error
+        raise UsageError(f"There is no folder or file {named} ({told(error).rstrip('.')}); give another.") from error
     return path
 
 
@@ -91,13 +91,16 @@ def whole_number(value: Any) -> int | None:
     return operator.index(value)
 
 
-def options_from(kind: type[T], given: Mapping[str, Any], what: str) -> T:
-    """Build the frozen dataclass `kind` from `given`, option name to value.
+def options_from(kind: type[T], given: Any, what: str) -> T:
+    """Build the frozen dataclass `kind` from `given`, a mapping of option name to value.
 
     Numpy numbers become Python numbers, and paths become strings. `what` names the owner of the options in messages,
     such as ``Method 'adaptix'``. UsageError for an unknown or missing key, or a value that is of the wrong type or that
     `kind` rejects.
     """
+    owner = what[:1].lower() + what[1:]
+    if not isinstance(given, Mapping):
+        raise UsageError(f"The options of {owner} are {shown(given)}; give a mapping of their names to values.")
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]  # T is a dataclass by contract
     known = [field.name for field in fields]
     for key in given:
@@ -106,7 +109,6 @@ def options_from(kind: type[T], given: Mapping[str, Any], what: str) -> T:
         if field.name not in given and field.default is field.default_factory is dataclasses.MISSING:
             raise UsageError(f"{what} needs the option {field.name!r}; give it.")
     hints = get_type_hints(kind)
-    owner = what[:1].lower() + what[1:]
     return kind(**{name: _typed(hints[name], value, f"{name} of {owner}") for name, value in given.items()})
 
 

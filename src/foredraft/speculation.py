@@ -45,4 +45,5 @@ def parse_speculation(method: str | None, config: Any) -> Speculation:
         **{name: options.pop(name, None) for name in ("control", "control_options")},
     }
     choose_control(**amount)  # checks the control before the weights are loaded
-    return Speculation(method or configured or DEFAULT_METHOD, options, amount)
+    chosen = next(each for each in (method, configured, DEFAULT_METHOD) if each is not None)
+    return Speculation(chosen, options, amount)

@@ -71,7 +71,6 @@ def _described(model: str) -> dict[str, Any]:
         ends = load_ends(model)
     support = inspect(config)
     empty = load_outline(model, device="cpu")
-    files = weights_of(empty.name_or_path)
     return {
         "model": model, "family": support.family, "supported": True, "tested": support.tested,
         "text_model_of": str(config.model_type) if has_other_parts(config) else None,
@@ -81,7 +80,7 @@ def _described(model: str) -> dict[str, Any]:
         "vocabulary": int(empty.get_output_embeddings().weight.shape[0]),
         "parameters": sum(parameter.numel() for parameter in empty.parameters()),
         "dtype": str(config.dtype or "float32").removeprefix("torch."), "ends": ends,
-        "formats": sorted(opened(files)[1].formats()) if files else [],
+        "formats": sorted(opened(files)[1].formats()) if (files := weights_of(empty.name_or_path)) else [],
     }  # fmt: skip
 
 

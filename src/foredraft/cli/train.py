@@ -64,7 +64,7 @@ class Head:
 
     @property
     def run(self) -> Path:
-        return _beside(self.out, ".run")
+        return Path(f"{self.out.resolve()}.run")  # beside it, also of `.` and `..`
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ def cali(
     folder = user_path(head)
     if not folder.is_dir():
         raise UsageError(f"There is no folder {head}; give the one that `foredraft train eesd` wrote.")
-    run, out = _beside(folder, ".cali.run"), folder / PREDICTOR_FOLDER
+    run, out = Path(f"{folder.resolve()}.cali.run"), folder / PREDICTOR_FOLDER
     with alone(run):
         target, opened = training.prepared(model, data, run, out, lambda model: load_exit_head(folder, model))
         transformer = target.model
@@ -253,11 +253,10 @@ def medusa(
     from foredraft.training.tasks import MedusaTask
     from foredraft.training.traces import chosen_windows, spread
 
-    def check(model: Any) -> None:
-        _check_vocabulary(head.vocabulary, model, least=RANKS)
-
     with alone(head.run):
-        target, opened = training.prepared(head.model, head.data, head.run, head.out, check)
+        target, opened = training.prepared(
+            head.model, head.data, head.run, head.out, lambda model: _check_vocabulary(head.vocabulary, model, RANKS)
+        )
         transformer = target.model
         card = card_for(transformer, "medusa", head.model, dtype=head.save_dtype, count=heads)
         ids = _scored(opened, head.vocabulary, transformer)
@@ -324,12 +323,6 @@ def _tell(out: Path, outcome: "Run", states: Path | None) -> None:
         f"{out}: {outcome.step:,} steps in {outcome.minutes:.1f} minutes, loss {last['loss']:.3f}{agreement}, "
         f"{last['tokens_per_second']:,.0f} tokens/s at the end."
     )
-
-
-def _beside(folder: Path, suffix: str) -> Path:
-    """Return the folder of this name and `suffix`, also of `.` and `..`."""
-    whole = folder.resolve()
-    return whole.with_name(whole.name + suffix)
 
 
 def _check_vocabulary(count: int, transformer: Any, least: int = 1) -> None:

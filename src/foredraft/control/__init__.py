@@ -94,7 +94,5 @@ def choose_control(nodes: Any = None, control: Any = None, control_options: Any 
     if name == "fixed" and nodes is None:
         raise UsageError("Control 'fixed' needs a number of nodes; give num_speculative_tokens.")
     given = {} if control_options is None else control_options
-    if not isinstance(given, Mapping):
-        raise UsageError(f'control_options is {shown(given)}; give a mapping such as {{"threshold": 0.5}}.')
     options: Any = options_from(CONTROLS[name].options, given, f"Control {name!r}")
     return ControlChoice(name, options, MOST_NODES if count is None else count)

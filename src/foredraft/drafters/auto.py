@@ -9,7 +9,6 @@ Does not depend on text or the target, nor on which neural drafter is blended in
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -51,7 +50,7 @@ from foredraft.index.sources import NEURAL, NO_NEURAL_DRAFT, NO_ROWS, NeuralDraf
 from foredraft.index.trigram import open_named_table
 from foredraft.model.mtp import mtp_tensors
 from foredraft.model.target import loaded_target
-from foredraft.options import check_range, shown
+from foredraft.options import check_range, shown, user_path
 
 T = TypeVar("T")
 
@@ -87,13 +86,11 @@ class AutoOptions:
         check_range(self, "memory_tokens", least=1)
         if self.memory is not None and self.learn not in ("shared", None):
             raise UsageError('memory keeps shared texts; leave learn out, or give learn="shared" with it.')
-        if self.drafter is None:
-            return
-        if self.model is not None:
+        if None not in (self.model, self.drafter):
             raise UsageError("model and drafter both name a drafter to blend in; give one of them.")
-        method = self.drafter.get("method") if isinstance(self.drafter, Mapping) else self.drafter
-        if self.drafter == _DEFAULT:
+        if self.drafter in (None, _DEFAULT):
             return
+        method = self.drafter.get("method") if isinstance(self.drafter, Mapping) else self.drafter
         if not isinstance(method, str) or method in ("auto", "none"):
             raise UsageError(
                 f'drafter is {shown(self.drafter)}; give the name of a method to blend in, such as "medusa", or a '
@@ -204,14 +201,14 @@ class AutoDrafter:
 
     def _saved_words(self) -> OwnWords:
         """Return the own words in the memory, or none."""
-        path = None if self.options.memory is None else Path(self.options.memory) / WORDS_FILE
+        path = None if self.options.memory is None else user_path(self.options.memory) / WORDS_FILE
         return load_words(path, self.library.identity[0]) if path is not None and path.exists() else empty_words()
 
     def save(self) -> None:
         """Write own words and move shared texts to the `memory` of the options; raises what `Library.save` does."""
         if self.options.memory is None:
             return
-        folder = Path(self.options.memory)
+        folder = user_path(self.options.memory)
         self.library.save(folder, self.options.memory_tokens)
         if (folder / MANIFEST).is_file() and self.kept.words.clock[0]:
             save_words(folder / WORDS_FILE, self.kept.words, *self.library.identity)

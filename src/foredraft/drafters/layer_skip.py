@@ -7,7 +7,6 @@ Does not depend on how sub-layers are skipped (model/skipping.py), nor on how dr
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 from foredraft.drafters import Resources
@@ -15,6 +14,7 @@ from foredraft.errors import UsageError
 from foredraft.model.growth import GrowthRules, RolloutDrafter, model_drafter
 from foredraft.model.skipping import Skipped, default_skipped, layer_numbers, read_skipped, skipping
 from foredraft.model.target import loaded_target
+from foredraft.options import user_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class LayerSkipDrafter:
         """
         target = loaded_target(resources.target, cls.name, "with the target's own layers")
         if options.skipped is not None:
-            skipped = read_skipped(Path(options.skipped), target.model)
+            skipped = read_skipped(user_path(options.skipped), target.model)
         elif options.attention is None and options.mlp is None:
             skipped = default_skipped(int(target.outline.config.num_hidden_layers))
         else:

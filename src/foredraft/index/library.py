@@ -25,6 +25,7 @@ from foredraft.index.datastore import (
 )
 from foredraft.index.recent_text import END, add, empty_text, with_room
 from foredraft.index.suffix_array import SuffixArrays, symbol_dtype
+from foredraft.options import user_path
 
 MOST_SHARED = 1 << 22  # tokens of other sequences kept; then the older half is dropped; chosen
 _MOST_SEGMENTS = 8  # approximate, of a bounded store, as each is searched in every step; chosen
@@ -103,11 +104,11 @@ def open_library(
         store = str(default()) if default is not None else "none"
     library = Library(vocabulary=vocabulary, tokenizer_hash=tokenizer_hash)
     if store != "none":
-        library.open(store)
+        library.open(user_path(store))
     if memory is not None:
         if not memory:
             raise UsageError("memory is ''; name a folder for it.")
-        _open_memory(library, Path(memory), memory_tokens)
+        _open_memory(library, user_path(memory), memory_tokens)
     return library
 
 

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from foredraft.atomic_file import check_place, place_file, unwritable
 from foredraft.errors import StoreError, UsageError
+from foredraft.options import user_path
 
 AnyArray = npt.NDArray[Any]
 
@@ -108,7 +109,7 @@ def open_store(path: str | os.PathLike[str], kind: str | None = None, *, check: 
     `kind` is the required kind. `check` says whether to verify the checksums of all arrays; None does so for files up
     to 32 MiB. Raises StoreError for a file that is missing, damaged, or of another format version or kind.
     """
-    path = Path(path)
+    path = user_path(path)
     if sys.byteorder != "little":
         raise StoreError(f"{path} holds little-endian arrays, and this machine is big-endian, which is not supported.")
     try:

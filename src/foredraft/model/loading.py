@@ -179,7 +179,7 @@ def located(model: str) -> str:
     if looks_local and not path.exists():
         raise UsageError(f"There is no folder {model}. Give a folder, a GGUF file, a hub id, or {SMOLLM2}.")
     if path.is_dir() and not (path / "config.json").exists():
-        raise UsageError(f"The folder {model} has no config.json, so it holds no transformers model.")
+        raise UsageError(f"The folder {path} has no config.json, so it holds no transformers model.")
     if path.exists():
         return str(path)
     _check_hub(model)
