@@ -63,8 +63,8 @@ def _leading(weights: FloatArray, masses: FloatArray, needed: float) -> I64:
 def filter_row(row: FloatArray, temperature: float, top_k: int, top_p: float, min_p: float) -> FloatArray:
     """Return softmax weights relative to the most probable token, float32[V], 0 for filtered tokens.
 
-    The order is transformers': temperature, above 0, top-k, top-p of the remaining tokens, min-p. Returns an empty array
-    for an unusable row (NaN, +inf, or nothing finite).
+    The order is transformers': temperature, above 0, top-k, top-p of the remaining tokens, min-p. Returns an empty
+    array for an unusable row (NaN, +inf, or nothing finite).
     """
     best = most_probable(row)
     if best < 0:
