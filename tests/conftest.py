@@ -11,10 +11,13 @@ import pytest  # as above
 from foredraft.cache_folder import CACHE_VARIABLE
 from foredraft.cli import screen
 from foredraft.model import loading
-from support.toys import TOY
+from foredraft.model.compiled import build
+from support.toys import TOY_DRAFT
 
 screen._PATIENCE = 600.0  # a slow machine says no more than a quick one
-loading.smollm2_file = lambda: Path(TOY)  # where a test names no model it writes with the toy, which is quick
+loading.smollm2_file = lambda: Path(TOY_DRAFT)  # where a test names no model it writes with the quicker toy
+# tests compile many packages, which run a few passes
+build.OPTIONS.update({"aot_inductor.precompile_headers": True, "aot_inductor.compile_wrapper_opt_level": "O0"})
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -28,6 +31,13 @@ def cache_for_the_session(tmp_path_factory):
         del os.environ[CACHE_VARIABLE]
     else:
         os.environ[CACHE_VARIABLE] = before
+
+
+@pytest.fixture(scope="session")
+def packages(tmp_path_factory):
+    """A cache folder of compiled models that all workers share: a model that several files need is compiled once."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "packages"
 
 
 SLOW_FIXTURES = {"compiled_cache", "finished", "two_workers"}

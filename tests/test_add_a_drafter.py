@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.toys import TOY
+from support.toys import TOY_DRAFT
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PAGE = (REPOSITORY / "docs" / "how-to" / "add-a-drafter.md").read_text(encoding="utf-8")
@@ -50,6 +50,6 @@ def test_the_tutorials_drafter_runs_in_the_command(package):
     listed = run([*command, "methods"], folder, installed)
     assert "Chains of the tokens that last followed each token." in listed
     assert "follower" in listed
-    arguments = ["generate", "--model", TOY, "--max-new-tokens", "12", "--dtype", "float32", "def fibonacci(n):"]
+    arguments = ["generate", "--model", TOY_DRAFT, "--max-new-tokens", "12", "--dtype", "float32", "def fibonacci(n):"]
     plain = run([*command, *arguments, "--method", "none"], folder, installed)
     assert run([*command, *arguments, "--method", "follower"], folder, installed) == plain

@@ -17,8 +17,9 @@ from foredraft.index.own_words import NO_WORDS, TOP
 from foredraft.testing.recording import Recorder
 from support.drafts import opened, propose
 from support.exits import plain, target_of, written
-from support.families import SETTINGS, VOCABULARY, each_of
+from support.families import SETTINGS, VOCABULARY, of_families
 from support.heads import head_folder, head_of
+from support.pairs import pairs
 from support.speculators import dflash_config, dflash_tensors, eagle3_config, eagle3_tensors, save_drafter
 from support.toys import TOY, TOY_HEADS
 from support.worth import asked
@@ -61,9 +62,10 @@ def blended(kind, family, folder):
     return make_drafter("auto", options, Resources(VOCABULARY, target=target_of(family)))
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("kind", ["eesd chain", "eesd tree", "medusa", "eagle3", "dflash"])
-@each_of(FAMILIES)
+@of_families(
+    ("family", "kind", "setting"),
+    pairs(FAMILIES, ["eesd chain", "eesd tree", "medusa", "eagle3", "dflash"], list(SETTINGS)),
+)
 def test_the_text_is_that_of_plain_decoding_asked_or_not(family, kind, setting, tmp_path, monkeypatch):
     monkeypatch.setattr(auto, "Worth", asked(True, True, False))
     drafter = blended(kind, family, tmp_path)

@@ -1,25 +1,23 @@
 """Batches: every text is the same as when generated alone, whatever other sequences do."""
 
-import warnings
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from foredraft.api import Generator
 from foredraft.contracts import EMPTY_DRAFT, Draft, Needs
 from foredraft.engine.batch import steps
 from foredraft.errors import ForedraftWarning, OutOfMemoryError, PromptTooLongError, UsageError
 from foredraft.model.arena import Arena
-from foredraft.model.compiled.build import compile_forward
-from foredraft.model.compiled.package import find_compiled
 from foredraft.model.joint_passes import JointPasses, joint_passes
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from support.batches import counted, finish
+from support.compilation import compiled_once
 from support.families import VOCABULARY, target_of
+from support.llamas import small_model
 from support.tokenizers import pretrained_words
 
 
@@ -28,19 +26,9 @@ from support.tokenizers import pretrained_words
     params=[torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)],
     ids=["float32", "bfloat16"],
 )
-def compiled(request, tmp_path_factory):
+def compiled(request, packages):
     """A tiny llama as a target whose forward is compiled."""
-    torch.manual_seed(1)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, max_position_embeddings=2048,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config).eval().to(request.param)
-    folder = tmp_path_factory.mktemp("batch-cache")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's compiler warns of its own calls
-        compile_forward(model, folder)
-    return TorchTarget(model, find_compiled(model, folder))
+    return compiled_once(small_model(request.param), packages)
 
 
 def generator(target, method="prompt_lookup", options=None, nodes=None):
@@ -456,10 +444,11 @@ def test_texts_that_wait_for_a_prefix_may_be_too_long_or_leave(compiled):
     assert emitted(follower) == alone(compiled, prompt[:400], SamplingOptions(), 5)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_texts_that_come_and_go_in_little_memory_are_the_same(compiled, seed):
     """Prompts that share beginnings, of two owners, at random steps; some leave, and there is seldom room for all."""
-    slots, rng = 2 * 2 * 2 * 16 * compiled.dtype.itemsize, np.random.default_rng(seed)
+    size = compiled.dtype.itemsize
+    slots, rng = 2 * 2 * 2 * 16 * size, np.random.default_rng([seed, size])
     writers = [generator(compiled, "prompt_lookup", nodes=nodes) for nodes in (0, 3, 12)] + [
         generator(compiled, "auto")
     ]

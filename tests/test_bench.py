@@ -26,7 +26,7 @@ from foredraft.errors import ForedraftError, UsageError
 from foredraft.model.target import TorchTarget
 from server_load import PLAIN, loads, shared_out
 from support.llamas import llama
-from support.toys import TOY, TOY_DRAFT
+from support.toys import TOY_DRAFT
 
 FIXED = 4
 """Drafted nodes a step: what follows measured times instead would follow the load of the machine that tests."""
@@ -45,12 +45,12 @@ CELLS = len(SETTINGS) * 4 * len(METHODS)
 
 @pytest.fixture(scope="module")
 def generator():
-    return load(TOY, method="none", dtype="float32")
+    return load(TOY_DRAFT, method="none", dtype="float32")
 
 
 def run(generator, folder=None, done=lambda: None, *, methods=METHODS, prompts=PROMPTS, settings=SETTINGS):
     """Run the methods on the prompts, by default all of them."""
-    result = Run(generator, TOY, methods, prompts, settings, folder)
+    result = Run(generator, TOY_DRAFT, methods, prompts, settings, folder)
     result.measure(done)
     return result
 

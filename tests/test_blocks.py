@@ -15,6 +15,7 @@ from foredraft.model.compiled.block_layers import (
     rows_of,
 )
 from foredraft.model.compiled.blocks import STRIP, QuantisedRows, layout_of, packed_blocks, read_blocks, rounded_blocks
+from foredraft.model.compiled.build import OPTIONS
 from foredraft.model.compiled.kernels import own_kernels
 from foredraft.model.compiled.library import CompiledLibrary
 from foredraft.model.compiled.processor import multiplies_integers
@@ -208,14 +209,13 @@ def test_a_row_is_what_the_dequantised_weights_give_alone_and_among_others(kind,
     model = Products(kind, gate).eval()
     rows = torch.randn(1, 256, model.depth).bfloat16()
     path = tmp_path / "blocks.pt2"
-    options = {"freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP"}
     with torch.no_grad(), own_kernels():
         dynamic = ({1: torch.export.Dim("rows", min=2, max=256)},)
         program = torch.export.export(model, (rows[:, :4],), strict=False, dynamic_shapes=dynamic)
         merge_products(program)
         gate_products(program)
         products = [node for node in program.graph.nodes if "multiply_blocks" in str(node.target)]
-        aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
+        aoti_compile_and_package(program, package_path=str(path), inductor_configs=OPTIONS)
     assert len(products) == 3
     package = CompiledLibrary(path)
     whole = package.run([rows])

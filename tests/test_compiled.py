@@ -48,19 +48,20 @@ from foredraft.model.named_target import load_target
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from forward_against_bandwidth import weight_bytes
-from support.compilation import METHODS, SAMPLINGS, compiled_by, record_of, written
+from support.compilation import METHODS, SAMPLINGS, compiled_by, compiled_once, record_of, written
 from support.families import FAMILIES, VOCABULARY, configuration, each_of, prompt_of, random_tree, tiny_model
 from support.llamas import llama, small_model
 
+DTYPES = (torch.float32, torch.bfloat16)
+
 
 @pytest.fixture(scope="module")
-def compiled_cache(tmp_path_factory):
+def compiled_cache(packages, tmp_path_factory):
     """A cache folder that holds the compiled forward of `small_model`, in two dtypes."""
     folder = tmp_path_factory.mktemp("compiled-cache")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's compiler warns of its own calls
-        for dtype in (torch.float32, torch.bfloat16):
-            compile_forward(small_model(dtype), folder)
+    for dtype in DTYPES:
+        compiled_once(small_model(dtype), packages)
+        shutil.copytree(compiled_folder(small_model(dtype), packages), compiled_folder(small_model(dtype), folder))
     return folder
 
 
@@ -73,9 +74,10 @@ EXIT = {"head": "none", "layers": 1}
 
 
 @pytest.fixture(scope="module")
-def parts_cache(tmp_path_factory):
-    """A cache folder that holds the compiled forwards of `small_model`, and of its parts before and after an exit."""
+def parts_cache(compiled_cache, tmp_path_factory):
+    """A cache folder that holds the compiled forwards of `small_model`, and of its layers before an exit."""
     folder = tmp_path_factory.mktemp("parts-cache")
+    shutil.copytree(compiled_cache, folder, dirs_exist_ok=True)
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore")
         patch.setenv(CACHE_VARIABLE, str(folder))
@@ -160,9 +162,6 @@ def test_compiled_rows_score_as_the_model_does(cache):
         for length in (2, 40, 300):
             for ours, theirs in zip(rows_of(compiled, nodes, length), rows_of(plain, nodes, length), strict=True):
                 assert torch.allclose(ours, theirs, atol=1e-4)
-
-
-DTYPES = [torch.float32, torch.bfloat16]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16"])

@@ -1,7 +1,5 @@
 """Compiled models with recurrent layers: transformers' own texts, and the same bits whatever stands beside a row."""
 
-import warnings
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,6 @@ from foredraft.contracts import Rows
 from foredraft.drafters.none import NoDrafter
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.graph.tree import chain_parents
-from foredraft.model.compiled.build import compile_forward
 from foredraft.model.compiled.recurrence import Lineage
 from foredraft.model.joint_passes import joint_passes
 from foredraft.model.mask import seen_rows
@@ -19,7 +16,7 @@ from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from support.batches import counted, drafters, emitted, leased
 from support.causal_types import tiny_configuration
-from support.compilation import compiled_by
+from support.compilation import compiled_once
 from support.drafts import path_to
 from support.families import GREEDY, prompt_of, random_tree, tiny_model, written
 from support.scripted import AdversaryDrafter, OracleDrafter, RandomTreeDrafter, continuation_in
@@ -27,42 +24,36 @@ from support.scripted import AdversaryDrafter, OracleDrafter, RandomTreeDrafter,
 NEW_TOKENS = 40
 PROMPT = prompt_of(30)
 SAMPLED = SamplingOptions(do_sample=True, temperature=0.7, seed=3)
-DELTA, SSD = {"linear_key_head_dim": 16, "linear_value_head_dim": 32}, {"hidden_size": 64, "mamba_d_head": 32}
 SIZES = {
-    "jamba": (torch.float32, {"hidden_size": 64}),
-    "lfm2": (torch.bfloat16, {}),
-    "lfm3": (torch.float32, {"hidden_size": 64}),
-    "qwen3_5_moe_text": (torch.float32, {
-        **DELTA, "layer_types": ["linear_attention", "full_attention"], "moe_intermediate_size": 32,
-    }),
-    "kimi_linear": (torch.float32, {
+    "jamba": {"hidden_size": 64},
+    "lfm3": {"hidden_size": 64},
+    "qwen3_5_moe_text": {
+        "linear_key_head_dim": 16, "linear_value_head_dim": 32, "moe_intermediate_size": 32,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
+    "kimi_linear": {
         "hidden_size": 64, "linear_head_dim": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32,
         "v_head_dim": 32, "moe_intermediate_size": 32,
-    }),
-    "olmo_hybrid": (torch.bfloat16, DELTA),
-    "granitemoehybrid": (torch.bfloat16, SSD),
-    "bamba": (torch.float32, SSD),
+    },
+    "falcon_h1": {"mamba_d_ssm": 128, "mamba_d_head": 32},
 }  # fmt: skip
-"""Families that are compiled, with values of a multiple of 16 numbers, and the dtype of each: two of each kind of
-recurrent layer, one with decays of a key's numbers, and one with a decay for each number of a matrix; four have
-experts."""
+"""Families that are compiled, with values of a multiple of 16 numbers. They have layers of Mamba; of a convolution
+alone, beside a window; of the delta rule; of the same with decays of a key's numbers; and of Mamba-2, which attend too.
+Three have experts. More families with Mamba-2 are in tests/test_compiled_kinds.py, and two are compiled in bfloat16 in
+tests/test_processors.py."""
 
 
 def model_of(family):
-    (dtype, sizes), config = SIZES[family], tiny_configuration(family)
-    for name, value in {"head_dim": 16, "max_position_embeddings": 1024, **sizes}.items():
+    config = tiny_configuration(family)
+    for name, value in {"head_dim": 16, "max_position_embeddings": 1024, **SIZES[family]}.items():
         setattr(config, name, value)
-    return tiny_model(config).to(dtype)
+    return tiny_model(config)
 
 
 @pytest.fixture(scope="module", params=list(SIZES))
 def compiled(request, tmp_path_factory):
     """A compiled model as a target, and the model as it is."""
-    model = model_of(request.param)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's compiler warns of its own calls
-        folder, record = compile_forward(model, tmp_path_factory.mktemp("compiled"))
-    return compiled_by(model, folder, record), model_of(request.param)
+    return compiled_once(model_of(request.param), tmp_path_factory.mktemp("compiled")), model_of(request.param)
 
 
 def after(target, tokens, count=None):
@@ -76,14 +67,14 @@ def after(target, tokens, count=None):
 
 
 @pytest.mark.slow
-def test_texts_equal_plain_texts_and_in_float32_those_of_transformers(compiled):
+def test_texts_equal_plain_texts_and_those_of_transformers(compiled):
     target, own = compiled
     for sampling in (GREEDY, SAMPLED):
         plain, _ = written(target, PROMPT, sampling, NoDrafter(), new_tokens=NEW_TOKENS)
         right = continuation_in(np.append(PROMPT, plain))
         for drafter in (RandomTreeDrafter(5), OracleDrafter(right), OracleDrafter(right, 1), AdversaryDrafter(right)):
             assert written(target, PROMPT, sampling, drafter, nodes=8, new_tokens=NEW_TOKENS)[0] == plain
-        if own.dtype == torch.float32 and sampling is GREEDY:
+        if sampling is GREEDY:
             ids = torch.from_numpy(PROMPT)[None]
             options = {"max_new_tokens": NEW_TOKENS, "eos_token_id": [], "pad_token_id": 0, "do_sample": False}
             theirs = own.generate(ids, attention_mask=torch.ones_like(ids), **options)

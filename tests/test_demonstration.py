@@ -1,18 +1,22 @@
 """The demo: three ways to write a text, what it says of them, and a model that can only run as it is."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
 import foredraft
+from foredraft.bench import demonstration
 from foredraft.bench.demonstration import SCENES, Outcome, perform
 from foredraft.cli import main
 from foredraft.errors import UsageError
-from support.toys import TOY
+from support.toys import TOY_DRAFT
+
+SHORT = tuple(replace(scene, options={**scene.options, "max_new_tokens": 24}) for scene in SCENES)
 
 
 def outcome(milliseconds, **changes):
-    generator = foredraft.load(TOY, method="prompt_lookup", dtype="float32", device="cpu", compile=False)
+    generator = foredraft.load(TOY_DRAFT, method="prompt_lookup", dtype="float32", device="cpu", compile=False)
     drafted = generator.generate([5, 6, 7, 5, 6, 7, 5, 6], max_new_tokens=12, eos_token_id=())
     given = {"scene": SCENES[-1], "method": "auto", "drafted": drafted, "same": True}
     return Outcome(
@@ -33,9 +37,9 @@ def test_the_sentence_says_what_was_measured_and_why_there_is_little_to_gain():
 
 @pytest.mark.slow
 def test_a_greedy_text_is_compared_with_transformers_own():
-    generator = foredraft.load(TOY, method="prompt_lookup", dtype="float32", device="cpu", compile=False)
+    generator = foredraft.load(TOY_DRAFT, method="prompt_lookup", dtype="float32", device="cpu", compile=False)
     shown = []
-    found = perform(generator, SCENES[0], lambda stream: shown.extend(piece.text for piece in stream))
+    found = perform(generator, SHORT[0], lambda stream: shown.extend(piece.text for piece in stream))
     assert found.same
     assert "".join(shown) == found.drafted.text
     assert min(found.milliseconds.values()) > 0
@@ -47,10 +51,9 @@ def test_the_command_runs_what_cannot_be_compiled_as_it_is(monkeypatch, capsys, 
         raise UsageError("This model cannot be compiled.")
 
     monkeypatch.setattr("foredraft.generator.compile_forward", refuse)
-    assert (
-        main(["demo", "--model", TOY, "--method", "prompt_lookup", "--no-color", "--picture", str(tmp_path / "a.svg")])
-        == 0
-    )
+    monkeypatch.setattr(demonstration, "SCENES", SHORT)
+    options = ["--method", "prompt_lookup", "--no-color", "--picture", str(tmp_path / "a.svg")]
+    assert main(["demo", "--model", TOY_DRAFT, *options]) == 0
     picture = (tmp_path / "a.svg").read_text("utf-8")
     assert picture.startswith("<svg")
     assert "prompt_lookup" in picture

@@ -7,7 +7,8 @@ from foredraft.contracts import Budget, DraftContext, SequenceView
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import StoreError, UsageError
 from foredraft.graph.tree import depths
-from support.families import LONG, VOCABULARY, each_of, prompt_of
+from support.families import LONG, VOCABULARY, of_families, prompt_of
+from support.pairs import pairs
 from support.speculators import (
     BLOCK,
     CASES,
@@ -32,26 +33,29 @@ def drafter_of(family, method, folder, **options):
     return make_drafter(method, given, Resources(VOCABULARY, target=target_of(family)))
 
 
-@pytest.fixture(params=HEADS, ids=" ".join)
-def head(request, tmp_path):
+def saved(head, folder):
     """The method and the folder of a head."""
-    method, case = request.param
+    method, case = head
     if case == "raw":
-        save_drafter(tmp_path, raw_dflash_config(), dflash_tensors())
+        save_drafter(folder, raw_dflash_config(), dflash_tensors())
     else:
-        drafter_files(method, case, tmp_path)
-    return method, tmp_path
+        drafter_files(method, case, folder)
+    return method, folder
 
 
-@pytest.mark.parametrize("setting", ["greedy", "T=0.7 top_p=0.9"])
-@pytest.mark.parametrize("shape", SHAPES)
-@each_of(["llama", "qwen3", "gpt_oss"], quick=("llama",))
-def test_the_text_is_that_of_plain_decoding(family, shape, setting, head):
-    assert writes_the_plain_text(family, setting, drafter_of(family, *head, **SHAPES[shape]))
+@of_families(
+    ("family", "head", "shape", "setting"),
+    pairs(["llama", "qwen3", "gpt_oss"], HEADS, list(SHAPES), ["greedy", "T=0.7 top_p=0.9"]),
+    quick=("llama",),
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else value,
+)
+def test_the_text_is_that_of_plain_decoding(family, head, shape, setting, tmp_path):
+    assert writes_the_plain_text(family, setting, drafter_of(family, *saved(head, tmp_path), **SHAPES[shape]))
 
 
-def test_a_draft_is_as_deep_as_the_block_and_the_same_however_its_text_came_about(head):
-    ids, target = prompt_of(LONG), target_of("llama")
+@pytest.mark.parametrize("head", HEADS, ids=" ".join)
+def test_a_draft_is_as_deep_as_the_block_and_the_same_however_its_text_came_about(head, tmp_path):
+    ids, target, head = prompt_of(LONG), target_of("llama"), saved(head, tmp_path)
     drafter = drafter_of("llama", *head, **SHAPES["tree"])
     states = target.prefill(ids[:-1].copy(), target.new_cache(), drafter.needs.hidden)
     whole = drafter.open(DraftContext(VOCABULARY)).propose(SequenceView(ids, LONG, states), Budget(24, 8))

@@ -11,8 +11,9 @@ from foredraft.model.layers import eagle_layers
 from foredraft.model.speculators import save_eagle3
 from foredraft.model.target import TorchTarget
 from foredraft.training.eagle3 import new_layers
-from support.families import LONG, VOCABULARY, each_of, prompt_of
-from support.llamas import llama
+from support.families import LONG, VOCABULARY, of_families, prompt_of
+from support.llamas import small_model
+from support.pairs import pairs
 from support.speculators import (
     DRAFTED,
     eagle3_config,
@@ -34,18 +35,24 @@ def drafter_of(family, folder, **options):
     return make_drafter("eagle3", {"model": folder, **options}, Resources(VOCABULARY, target=target_of(family)))
 
 
-@pytest.fixture(params=["speculators", "raw"])
+FORMATS = {
+    "speculators": lambda folder: save_drafter(folder, eagle3_config(), eagle3_tensors()),
+    "raw": lambda folder: save_drafter(folder, raw_config(), raw_tensors(), pickled=True),
+}
+
+
+@pytest.fixture(params=FORMATS)
 def folder(request, tmp_path):
-    if request.param == "raw":
-        return save_drafter(tmp_path, raw_config(), raw_tensors(), pickled=True)
-    return save_drafter(tmp_path, eagle3_config(), eagle3_tensors())
+    return FORMATS[request.param](tmp_path)
 
 
-@pytest.mark.parametrize("setting", ["greedy", "T=0.7 top_p=0.9"])
-@pytest.mark.parametrize("shape", SHAPES)
-@each_of(["llama", "qwen3", "gpt_oss"], quick=("llama",))
-def test_the_text_is_that_of_plain_decoding(family, shape, setting, folder):
-    assert writes_the_plain_text(family, setting, drafter_of(family, folder, **SHAPES[shape]))
+@of_families(
+    ("family", "form", "shape", "setting"),
+    pairs(["llama", "qwen3", "gpt_oss"], list(FORMATS), list(SHAPES), ["greedy", "T=0.7 top_p=0.9"]),
+    quick=("llama",),
+)
+def test_the_text_is_that_of_plain_decoding(family, form, shape, setting, tmp_path):
+    assert writes_the_plain_text(family, setting, drafter_of(family, FORMATS[form](tmp_path), **SHAPES[shape]))
 
 
 def full_draft(family, folder, ids, **options):
@@ -76,10 +83,10 @@ def test_a_draft_stays_the_same_however_its_text_came_about(folder):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own calls
-def test_a_compiled_head_drafts_as_the_uncompiled_one(tmp_path, monkeypatch):
+def test_a_compiled_head_drafts_as_the_uncompiled_one(packages, tmp_path, monkeypatch):
     """`compile` compiles it with the target; a row of it has the same bits in any pass."""
-    monkeypatch.setenv("FOREDRAFT_CACHE", str(tmp_path / "cache"))
-    model, reads = llama(num_hidden_layers=4), eagle_layers(4)
+    monkeypatch.setenv("FOREDRAFT_CACHE", str(packages))
+    model, reads = small_model(), eagle_layers(2)
     layers = new_layers(model)
     save_eagle3(tmp_path / "head", model, "llama", layers, reads, None, torch.float32, lm_head=True)
     options = {"model": str(tmp_path / "head"), **SHAPES["tree"]}

@@ -14,7 +14,8 @@ from foredraft.model.growth import model_drafter
 from foredraft.model.head_files import CONFIG_FILE, WEIGHTS_FILE, card_for, read_head, save_head, trained_head
 from foredraft.model.heads import ExitHead, exit_model, load_exit_head
 from support.exits import LAYERS, plain, target_of, written
-from support.families import LONG, NEW_TOKENS, SETTINGS, VOCABULARY, configuration, each_of, prompt_of, tiny_model
+from support.families import LONG, NEW_TOKENS, SETTINGS, VOCABULARY, configuration, of_families, prompt_of, tiny_model
+from support.pairs import pairs
 from support.toys import TOY
 
 FAMILIES = ["llama", "qwen3", "gpt2", "gemma2", "gpt_neox", "mistral", "falcon"]
@@ -35,9 +36,7 @@ def drafter_of(family, shape, heads):
     return make_drafter("eesd", options, Resources(VOCABULARY, target=target_of(family)))
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("shape", SHAPES)
-@each_of(FAMILIES)
+@of_families(("family", "shape", "setting"), pairs(FAMILIES, list(SHAPES), list(SETTINGS)))
 def test_the_text_is_that_of_plain_decoding(family, shape, setting, heads):
     drafter = drafter_of(family, shape, heads)
     text, records = written(target_of(family), family, setting, drafter)

@@ -30,6 +30,7 @@ from support.families import (
     WINDOW,
     configuration,
     each_of,
+    of_families,
     plain,
     prompt_of,
     random_tree,
@@ -38,17 +39,17 @@ from support.families import (
     written,
 )
 from support.outlines import assert_outlined
+from support.pairs import pairs
 from support.scripted import AdversaryDrafter, OracleDrafter, RandomTreeDrafter, continuation_in
 
-RUNS = [
-    (name, setting) for name in ("oracle", "adversary", "random", "prompt_lookup", "adaptix") for setting in SETTINGS
-]
-RUNS += [("rest", "T=0.7 top_p=0.9")]  # one setting is enough: a drafter does not see how tokens are chosen
-RUNS += [("draft_model", "greedy"), ("draft_graph", "T=1")]  # the family drafts for itself
-RUNS += [("lookahead", "greedy"), ("lookahead", "T=1")]
+DRAFTERS = ("oracle", "adversary", "random", "prompt_lookup", "adaptix", "draft_graph", "lookahead")
+RUNS = pairs(list(FAMILIES), DRAFTERS, list(SETTINGS))
+RUNS += [("llama", "rest", "T=0.7 top_p=0.9")]  # it drafts from the text alone, as prompt_lookup does
+RUNS += [(family, "draft_model", "greedy") for family in FAMILIES]  # the family drafts for itself
 
 
-FAMILY = each_of(FAMILIES, quick=("llama", "gpt2", "gemma3_text"))
+QUICK = ("llama", "gpt2", "gemma3_text")
+FAMILY = each_of(FAMILIES, QUICK)
 
 
 @FAMILY
@@ -155,8 +156,7 @@ def test_plain_decoding_equals_transformers_generate(family, length):
     assert len(set(text)) > 3, "a text of one repeated token would hide mistakes"
 
 
-@FAMILY
-@pytest.mark.parametrize(("name", "setting"), RUNS)
+@of_families(("family", "name", "setting"), RUNS, QUICK)
 def test_drafted_text_equals_plain_text(family, name, setting):
     length = SHORT if name in ("oracle", "prompt_lookup") else LONG
     text = plain(family, length, setting)

@@ -23,7 +23,7 @@ from layer_search import (
 )
 from skipped_layers import layer_skip
 from support.families import plain, prompt_of, target_of
-from support.toys import TOY_DRAFT
+from support.toys import TOY, TOY_DRAFT
 
 CURVE = CostCurve((1, 16), (1.0, 1.0))
 
@@ -140,7 +140,7 @@ def data(tmp_path):
 @pytest.mark.slow
 def test_the_script_writes_a_file_that_the_method_takes(data, tmp_path, capsys):
     out = tmp_path / "skipped.json"
-    layer_skip([data], out, trials=3, texts=4, max_new_tokens=8, prompt_tokens=6)
+    layer_skip([data], out, TOY, trials=3, texts=4, max_new_tokens=8, prompt_tokens=6)
     said = capsys.readouterr().out
     assert "of 8 layers, attention of" in said
     assert "texts held out from the search of 3 sets" in said
@@ -149,7 +149,7 @@ def test_the_script_writes_a_file_that_the_method_takes(data, tmp_path, capsys):
     assert content["settings"]["seed"] == 0
     options = json.dumps({"skipped": str(out), "num_speculative_tokens": 2})
     generate = ["generate", "--method", "layer_skip", "--speculative-config", options, "--max-new-tokens", "8"]
-    assert main([*generate, "--json", "A fox"]) == 0
+    assert main([*generate, "--model", TOY, "--json", "A fox"]) == 0
     assert json.loads(capsys.readouterr().out)["statistics"]["drafted"] > 0
     assert main([*generate, "--model", TOY_DRAFT, "A fox"]) == 1
     assert "was made for another model" in capsys.readouterr().err

@@ -16,7 +16,19 @@ from foredraft.graph.layout import lay_out_text
 from foredraft.model.fingerprint import fingerprint
 from foredraft.model.skipping import Skipped, default_skipped, read_skipped, skipping, write_skipped
 from foredraft.testing import ToyTarget
-from support.families import GREEDY, NEW_TOKENS, SETTINGS, VOCABULARY, each_of, plain, prompt_of, target_of, written
+from support.families import (
+    GREEDY,
+    NEW_TOKENS,
+    SETTINGS,
+    VOCABULARY,
+    each_of,
+    of_families,
+    plain,
+    prompt_of,
+    target_of,
+    written,
+)
+from support.pairs import pairs
 from support.toys import TOY
 
 FAMILIES = [
@@ -68,15 +80,16 @@ def test_all_weights_are_the_targets(family):
     assert {weight.data_ptr() for weight in skipping(target, Skipped((0,), (0, 1))).model.parameters()} < own
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@each_of(FAMILIES)
-def test_drafted_text_equals_plain_text(family, setting):
-    resources = Resources(VOCABULARY, target=target_of(family))
-    for options in ({}, {"attention": [1], "least_probability": 0.0}):
-        drafter = make_drafter("layer_skip", options, resources)
-        text, records = written(target_of(family), prompt_of(40), SETTINGS[setting], drafter, nodes=4)
-        assert text == plain(family, 40, setting)
-        assert sum(record.drafted for record in records) > 0
+@of_families(
+    ("family", "options", "setting"),
+    pairs(FAMILIES, [{}, {"attention": [1], "least_probability": 0.0}], list(SETTINGS)),
+    ids=lambda value: "-".join(value) or "default" if isinstance(value, dict) else value,
+)
+def test_drafted_text_equals_plain_text(family, options, setting):
+    drafter = make_drafter("layer_skip", options, Resources(VOCABULARY, target=target_of(family)))
+    text, records = written(target_of(family), prompt_of(40), SETTINGS[setting], drafter, nodes=4)
+    assert text == plain(family, 40, setting)
+    assert sum(record.drafted for record in records) > 0
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from foredraft.integrations.vllm import parse_proposer_options
 from foredraft.sampling import SamplingOptions
 from foredraft.testing import VOCABULARY, ToyTarget
 from support.drafts import path_to
-from support.toys import TOY
+from support.toys import TOY_DRAFT
 
 WHOLE = Budget(64, 64)
 
@@ -210,7 +210,7 @@ def test_where_nobody_tells_the_targets_best_tokens_it_is_refused():
 
 @functools.cache
 def generator():
-    return foredraft.load(TOY, method="none", dtype="float32")
+    return foredraft.load(TOY_DRAFT, method="none", dtype="float32")
 
 
 SETTINGS = {"greedy": {}, "T=0.7": {"do_sample": True, "temperature": 0.7, "seed": 5}}

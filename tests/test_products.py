@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch._inductor import aoti_compile_and_package
 
+from foredraft.model.compiled.build import OPTIONS
 from foredraft.model.compiled.kernels import own_kernels
 from foredraft.model.compiled.library import CompiledLibrary
 from foredraft.model.compiled.rewriting import merge_products
@@ -26,7 +27,7 @@ class Products(nn.Module):
         return tuple(layer(rows[:, : layer.in_features]) for layer in self.layers)
 
 
-@pytest.fixture(params=[1, 3])
+@pytest.fixture
 def threads(request):
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
@@ -35,16 +36,20 @@ def threads(request):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "threads"),
+    [(torch.float32, 1), (torch.float32, 3), (torch.bfloat16, 3)],
+    indirect=["threads"],
+    ids=["float32-1", "float32-3", "bfloat16-3"],
+)
 def test_products_are_right_however_they_are_divided(dtype, threads, tmp_path):
     torch.manual_seed(threads)
     model, rows = Products(dtype).eval(), torch.randn(256, max(depth for depth, _ in SHAPES)).to(dtype)
     any_rows = torch.export.Dim("rows", min=2, max=256)
     path = tmp_path / "products.pt2"
-    options = {"freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP"}
     with torch.no_grad(), own_kernels():
         program = torch.export.export(model, (rows[:4],), strict=False, dynamic_shapes=({0: any_rows},))
-        aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
+        aoti_compile_and_package(program, package_path=str(path), inductor_configs=OPTIONS)
     package = CompiledLibrary(path)
     whole = package.run([rows])
     for count in (1, 2, 5, 8, 16, 17, 31, 33, 256):

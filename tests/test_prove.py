@@ -55,7 +55,7 @@ def test_the_verdict_is_a_sentence_and_a_piped_table_is_whole(capsys):
 
 @pytest.mark.parametrize("how", [{}, {"temperature": 0.7, "top_p": 0.3}])
 def test_a_wrong_token_is_no_near_tie_though_the_best_two_are(how):
-    generator = load(TOY, method="none", dtype="bfloat16", device="cpu", compile=False)
+    generator = load(TOY_DRAFT, method="none", dtype="bfloat16", device="cpu", compile=False)
     expected = generator.generate("Once upon a time", max_new_tokens=12, seed=1, **how).token_ids
     wrong = list(expected)
     wrong[6] = (wrong[6] + 1000) % generator.target.vocabulary
@@ -66,7 +66,7 @@ def test_a_wrong_token_is_no_near_tie_though_the_best_two_are(how):
 
 
 def test_a_model_without_a_chat_template_continues_the_questions():
-    generator = load(TOY, method="none", dtype="float32", device="cpu", compile=False)
+    generator = load(TOY_DRAFT, method="none", dtype="float32", device="cpu", compile=False)
     generator.tokenizer.chat_template = None
     prompts = [TaskPrompt("task", 0, ("Once upon a time",))]
     (proof,) = prove(generator, [parse_method("prompt_lookup")], prompts, {"max_new_tokens": 8})
@@ -74,7 +74,7 @@ def test_a_model_without_a_chat_template_continues_the_questions():
 
 
 def test_the_gap_is_between_the_best_score_and_the_other_tokens():
-    generator = load(TOY, method="none", dtype="float32")
+    generator = load(TOY_DRAFT, method="none", dtype="float32")
     written = generator.generate("Tell me about the sea.", max_new_tokens=4)
     prefix = [*generator.encode("Tell me about the sea.").tolist(), *written.token_ids[:2]]
     with torch.inference_mode():

@@ -13,7 +13,7 @@ from foredraft.bench.summary import Ratio
 from foredraft.bench.tasks import TaskPrompt, interleaved, load_task
 from foredraft.cli import main
 from foredraft.errors import UsageError
-from support.toys import TOY
+from support.toys import TOY_DRAFT
 
 PROMPTS = [
     TaskPrompt(task, number, (f"Repeat: {number} apples and {number} pears, {number} apples and {number} pears.",))
@@ -24,7 +24,7 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def generator():
-    return load(TOY, method="none", dtype="float32")
+    return load(TOY_DRAFT, method="none", dtype="float32")
 
 
 def with_speeds(monkeypatch, low):
@@ -47,7 +47,7 @@ def with_speeds(monkeypatch, low):
 def test_what_is_fastest_beyond_doubt_is_recommended_and_why(generator, monkeypatch):
     with_speeds(monkeypatch, 1.1)
     shares = []
-    found = recommend(generator, TOY, PROMPTS, {}, 600.0, shares.append)
+    found = recommend(generator, TOY_DRAFT, PROMPTS, {}, 600.0, shares.append)
     assert found.method == found.ranked[0].method == "prompt_lookup"
     assert {each.method for each in found.ranked} == set(recommendation.CANDIDATES)
     assert found.prompts == len(PROMPTS)
@@ -61,7 +61,7 @@ def test_what_is_fastest_beyond_doubt_is_recommended_and_why(generator, monkeypa
 @pytest.mark.slow
 def test_where_nothing_helps_it_says_so(generator, monkeypatch):
     with_speeds(monkeypatch, 0.9)
-    found = recommend(generator, TOY, PROMPTS[:4], {"temperature": 0.7}, 600.0)
+    found = recommend(generator, TOY_DRAFT, PROMPTS[:4], {"temperature": 0.7}, 600.0)
     assert found.method == "none"
     said = " ".join(found.sentences)
     assert "no method is significantly faster than plain decoding" in said
@@ -71,7 +71,7 @@ def test_where_nothing_helps_it_says_so(generator, monkeypatch):
 
 @pytest.mark.slow
 def test_no_prompt_is_begun_after_the_time_and_too_few_are_called_so(generator):
-    found = recommend(generator, TOY, PROMPTS, {}, 1e-3)
+    found = recommend(generator, TOY_DRAFT, PROMPTS, {}, 1e-3)
     assert (found.prompts, found.method, found.tokens) == (1, "none", 16)
     assert "too few for an interval" in found.sentences[0]
     assert "inf" not in f"{found.sentences} {found.ranked[0].speed_up}"
@@ -97,14 +97,14 @@ def test_the_command_ends_with_lines_that_work(tmp_path, capsys):
     path = tmp_path / "mine.jsonl"
     path.write_text("".join(json.dumps({"prompt": each.turns[0]}) + "\n" for each in PROMPTS[:2]))
     options = ["--data", str(path), "--temperature", "0.7", "--minutes", "0.001", "--dtype", "float32"]
-    assert main(["recommend", TOY, *options]) == 0
+    assert main(["recommend", TOY_DRAFT, *options]) == 0
     shown = capsys.readouterr().out
     assert "Cost of verification" in shown
     *_, command, python = shown.splitlines()
-    assert command == f'foredraft generate --model {TOY} --method none --dtype float32 --temperature 0.7 "..."'
+    assert command == f'foredraft generate --model {TOY_DRAFT} --method none --dtype float32 --temperature 0.7 "..."'
     written = eval(python.replace('"..."', '"One two", max_new_tokens=4'), {"foredraft": foredraft})  # noqa: S307  # our own line
     assert len(written.token_ids) == 4
-    assert main(["recommend", TOY, *options, "--json"]) == 0
+    assert main(["recommend", TOY_DRAFT, *options, "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert (figures["method"], figures["python"]) == ("none", python)
     assert figures["cost"][0]["relative"] == 1
@@ -120,5 +120,5 @@ def test_the_command_ends_with_lines_that_work(tmp_path, capsys):
     ],
 )
 def test_what_cannot_be_compared_is_refused_before_the_model_is_loaded(arguments, says, capsys):
-    assert main(["recommend", TOY, *arguments]) == 2
+    assert main(["recommend", TOY_DRAFT, *arguments]) == 2
     assert says in capsys.readouterr().err

@@ -79,7 +79,27 @@ def test_it_is_rounded_once_until_the_checkpoint_changes(checkpoint, cache, monk
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own calls
-def test_a_compiled_rounded_model_reads_integers_and_drafts_what_it_would_write(checkpoint, cache):
+def test_a_precise_package_rounds_rows_less_and_stays_until_another_one_is_asked_for(checkpoint, packages, monkeypatch):
+    monkeypatch.setenv(CACHE_VARIABLE, str(packages))
+    model, ids = load_model(checkpoint, "q4_0", device="cpu"), np.arange(5, 69)
+    with torch.inference_mode():
+        exact = deepcopy(model).float()(torch.from_numpy(ids)[None]).logits[0]
+    generator, errors = foredraft.Generator(TorchTarget(model), None, method="none"), []
+    for precise in (True, None, False):
+        ((_, record),) = generator.compile(precise=precise)
+        found = generator.target.forward(lay_out_text(ids, 0), generator.target.new_cache()).logits
+        errors.append(float((found - exact).norm()))
+        assert record.precise == (precise is not False)
+    assert errors[0] == errors[1] < errors[2]
+    with pytest.raises(UsageError, match="multiplied as they are"):
+        compile_forward(load_model(checkpoint, device="cpu"), packages, precise=True)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own calls
+def test_a_compiled_rounded_model_reads_integers_and_drafts_what_it_would_write(checkpoint, packages, monkeypatch):
+    """It finds the package that the test before has left, if that has run."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(packages))
     generator = foredraft.Generator(
         TorchTarget(load_model(checkpoint, "q4_0", device="cpu")), None, method="prompt_lookup", options={}, nodes=8
     )
@@ -92,23 +112,6 @@ def test_a_compiled_rounded_model_reads_integers_and_drafts_what_it_would_write(
         texts.append([token for record in records for token in record.emitted])
     assert texts[0] == texts[1]
     assert len(records) == len(texts[1])
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own calls
-def test_a_precise_package_rounds_rows_less_and_stays_until_another_one_is_asked_for(checkpoint, cache):
-    model, ids = load_model(checkpoint, "q4_0", device="cpu"), np.arange(5, 69)
-    with torch.inference_mode():
-        exact = deepcopy(model).float()(torch.from_numpy(ids)[None]).logits[0]
-    generator, errors = foredraft.Generator(TorchTarget(model), None, method="none"), []
-    for precise in (True, None, False):
-        ((_, record),) = generator.compile(precise=precise)
-        found = generator.target.forward(lay_out_text(ids, 0), generator.target.new_cache()).logits
-        errors.append(float((found - exact).norm()))
-        assert record.precise == (precise is not False)
-    assert errors[0] == errors[1] < errors[2]
-    with pytest.raises(UsageError, match="multiplied as they are"):
-        compile_forward(load_model(checkpoint, device="cpu"), cache, precise=True)
 
 
 def test_what_cannot_be_rounded_is_refused_in_a_sentence(checkpoint, cache, monkeypatch, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from foredraft.api import load
 from foredraft.server.running import Listening
 from foredraft.server.service import Service
-from support.toys import TOY
+from support.toys import TOY_DRAFT
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 FLAGS = (
@@ -40,7 +40,7 @@ def browser(tmp_path):
 
 @pytest.fixture(scope="module")
 def address():
-    generator = load(TOY, method="auto", speculative_config={"table": "none"}, compile=False, dtype="float32")
+    generator = load(TOY_DRAFT, method="auto", speculative_config={"table": "none"}, compile=False, dtype="float32")
     listening = Listening(Service(generator, "toy", {"table": "none"}), port=0)
     thread = threading.Thread(target=listening.run)
     thread.start()

@@ -15,7 +15,7 @@ from foredraft.api import load
 from foredraft.server import speech
 from foredraft.server.running import Listening
 from foredraft.server.service import Service
-from support.toys import TOY
+from support.toys import TOY_DRAFT
 
 pytestmark = pytest.mark.slow
 ASKED = [{"role": "user", "content": "What is the weather in Paris?"}]
@@ -37,7 +37,7 @@ CHAT_TOOL = {"type": "function", "function": {"name": "weather", "parameters": S
 
 @pytest.fixture(scope="module")
 def server():
-    generator = load(TOY, method="auto", speculative_config={"table": "none"}, compile=False, dtype="float32")
+    generator = load(TOY_DRAFT, method="auto", speculative_config={"table": "none"}, compile=False, dtype="float32")
     generator.tokenizer.chat_template = TEMPLATE
     listening = Listening(Service(generator, "toy", {"table": "none"}), port=0)
     thread = threading.Thread(target=listening.run)

@@ -1,7 +1,6 @@
 """Models with sliding windows and states in batches: passes that texts share, and prefixes that are computed once."""
 
 import threading
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -14,8 +13,6 @@ from foredraft.api import Generator
 from foredraft.contracts import Rows
 from foredraft.engine.batch import steps, write_all
 from foredraft.graph.layout import lay_out, lay_out_text
-from foredraft.model.compiled.build import compile_forward
-from foredraft.model.compiled.package import find_compiled
 from foredraft.model.joint_passes import JointPasses, joint_passes
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
@@ -23,6 +20,7 @@ from foredraft.server.running import Listening
 from foredraft.server.service import Service
 from support.batches import counted, drafters, emitted, finish, leased, streamed, theirs
 from support.causal_types import tiny_configuration
+from support.compilation import compiled_once
 from support.drafts import path_to
 from support.families import VOCABULARY, WINDOW, random_tree, tiny_model
 from support.tokenizers import word_tokenizer, words
@@ -213,14 +211,11 @@ def test_keys_are_computed_from_latents_of_slots_in_use_alone(made):
     assert 0 < max(seen) < 4096 < batch._passes._arena.most_slots
 
 
-@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def compiled(request, made, tmp_path_factory):
-    """The model of Gemma 3's shape as a target whose forward is compiled."""
-    model, folder = tiny_model(made("gemma3_text").model.config).to(request.param), tmp_path_factory.mktemp("compiled")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's compiler warns of its own calls
-        compile_forward(model, folder)
-    return TorchTarget(model, find_compiled(model, folder))
+@pytest.fixture(scope="module")
+def compiled(made, tmp_path_factory):
+    """The model of Gemma 3's shape, in bfloat16, as a target whose forward is compiled."""
+    model = tiny_model(made("gemma3_text").model.config).bfloat16()
+    return compiled_once(model, tmp_path_factory.mktemp("compiled"))
 
 
 def test_a_row_of_a_compiled_model_has_the_same_bits_in_any_company(compiled):

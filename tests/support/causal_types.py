@@ -27,7 +27,8 @@ _SIZES = _by_name({
     "linear_key_head_dim": 8,
     "sliding_window window_size local_attention": WINDOW,
     "q_lora_rank kv_lora_rank qk_head_dim moe_intermediate_size shared_expert_intermediate_size "
-    "shared_intermediate_size num_buckets linear_value_head_dim": 16,
+    "shared_experts_intermediate_size moe_shared_expert_intermediate_size shared_intermediate_size num_buckets "
+    "linear_value_head_dim": 16,
     "hidden_size n_embd d_model emb_dim embedding_size word_embed_proj_dim input_embedding_size output_embedding_size "
     "pronunciation_embed_dim shape_embed_dim image_size out_hidden_size projector_input_dim projector_output_dim "
     "vision_output_dim input_size adapter_input_size adapter_in_dim "
@@ -72,6 +73,10 @@ _OWN = _by_name({
     "deepseek_v2": {"num_experts_per_tok": 2},
     "mellum": {"layer_types": _MIXED},
     "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "layer_types": _MIXED},
+    "dots3_note_text": {  # of its layers with a window, which have sizes of their own
+        "swa_num_attention_heads": 2, "swa_num_key_value_heads": 2, "swa_q_lora_rank": 16, "swa_kv_lora_rank": 16,
+        "swa_head_dim": 16, "swa_qk_nope_head_dim": 8, "swa_v_head_dim": 8,
+    },
     "dots3_note_vision_encoder": {"mlp_layer_types": ["dense"] * 2, "adapter_merge_size": 4},
     "gemma3n_text": {
         "num_hidden_layers": 4, "layer_types": _MIXED * 2, "num_kv_shared_layers": 2, "intermediate_size": [64] * 4,
@@ -87,6 +92,7 @@ _OWN = _by_name({
             "llama_4_scaling_beta": 0.1,
         }
     },
+    "nemotron_h": {"mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16, "chunk_size": 16},
     "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
     "xmod": {"default_language": "en_XX", **_DECODER},
 })  # fmt: skip

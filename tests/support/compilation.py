@@ -1,7 +1,10 @@
-"""What is written with and without compiled passes, and the record of a compiled package."""
+"""Compiled models, what is written with and without compiled passes, and the record of a compiled package."""
+
+import warnings
 
 from foredraft.api import Generator
 from foredraft.engine.batch import steps
+from foredraft.model.compiled.build import compile_forward
 from foredraft.model.compiled.package import CompiledForward, CompiledRecord
 from foredraft.model.kv_cache import LayerShape
 from foredraft.model.target import TorchTarget
@@ -14,6 +17,13 @@ METHODS = (
     ("prompt_lookup", {}, 10),
     ("adaptix", {"table": "none"}, 24),
 )
+
+
+def compiled_once(model, cache):
+    """Return a model as a target whose forward is compiled, once for a cache folder."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's compiler warns of its own calls
+        return compiled_by(model, *compile_forward(model, cache))
 
 
 def written(target, method, options, nodes, sampling):

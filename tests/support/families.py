@@ -58,10 +58,18 @@ FAMILIES = {
 """What differs from the usual tiny configuration; None leaves a key out."""
 
 
-def each_of(families, quick=("llama", "gpt2")):
+QUICK = ("llama", "gpt2")
+
+
+def each_of(families, quick=QUICK):
     """Parametrise a test over families; those that are not quick ones are slow tests."""
-    cases = [pytest.param(family, marks=[] if family in quick else [pytest.mark.slow]) for family in families]
-    return pytest.mark.parametrize("family", cases)
+    return of_families("family", [(family,) for family in families], quick)
+
+
+def of_families(names, rows, quick=QUICK, ids=None):
+    """Parametrise a test over rows that begin with a family; those of families that are not quick are slow tests."""
+    cases = [pytest.param(*row, marks=[] if row[0] in quick else [pytest.mark.slow]) for row in rows]
+    return pytest.mark.parametrize(names, cases, ids=ids)
 
 
 def configuration(family):

@@ -14,7 +14,7 @@ def llama(seed=0, **options):
     torch.manual_seed(seed)
     shape = {
         "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 1024,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 2048,
     }  # fmt: skip
     return LlamaForCausalLM(LlamaConfig(**{**shape, **options})).eval()
 

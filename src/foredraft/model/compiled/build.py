@@ -62,6 +62,15 @@ _LEAST_SHARED = 16 * 1024
 """Elements per thread above which elementwise work is divided among threads. With torch's 512, two threads synchronise
 twelve times per layer for a draft of four rows, which takes longer than the work."""
 
+OPTIONS = {
+    "freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP",  # kernels alone
+    "cpp.min_chunk_size": _LEAST_SHARED,
+    "aot_inductor.precompile_headers": False,  # for one package it takes longer than it saves
+    # of what calls the kernels: it compiles 6 s longer, and a pass of one row takes 0.97 of the time without
+    "aot_inductor.compile_wrapper_opt_level": "O1",
+}  # fmt: skip
+"""Settings of torch's compiler."""
+
 _CODE_BYTES = 64 * 2**20  # a package beside its weights; those measured had 3 to 8 MiB; chosen
 Progress = Callable[[float, str], None]
 
@@ -216,20 +225,13 @@ def _compile(subject: Subject, path: Path, *, precise: bool) -> str:
     """Trace the forward and compile it to the file `path`; return the record's `dequantised`."""
     from torch._inductor import aoti_compile_and_package  # the documented compiler; slow to import
 
-    options = {
-        "freezing": True, "max_autotune": True, "max_autotune_gemm_backends": "CPP",  # kernels alone
-        "cpp.min_chunk_size": _LEAST_SHARED,
-        "aot_inductor.precompile_headers": False,  # for two files they take longer than they save
-        # of what calls the kernels: it compiles 6 s longer, and a pass of one row takes 0.97 of the time without
-        "aot_inductor.compile_wrapper_opt_level": "O1",
-    }  # fmt: skip
     dequantised, quantised = "", 0
     token_ids = np.zeros(_TRACED_ROWS, np.int64)
     with ExitStack() as contexts:
         contexts.enter_context(torch.no_grad())
         contexts.enter_context(real_rotations(subject.model))
         contexts.enter_context(attended_latents(subject.model))
-        options |= contexts.enter_context(weights_apart(weights_beside(path)))
+        apart = contexts.enter_context(weights_apart(weights_beside(path)))
         if _rounds_rows(subject.model):
             rows = QuantisedRows(quantised_file(subject.model), subject.dtype)
             if quantised := contexts.enter_context(quantised_weights(subject.model, rows)):
@@ -245,7 +247,7 @@ def _compile(subject: Subject, path: Path, *, precise: bool) -> str:
         merge_products(program)
         turn_rows(program)
         gate_products(program)
-        aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
+        aoti_compile_and_package(program, package_path=str(path), inductor_configs=OPTIONS | apart)
     return dequantised
 
 
