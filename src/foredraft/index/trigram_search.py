@@ -38,7 +38,7 @@ class Trust(NamedTuple):
 
 
 BLENDED = Trust(learned_pair=2.0, table_pair=10.0, learned_single=1.0, table_single=5.0, paper=0, cap=0.0)
-"""Chosen by replay of recorded answers; see docs/results/log.md."""
+"""Chosen by replay of recorded answers."""
 
 
 class TrigramModel(NamedTuple):
