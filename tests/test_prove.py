@@ -37,7 +37,7 @@ def proved(capsys, *options):
 @pytest.mark.slow
 def test_sound_methods_are_proved(capsys):
     drafting = f'draft_model:{{"model":"{TOY_DRAFT}","num_speculative_tokens":3}}'
-    status, found = proved(capsys, "--method", "prompt_lookup", "--method", drafting)
+    status, found = proved(capsys, "--model", TOY, "--method", "prompt_lookup", "--method", drafting)
     assert status == 0
     assert [(row["setting"], row["method"], row["identical"]) for row in found["texts"]] == [
         ("greedy", "prompt_lookup", 2), ("greedy", drafting, 2),

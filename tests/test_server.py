@@ -26,7 +26,7 @@ from foredraft.server.running import Listening
 from foredraft.server.service import Service
 from support.llamas import tiny_llama
 from support.tokenizers import gguf_tokenizer
-from support.toys import TOY, TOY_DRAFT
+from support.toys import TOY
 
 pytestmark = pytest.mark.slow
 QUESTION = [{"role": "user", "content": "Write a function that adds the numbers of a list."}]
@@ -620,7 +620,7 @@ def test_keys_keep_strangers_out():
 
 def test_a_compiled_server_reuses_prefixes_for_one_key_alone():
     """Requests at the same time are one pass a step; each text is the one alone."""
-    generator = load(TOY_DRAFT, method="auto", speculative_config={"table": "none"}, compile=False, dtype="float32")
+    generator = load(TOY, method="auto", speculative_config={"table": "none"}, compile=False, dtype="float32")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's compiler warns of its own calls
         generator.compile()
