@@ -11,45 +11,57 @@ from numba import njit
 
 from foredraft.graph.tree import F64, I64, FloatArray
 
-_BLOCKS = 64  # Philox blocks computed together, four tokens each; chosen
-
-
-@njit(cache=True, inline="always")
-def _philox_round(
-    c0: np.uint32, c1: np.uint32, c2: np.uint32, c3: np.uint32, k0: np.uint32, k1: np.uint32
-) -> tuple[np.uint32, np.uint32, np.uint32, np.uint32]:
-    p0 = np.uint64(0xD2511F53) * np.uint64(c0)
-    p1 = np.uint64(0xCD9E8D57) * np.uint64(c2)
-    hi0, lo0 = np.uint32(p0 >> np.uint64(32)), np.uint32(p0 & np.uint64(0xFFFFFFFF))
-    hi1, lo1 = np.uint32(p1 >> np.uint64(32)), np.uint32(p1 & np.uint64(0xFFFFFFFF))
-    return np.uint32(hi1 ^ c1 ^ k0), lo1, np.uint32(hi0 ^ c3 ^ k1), lo0
+_TOKENS = 256  # of a part of the vocabulary whose noise is computed, or skipped, together; chosen
+_LEAST = 1.16e-10  # -log(u) of the largest u, rounded down
 
 
 @njit(cache=True, inline="always")
 def _philox(
-    c0: np.uint32, c1: np.uint32, c2: np.uint32, c3: np.uint32, k0: np.uint32, k1: np.uint32
-) -> tuple[np.uint32, np.uint32, np.uint32, np.uint32]:
+    c0: np.uint64, c1: np.uint64, c2: np.uint64, c3: np.uint64, k0: np.uint64, k1: np.uint64
+) -> tuple[np.uint64, np.uint64]:
+    """Return the four words of a counter under a key, two to an integer, the first in its lower half.
+
+    Words are the lower halves of 64 bits, because compilers vectorise these products best; what is above is ignored.
+    """
+    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
     for _ in range(10):
-        c0, c1, c2, c3 = _philox_round(c0, c1, c2, c3, k0, k1)
-        k0 = np.uint32(np.uint64(k0) + np.uint64(0x9E3779B9) & np.uint64(0xFFFFFFFF))
-        k1 = np.uint32(np.uint64(k1) + np.uint64(0xBB67AE85) & np.uint64(0xFFFFFFFF))
-    return c0, c1, c2, c3
+        p0, p1 = np.uint64(0xD2511F53) * (c0 & low), np.uint64(0xCD9E8D57) * (c2 & low)
+        c0, c1, c2, c3 = p1 >> half ^ c1 ^ k0, p1, p0 >> half ^ c3 ^ k1, p0
+        k0, k1 = k0 + np.uint64(0x9E3779B9), k1 + np.uint64(0xBB67AE85)
+    return c0 & low | c1 << half, c2 & low | c3 << half
 
 
 @njit(cache=True)
 def philox(counter: npt.NDArray[np.uint32], key: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
     """Return Philox-4x32-10 of one counter, uint32[4], under a key, uint32[2], as uint32[4]."""
-    return np.array(_philox(counter[0], counter[1], counter[2], counter[3], key[0], key[1]), np.uint32)
+    pairs = np.empty(2, np.uint64)
+    pairs[0], pairs[1] = _philox(
+        np.uint64(counter[0]), np.uint64(counter[1]), np.uint64(counter[2]), np.uint64(counter[3]),
+        np.uint64(key[0]), np.uint64(key[1]),
+    )  # fmt: skip
+    return pairs.view(np.uint32)
+
+
+@njit(cache=True)
+def _words(first: int, position: int, seed: np.uint64, pairs: npt.NDArray[np.uint64]) -> None:
+    """Set `pairs`, uint64[2 n], to the words of 4 n tokens from 4 `first` on, two to an integer; vectorised."""
+    k0, k1, zero = seed & np.uint64(0xFFFFFFFF), seed >> np.uint64(32), np.uint64(0)
+    for i in range(len(pairs) // 2):
+        pairs[2 * i], pairs[2 * i + 1] = _philox(np.uint64(first + i), np.uint64(position), zero, zero, k0, k1)
+
+
+@njit(cache=True, inline="always")
+def _uniform(word: np.uint32) -> float:
+    """Return the uniform value u of a word, above 0 and below 1."""
+    return (np.float64(word) + 0.5) / 4294967296.0
 
 
 @njit(cache=True)
 def gumbel_value(seed: np.uint64, position: int, token: int) -> float:
     """Return g(seed, position, token), a standard Gumbel value, for compiled code."""
-    zero = np.uint32(0)
-    k0, k1 = np.uint32(seed & np.uint64(0xFFFFFFFF)), np.uint32(seed >> np.uint64(32))
-    words = _philox(np.uint32(token // 4), np.uint32(position), zero, zero, k0, k1)
-    u = (np.float64(words[token % 4]) + 0.5) / 4294967296.0
-    return float(-np.log(-np.log(u)))
+    pairs = np.empty(2, np.uint64)
+    _words(token // 4, position, seed, pairs)
+    return float(-np.log(-np.log(_uniform(pairs.view(np.uint32)[token % 4]))))
 
 
 @njit(cache=True)
@@ -66,28 +78,20 @@ def gumbel_noise(seed: int, position: int, tokens: I64) -> F64:
 
 
 @njit(cache=True)
-def _noise_words(first: int, position: int, k0: np.uint32, k1: np.uint32, lanes: npt.NDArray[np.uint32]) -> None:
-    """Set `lanes`, uint32[4, n], to Philox's output for the n blocks from `first` on, vectorised over the blocks."""
-    c0, c1, c2, c3 = lanes[0], lanes[1], lanes[2], lanes[3]
-    for i in range(len(c0)):
-        c0[i], c1[i], c2[i], c3[i] = np.uint32(first + i), np.uint32(position), np.uint32(0), np.uint32(0)
-    for _ in range(10):
-        for i in range(len(c0)):
-            c0[i], c1[i], c2[i], c3[i] = _philox_round(c0[i], c1[i], c2[i], c3[i], k0, k1)
-        k0 = np.uint32(np.uint64(k0) + np.uint64(0x9E3779B9) & np.uint64(0xFFFFFFFF))
-        k1 = np.uint32(np.uint64(k1) + np.uint64(0xBB67AE85) & np.uint64(0xFFFFFFFF))
+def _any_above(weights: FloatArray, least: float) -> bool:
+    """Return whether a weight, float32[n], exceeds `least`; vectorised."""
+    above, bar = np.int32(0), np.float32(least)
+    for i in range(len(weights)):
+        above += np.int32(weights[i] > bar)
+    return bool(above > 0)
 
 
 @njit(cache=True)
-def _may_win(weights: FloatArray, lanes: npt.NDArray[np.uint32], bar: float) -> bool:
-    """Return whether a token with one of these weights, float32[4n], may exceed `bar`; vectorised, without branches."""
+def _may_win(weights: FloatArray, words: npt.NDArray[np.uint32], bar: float) -> bool:
+    """Return whether a token with one of these weights, float32[n], may exceed `bar`; vectorised."""
     hits, per_word = np.int32(0), np.float32(bar / 4294967296.0 * (1.0 - 1e-6))  # a margin above float32's rounding
-    c0, c1, c2, c3, ones = lanes[0], lanes[1], lanes[2], lanes[3], np.uint32(0xFFFFFFFF)
-    for i in range(len(c0)):  # all four lanes together, so weights are read in order; ~word is (1 - u) * 2^32, less 0.5
-        hits += np.int32(weights[4 * i] >= per_word * np.float32(c0[i] ^ ones))
-        hits += np.int32(weights[4 * i + 1] >= per_word * np.float32(c1[i] ^ ones))
-        hits += np.int32(weights[4 * i + 2] >= per_word * np.float32(c2[i] ^ ones))
-        hits += np.int32(weights[4 * i + 3] >= per_word * np.float32(c3[i] ^ ones))
+    for i in range(len(weights)):  # ~word is (1 - u) * 2^32, less 0.5
+        hits += np.int32(weights[i] >= per_word * np.float32(words[i] ^ np.uint32(0xFFFFFFFF)))
     return bool(hits > 0)
 
 
@@ -96,29 +100,24 @@ def perturbed_argmax(weights: FloatArray, seed: np.uint64, position: int) -> int
     """Return argmax over tokens of log(weight) + g(seed, position, token).
 
     A token can win only if its weight exceeds (1 - u) times the best exp(score) so far, as -log(u) >= 1 - u. So few
-    tokens need a logarithm, and fully filtered blocks need no noise.
+    tokens need a logarithm, and parts of the vocabulary whose weights are too small for any u need no noise.
     """
-    k0, k1 = np.uint32(seed & np.uint64(0xFFFFFFFF)), np.uint32(seed >> np.uint64(32))
     best_token, best_score, bar = -1, -np.inf, 0.0
-    blocks = min(_BLOCKS, (len(weights) + 3) // 4)
-    lanes = np.empty((4, blocks), np.uint32)
-    for start in range(0, len(weights), max(4 * blocks, 1)):
-        stop = min(start + 4 * blocks, len(weights))
-        alive = np.int32(0)
-        for token in range(start, stop):  # compilers vectorise a count
-            alive += np.int32(weights[token] > 0)
-        if alive == 0:
+    pairs = np.empty(_TOKENS // 2, np.uint64)
+    words = pairs.view(np.uint32)
+    for start in range(0, len(weights), _TOKENS):
+        part = weights[start : start + _TOKENS]
+        if not _any_above(part, bar * _LEAST):
             continue
-        _noise_words(start // 4, position, k0, k1, lanes)
-        if bar > 0 and stop - start == 4 * blocks and not _may_win(weights[start:stop], lanes, bar):
+        _words(start // 4, position, seed, pairs)
+        if bar > 0 and not _may_win(part, words, bar):
             continue
-        for token in range(start, stop):
-            weight = np.float64(weights[token])
-            u = (np.float64(lanes[token % 4, (token - start) // 4]) + 0.5) / 4294967296.0
+        for i in range(len(part)):
+            weight, u = np.float64(part[i]), _uniform(words[i])
             if weight <= 0 or weight < bar * (1.0 - u):
                 continue
             score = np.log(weight) - np.log(-np.log(u))
             if score > best_score:
-                best_token, best_score = token, score
+                best_token, best_score = start + i, score
                 bar = np.exp(score) * (1.0 - 1e-9)
     return best_token
