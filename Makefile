@@ -23,6 +23,8 @@ export NUMBA_CACHE_DIR := $(CURDIR)/$(VENV)/numba-cache
 # The tests run in two processes, one thread each; more threads than that would only wait for each other. A file's tests
 # run in one of them, which makes once what they share; in alphabetical order, lest files of few, long tests come last.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Makes the targets that it reads, two at a time; each of them uses one core.
+SIDE_BY_SIDE := xargs -P 2 -n 1 $(MAKE) --no-print-directory
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -31,10 +33,13 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-lo
 demo: $(RUNTIME)  ## Install, prepare the model once, then write three texts by transformers, plainly and drafted.
 	$(BIN)/foredraft demo
 
-check: lint types imports docs-fresh  ## What is quick of `make test`, in a minute and a half: run it while working.
+check: $(DEV)  ## What is quick of `make test`, in a minute and a half: run it while working.
+	printf '%s\n' types docs-fresh imports lint | $(SIDE_BY_SIDE)
 	$(PYTEST) -m "not slow and not gpu and not vllm"
 
-test: lint types imports docs-check test-interpreted  ## Install with the dev extra, then every check; the tests come last.
+test: $(DEV)  ## Install with the dev extra, then every check; the tests come last.
+	printf '%s\n' types docs-check imports lint | $(SIDE_BY_SIDE)
+	$(MAKE) --no-print-directory test-interpreted
 	$(PYTEST) -m "not gpu and not vllm"
 
 test-interpreted: $(DEV)  ## The tests of the compiled kernels, with numba's compiler switched off.
