@@ -1,5 +1,6 @@
 """Noise determined by (seed, position, token), transformers' filters, and samples of the softmax."""
 
+import functools
 import math
 
 import numba
@@ -84,10 +85,15 @@ def test_noise_is_uniform_and_gumbel():
     assert stats.kstest(gumbel, "gumbel_r").pvalue > LEAST_P
 
 
+@functools.cache
+def _grid():
+    return noise_grid(12, 40, 60)
+
+
 @pytest.mark.parametrize("axis", [0, 1, 2], ids=["seeds", "positions", "tokens"])
 @pytest.mark.parametrize("distance", [1, 2, 3, 4])
 def test_neighbours_do_not_share_noise(axis, distance):
-    noise = np.moveaxis(noise_grid(12, 40, 60), axis, 0)
+    noise = np.moveaxis(_grid(), axis, 0)
     near, far = noise[:-distance].ravel(), noise[distance:].ravel()
     assert not (near == far).any()
     assert stats.pearsonr(near, far).pvalue > LEAST_P
@@ -122,7 +128,7 @@ def weights_of(row, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
 def test_survivors_and_probabilities_equal_transformers(options, vocabulary):
     rng = np.random.default_rng(vocabulary)
     for spread in (0.3, 3.0, 12.0):
-        for _ in range(8):
+        for _ in range(4):
             row = logits(rng, vocabulary, spread)
             expected, weights = filtered_by_transformers(row, **options), weights_of(row, **options)
             expected[expected < np.finfo(np.float32).tiny] = 0
@@ -149,10 +155,10 @@ def obvious_argmax(weights, seed, position):
 
 
 @WITH_FILTERS
-@pytest.mark.parametrize("vocabulary", [1, 3, 97, 1001])
+@pytest.mark.parametrize("vocabulary", [1, 3, 97, 601])
 def test_perturbed_argmax_equals_the_obvious_one(options, vocabulary):
     rng = np.random.default_rng(vocabulary)
-    for draw in range(60):
+    for draw in range(20):
         weights = weights_of(logits(rng, vocabulary, rng.choice([0.0, 0.5, 4.0])), **options)
         seed, position = int(rng.integers(2**63)), int(rng.integers(10_000))
         expected = obvious_argmax(weights, seed, position)
