@@ -10,7 +10,7 @@ from torch._inductor import config
 from foredraft.graph.layout import lay_out_text
 from foredraft.model.compiled import kernels
 from foredraft.model.compiled.block_layers import round_weights
-from foredraft.model.compiled.build import compile_forward
+from foredraft.model.compiled.build import OPTIONS, compile_forward
 from foredraft.model.compiled.processor import has_avx2
 from support.causal_types import tiny_configuration
 from support.compilation import compiled_by
@@ -35,6 +35,7 @@ def avx2_scores_of(model, folder, monkeypatch):
     """Return the same, compiled for a processor that has AVX2 and no more."""
     monkeypatch.setattr(kernels, "vector_lanes", lambda: 8)
     monkeypatch.setattr(kernels, "multiplies_by_pairs", lambda: False)
+    monkeypatch.setitem(OPTIONS, "aot_inductor.precompile_headers", False)  # which would be for these packages alone
     with config.patch({"cpp.march": "x86-64-v3"}):
         return scores_of(model, folder)
 

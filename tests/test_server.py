@@ -17,9 +17,12 @@ import httpx
 import openai
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from foredraft.api import Generator, load
+from foredraft.cache_folder import CACHE_VARIABLE
 from foredraft.errors import PromptTooLongError
+from foredraft.model.loading import load_tokenizer
 from foredraft.server import app
 from foredraft.server.bodies import Speculation
 from foredraft.server.running import Listening
@@ -618,9 +621,11 @@ def test_keys_keep_strangers_out():
     thread.join()
 
 
-def test_a_compiled_server_reuses_prefixes_for_one_key_alone():
-    """Requests at the same time are one pass a step; each text is the one alone."""
-    generator = load(TOY, method="auto", speculative_config={"table": "none"}, compile=False, dtype="float32")
+def test_a_compiled_server_reuses_prefixes_for_one_key_alone(packages, monkeypatch):
+    """Requests at the same time are one pass a step; each text is the one alone. Of the toy's first two layers."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(packages))
+    model = AutoModelForCausalLM.from_pretrained(TOY, num_hidden_layers=2, dtype=torch.float32).eval()
+    generator = load((model, load_tokenizer(TOY)), method="auto", speculative_config={"table": "none"}, compile=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's compiler warns of its own calls
         generator.compile()

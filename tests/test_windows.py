@@ -74,8 +74,11 @@ def prompts(count):
     return [rng.integers(1, VOCABULARY, 8 + 11 * number).astype(np.int64) for number in range(count)]
 
 
-@EACH
-@pytest.mark.parametrize("count", [1, 4, 8])
+@pytest.mark.parametrize(
+    ("family", "count"),
+    [(family, 8) for family in (*SHAPES, *STATES)]
+    + [(family, count) for family in ("gemma3_text", "bamba") for count in (1, 4)],
+)
 def test_drafted_texts_in_shared_passes_are_transformers_own(made, family, count, monkeypatch):
     target = made(family)
     writer = Generator(target, None, method="none", nodes=9)
