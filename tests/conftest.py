@@ -16,7 +16,8 @@ from support.toys import TOY_DRAFT
 
 screen._PATIENCE = 600.0  # a slow machine says no more than a quick one
 loading.smollm2_file = lambda: Path(TOY_DRAFT)  # where a test names no model it writes with the quicker toy
-build.OPTIONS["aot_inductor.precompile_headers"] = True  # for as many packages as the tests compile it saves time
+# tests compile many packages, which run a few passes
+build.OPTIONS.update({"aot_inductor.precompile_headers": True, "aot_inductor.compile_wrapper_opt_level": "O0"})
 
 
 @pytest.fixture(scope="session", autouse=True)
