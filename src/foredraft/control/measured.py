@@ -13,12 +13,11 @@ from foredraft.contracts import EMPTY_DRAFT, NO_BUDGET, Budget, CostCurve, Draft
 from foredraft.control.payoff import (
     TYPICAL_RATE,
     StepCosts,
-    best_number,
+    best_of_nodes,
     bin_of,
     corrections,
     credit,
     cut,
-    expected_tokens,
     scores_of,
 )
 from foredraft.graph.tree import F64
@@ -114,17 +113,13 @@ class MeasuredControl:
         costs, passes = self._costs, self._costs.passes(self._curve)[base:]
         plain = float(lanes / (passes[0] + costs.plain * lanes))
         scores = [scores_of(draft) for draft in drafts]
-        together = np.concatenate(scores)
+        together = scores[0] if lanes == 1 else np.concatenate(scores)
         least = max(self._cheap(base), lanes)
-        # tokens and seconds of a step that verifies the best 0, 1, ... nodes
         best_first = np.sort(together)[::-1]  # here, as compiled code that sorts takes two seconds to compile
-        accepted = expected_tokens(best_first, costs.evidence, len(passes) - 1)
-        accepted = np.minimum(accepted, sum(budget.depth for budget in budgets))
-        seconds = passes[: len(accepted)] + costs.drafted * lanes  # what drafting took is spent, also without nodes
-        best = best_number(lanes + accepted, seconds, least, _MARGIN)
-        promised = float((lanes + accepted[best]) / seconds[best])
-        self._price = max((1 - _SHARE) * self._price + _SHARE * promised, plain)
-        saved = (passes[0] + costs.plain * lanes) * (1 + accepted[best] / lanes) - seconds[best]
+        depth, drafted = sum(budget.depth for budget in budgets), costs.drafted * lanes
+        best, tokens, seconds = best_of_nodes(best_first, costs.evidence, passes, lanes, depth, drafted, least, _MARGIN)
+        self._price = max((1 - _SHARE) * self._price + _SHARE * tokens / seconds, plain)
+        saved = (passes[0] + costs.plain * lanes) * tokens / lanes - seconds
         gain = saved / (costs.asking * lanes) if costs.asking else np.inf
         if not costs.rests.tried(paid=best > 0 and saved > 0, gain=gain) and best == 0:
             return [EMPTY_DRAFT] * lanes
@@ -161,4 +156,4 @@ class MeasuredControl:
 
     def _cheap(self, rows: int) -> int:
         """Return how many nodes add almost no cost to a pass of `rows` rows."""
-        return max(int(np.searchsorted(self._curve, _CHEAP * self._curve[rows], "right")) - 1 - rows, 0)
+        return max(int(self._curve.searchsorted(_CHEAP * self._curve[rows], "right")) - 1 - rows, 0)

@@ -154,6 +154,26 @@ def expected_tokens(score: FloatArray, evidence: Evidence, most: int) -> F64:
 
 
 @njit(cache=True)
+def best_of_nodes(
+    best_first: FloatArray, evidence: Evidence, passes: F64, texts: int, most_accepted: int, drafted: float, least: int,
+    margin: float,
+) -> tuple[int, float, float]:  # fmt: skip
+    """Return how many nodes of `texts` drafts to verify, as `best_number` does, and the tokens and seconds of the step.
+
+    `passes`, float64[M + 1], are seconds by nodes, and `drafted` those of drafting, spent also without nodes. The nodes
+    have the scores `best_first`, float32[N], and `most_accepted` is how many of them can be accepted. One call, as
+    after a pass, which evicts the caches, each one takes some 10 us.
+    """
+    tokens = expected_tokens(best_first, evidence, len(passes) - 1)
+    seconds = np.empty(len(tokens), np.float64)
+    for number in range(len(tokens)):
+        tokens[number] = texts + min(tokens[number], most_accepted)
+        seconds[number] = passes[number] + drafted
+    best = best_number(tokens, seconds, least, margin)
+    return best, tokens[best], seconds[best]
+
+
+@njit(cache=True)
 def credit(evidence: Evidence, score: FloatArray, path: IntArray) -> None:
     """Count nodes with scores float32[N], of which those in `path` were accepted; halve the counts of full bins."""
     for each in score:
@@ -204,8 +224,7 @@ class StepCosts:
 
     def passes(self, curve: F64) -> F64:
         """Return the current seconds of passes by rows, float64[M], given the measured `curve`, float64[M]."""
-        widths = _WIDTHS[np.minimum(np.arange(len(curve)), len(_WIDTHS) - 1)]
-        return curve * (self.pace + (self.wide_pace - self.pace) * widths)
+        return _at_pace(curve, self.pace, self.wide_pace)
 
     def observe(self, curve: F64, rows: int, forward: float, other: float, drafting: float | None) -> None:
         """Learn from a step's seconds, as in `Control`, unless its clock jumped or `curve`, float64[M], is too short.
@@ -253,6 +272,14 @@ class StepCosts:
     def observe_first_level(self, *, right: bool) -> None:
         """Learn whether a draft's first level held an accepted token."""
         self.right += _SHARE * (right - self.right)
+
+
+@njit(cache=True)
+def _at_pace(curve: F64, pace: float, wide_pace: float) -> F64:
+    seconds = np.empty(len(curve), np.float64)
+    for rows in range(len(curve)):
+        seconds[rows] = curve[rows] * (pace + (wide_pace - pace) * _WIDTHS[min(rows, len(_WIDTHS) - 1)])
+    return seconds
 
 
 def _smoothed(known: float, now: float, first: float) -> float:

@@ -228,6 +228,7 @@ class TreeCache(Cache):
         self._spans = [*self.spans.values(), *([records] if any(recorded) else [])]
         given = [records if each else self.spans[window] for window, each in zip(windows, recorded, strict=True)]
         self._tree_layers = [kind(span) for kind, span in zip(classes, given, strict=True)]
+        self._keeping = [each for each in self._tree_layers if type(each).commit is not TreeLayer.commit]
         super().__init__(layers=list(self._tree_layers))
         self.length = 0  # number of committed tokens
         self.held = 0  # number of rows held: written, visible to later passes, and not committed
@@ -318,7 +319,7 @@ class TreeCache(Cache):
     def commit(self, rows: Sequence[int]) -> None:
         """Commit these rows of the held rows and then the last pass, ascending, and discard the others."""
         kept = kept_rows(rows, self.held + self._rows)
-        for layer in self._tree_layers:
+        for layer in self._keeping:
             layer.commit(kept)
         if len(kept) and kept[-1] >= len(kept):  # not already at the front
             # a layer that never writes, such as one that shares another's keys, has no buffers

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numba import njit
 
 from foredraft.graph.layout import Layout
 from foredraft.graph.tree import BoolArray
@@ -47,13 +48,21 @@ def joined_mask(
     for layout, count in zip(layouts, committed, strict=True):
         own = mask[0, 0, first : first + layout.rows]
         if layout.rows > 1 or len(layout.held):  # a row alone sees all rows
-            seen = seen_rows(layout, window)
-            own[:, count : count + seen.shape[1]][~seen] = lowest
+            _hide(own, seen_rows(layout, window), count, lowest)
         if window is not None:
             before = np.arange(layout.at - count, layout.at)
             own[:, :count][layout.positions[:, None] - before >= window] = lowest
         first += layout.rows
     return torch.from_numpy(mask).view(dtype)
+
+
+@njit(cache=True)
+def _hide(mask: Any, seen: BoolArray, first: int, lowest: Any) -> None:
+    """Set what is not seen, of columns from `first` on, to `lowest`; numpy's own way takes 10 us more after a pass."""
+    for row in range(len(seen)):
+        for column in range(seen.shape[1]):
+            if not seen[row, column]:
+                mask[row, first + column] = lowest
 
 
 @cache
