@@ -1,11 +1,13 @@
 """The compiled forward: the same scores and texts as the model's own, found only by what it was compiled for."""
 
 import copy
+import gc
 import json
 import shutil
 import warnings
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -416,6 +418,18 @@ def test_compiling_again_keeps_the_old_package_until_its_end_and_then_the_new_on
     assert sorted(folder.glob("forward*")) == sorted((package_of(folder), weights_beside(package_of(folder))))
     for compiled in (find_compiled(small_model(), copy), loaded):
         assert written(TorchTarget(small_model(), compiled), "none", {}, 0, {}) == expected
+
+
+def test_the_weights_of_a_package_leave_memory_with_it(cache, tmp_path):
+    copy = damaged(cache, tmp_path, lambda _folder: None)
+    weights = str(weights_beside(package_of(compiled_folder(small_model(), copy))))
+    loaded = find_compiled(small_model(), copy)
+    if not Path("/proc/self/maps").exists():
+        pytest.skip("needs a system that lists what is mapped")
+    assert weights in Path("/proc/self/maps").read_text()
+    del loaded
+    gc.collect()
+    assert weights not in Path("/proc/self/maps").read_text()
 
 
 @pytest.mark.parametrize("rows", [1, 2, 13, 17, 48, 255])

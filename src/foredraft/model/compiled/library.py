@@ -7,8 +7,9 @@ compiling a large model needs no second copy in memory. Does not depend on what 
 
 import ctypes
 import tempfile
+import weakref
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -125,20 +126,16 @@ class CompiledLibrary:
         _check(function("GetNumOutputs", pointer, pointer)(self._handle, ctypes.byref(count)))
         self._outputs = count.value
         self._run = function("RunSingleThreaded", pointer, pointer, size, pointer, size, pointer, pointer)
-        self._delete = function("Delete", pointer)
-        self._weights: list[int] = []
+        kept: list[int] = []
+        # not when the process ends: another thread may be in a pass then
+        weakref.finalize(self, _close, function("Delete", pointer), self._handle, kept).atexit = False
         if weights_beside(path).exists():
             weights = torch.load(weights_beside(path), mmap=True, weights_only=True)
-            self._weights = _pointers(list(weights.values()))
-            named = [_Weight(name.encode(), each) for name, each in zip(weights, self._weights, strict=True)]
+            kept += _pointers(list(weights.values()))
+            named = [_Weight(name.encode(), each) for name, each in zip(weights, kept, strict=True)]
             use = function(_USE_WEIGHTS, pointer, pointer, size, ctypes.c_bool, ctypes.c_bool)
             # of the buffer in use; all weights must be given
             _check(use(self._handle, (_Weight * len(named))(*named), len(named), False, True))
-
-    def __del__(self) -> None:
-        if hasattr(self, "_delete"):
-            self._delete(self._handle)
-        _tensors(getattr(self, "_weights", []))
 
     def run(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Return the library's outputs; shapes of inputs are not checked. RuntimeError if the library fails."""
@@ -146,6 +143,13 @@ class CompiledLibrary:
         inputs, outputs = (ctypes.c_void_p * len(given))(*given), (ctypes.c_void_p * self._outputs)()
         _check(self._run(self._handle, inputs, len(given), outputs, self._outputs, None, None))
         return _tensors(outputs)
+
+
+def _close(delete: Callable[[ctypes.c_void_p], int], handle: ctypes.c_void_p, weights: list[int]) -> None:
+    """Free a library's model, and its weights, of which torch never frees its own handles."""
+    delete(handle)
+    for each in _tensors(weights):
+        each.set_(torch.empty(0).untyped_storage(), 0, (0,), (1,))
 
 
 def _pointers(tensors: list[torch.Tensor]) -> list[int]:
