@@ -48,8 +48,9 @@ class Sampler:
     def chooser(self, scores: Scores, at: int, prefix: TokenIds | None = None) -> Chooser:
         """Return the chooser of the token after each row of `scores`, whose root is at position `at`."""
         tokens = None if self.needs_prefix else self._tokens_after_rows(scores)
-        on_cpu = scores.logits.device.type == "cpu"
-        rows = rows_of(scores.logits) if tokens is None and on_cpu and not self.needs_prefix else None
+        rows = None
+        if tokens is None and not self.needs_prefix and scores.logits.device.type == "cpu":
+            rows = rows_of(scores.logits)
 
         def choose(row: int, path: Sequence[int]) -> int:
             position = at + len(path) + 1

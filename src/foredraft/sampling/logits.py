@@ -85,17 +85,15 @@ def top_by_blocks(
     `maxima` is from `block_maxima`, and `totals`, float32[R], are the logarithms of the sums of exponentials. The
     probabilities of a row that cannot be used are NaN.
     """
-    shape = logits.shape[0], min(TOP, logits.shape[1])
-    best, tokens, probabilities = np.empty(shape[0], np.int32), np.empty(shape, np.int32), np.empty(shape, np.float32)
-    _top_by_blocks(logits.numpy(), maxima.numpy(), totals.numpy(), best, tokens, probabilities)
-    return best, (tokens, probabilities)
+    return _top_by_blocks(logits.numpy(), maxima.numpy(), totals.numpy())
 
 
 @njit(cache=True)
 def _top_by_blocks(
-    logits: FloatArray, maxima: FloatArray, totals: FloatArray, best: IntArray, tokens: IntArray,
-    probabilities: FloatArray,
-) -> None:  # fmt: skip
+    logits: FloatArray, maxima: FloatArray, totals: FloatArray
+) -> tuple[IntArray, tuple[IntArray, FloatArray]]:
+    shape = logits.shape[0], min(TOP, logits.shape[1])
+    best, tokens, probabilities = np.empty(shape[0], np.int32), np.empty(shape, np.int32), np.empty(shape, np.float32)
     for row in range(len(logits)):
         _largest(logits[row], maxima[row], np.float32(-np.inf), tokens[row], probabilities[row])
         usable = np.isfinite(probabilities[row, 0]) and not has_nan(maxima[row])
@@ -105,6 +103,7 @@ def _top_by_blocks(
         best[row] = tokens[row, 0]
         for i in range(tokens.shape[1]):
             probabilities[row, i] = np.exp(probabilities[row, i] - totals[row])
+    return best, (tokens, probabilities)
 
 
 @njit(cache=True)
