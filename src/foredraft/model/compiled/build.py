@@ -26,7 +26,6 @@ from foredraft.model.compiled.block_layers import dequantised_told, product_byte
 from foredraft.model.compiled.blocks import QuantisedRows, integers_file, packed_bytes
 from foredraft.model.compiled.experts import compiled_experts
 from foredraft.model.compiled.export import CONTEXT, Subject, run_pass
-from foredraft.model.compiled.kernels import own_kernels
 from foredraft.model.compiled.latents import attended_latents
 from foredraft.model.compiled.library import CompiledLibrary, can_load, return_memory, weights_apart, weights_beside
 from foredraft.model.compiled.package import (
@@ -224,6 +223,8 @@ def _compiled(subject: Subject, path: Path, *, precise: bool) -> CompiledRecord:
 def _compile(subject: Subject, path: Path, *, precise: bool) -> str:
     """Trace the forward and compile it to the file `path`; return the record's `dequantised`."""
     from torch._inductor import aoti_compile_and_package  # the documented compiler; slow to import
+
+    from foredraft.model.compiled.kernels import own_kernels  # slow to import too
 
     dequantised, quantised = "", 0
     token_ids = np.zeros(_TRACED_ROWS, np.int64)
