@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from foredraft.model.gguf import families
-from foredraft.model.gguf.metadata import Keys
+from foredraft.model.gguf.metadata import Keys, Shapes
 
 KEYS: Mapping[str, tuple[str, ...]] = {
     "context_length": ("max_position_embeddings",),
@@ -137,7 +137,7 @@ class Architecture:
 
     family: str
     other: tuple[str, Callable[[Keys], bool]] | None = None
-    complete: Callable[[families.Fields, Keys, families.Shapes], None] | None = None
+    complete: Callable[[families.Fields, Keys, Shapes], None] | None = None
     keys: Mapping[str, tuple[str, ...] | float] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     tensors: Mapping[str, str] = field(default_factory=dict)
