@@ -26,7 +26,7 @@ from foredraft.model.compiled.block_layers import dequantised_told, product_byte
 from foredraft.model.compiled.blocks import QuantisedRows, integers_file, packed_bytes
 from foredraft.model.compiled.experts import compiled_experts
 from foredraft.model.compiled.export import CONTEXT, Subject, run_pass
-from foredraft.model.compiled.latents import attended_latents
+from foredraft.model.compiled.latents import attended_latents, real_rotations
 from foredraft.model.compiled.library import CompiledLibrary, can_load, return_memory, weights_apart, weights_beside
 from foredraft.model.compiled.package import (
     MOST_ROWS,
@@ -43,7 +43,6 @@ from foredraft.model.compiled.package import (
 )
 from foredraft.model.compiled.processor import multiplies_integers
 from foredraft.model.compiled.rewriting import gate_products, merge_products, sum_short_products, turn_rows
-from foredraft.model.compiled.rotary import real_rotations
 from foredraft.model.families import COMPILED_RECURRENT, INDEXED
 from foredraft.model.gguf.files import quantised_file
 from foredraft.model.kv_cache import Span
