@@ -27,9 +27,8 @@ from foredraft.model.kv_cache import BufferLayer, Span, TreeCache, allocated
 from foredraft.model.layers import LAST, tapped_states, usual_taps
 from foredraft.model.mask import joined_mask
 from foredraft.model.recurrent.adoption import adopt
-from foredraft.model.recurrent.joint import JointLayer
 from foredraft.model.recurrent.layer import BothLayer, OperatorLayer
-from foredraft.model.recurrent.state import StateLayer
+from foredraft.model.recurrent.state import JointLayer, StateLayer
 from foredraft.model.support import cache_argument, inspect
 from foredraft.sampling.logits import block_maxima
 
@@ -289,8 +288,8 @@ def row_arguments(
     """Return the arguments of `FunctionalForward.forward` before the buffers, for the rows of one or more sequences.
 
     Takes, for each window, each sequence's first slot that is read and how many from there on hold earlier rows; which
-    rows are scored, int64[S]; the masks' dtype; and the rows' lineage, where layers keep records, or states, as
-    `JointForward` takes them.
+    rows are scored, int64[S]; the masks' dtype; and the rows' lineage, where layers keep records, or the states
+    that `JointStates.begin` returns.
     """
     total, masks, slots, bounds = sum(layout.rows for layout in layouts), [], [], []
     for window, place in places.items():
