@@ -18,12 +18,11 @@ from foredraft.contracts import TokenIds
 from foredraft.errors import StoreError
 from foredraft.graph.layout import lay_out_text
 from foredraft.graph.tree import IntArray
-from foredraft.model.speculators import Speculator
+from foredraft.model.speculators import FLAGS, Speculator
 from foredraft.model.state_heads import StateCache, StateHead, StateLayers, load_state_head
 from foredraft.model.target import TorchTarget
 
 METHOD, WITH_BLOCKS = "eagle3", "peagle"
-FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")  # of a configuration, false by default
 
 
 class Eagle3Layers(StateLayers):

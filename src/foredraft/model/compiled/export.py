@@ -217,13 +217,9 @@ class Subject:
         """Return what every layer keeps, with room for the most rows after some context."""
         # windows differ in what is allocated, so that the exporter tells them apart
         room = [CONTEXT + MOST_ROWS + 56 + 8 * window for window in self.forward.window_of]
-        cache = self.new_cache()
-        keys, values = cache.reserved_buffers(0)[: len(room)], cache.reserved_buffers(0)[len(room) :]
-        return (
-            [allocated(each, slots) for each, slots in zip(keys, room, strict=True)],
-            [allocated(each, slots) for each, slots in zip(values, room, strict=True)],
-            cache.matrices(),
-        )
+        cache, layers = self.new_cache(), len(room)
+        buffers = [allocated(each, slots) for each, slots in zip(cache.reserved_buffers(0), 2 * room, strict=True)]
+        return buffers[:layers], buffers[layers:], cache.matrices()
 
     def new_cache(self) -> TreeCache:
         """Return an empty cache, in which all attention layers keep all positions."""

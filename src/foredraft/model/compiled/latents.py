@@ -21,7 +21,7 @@ from foredraft.errors import UsageError
 from foredraft.model.compiled.experts import multiplied
 
 _COMPLEX = "deepseek_v2"  # the family that rotates by complex numbers
-_HEADS = "latent_heads"  # of an attention module that attends to latents: its `LatentHeads`
+HEADS = "latent_heads"  # of an attention module that attends to latents: its `LatentHeads`
 
 
 class LatentHeads(nn.Module):
@@ -63,17 +63,12 @@ class LatentHeads(nn.Module):
         return multiplied(self, "values", attended.flatten(0, 1), experts).view(1, rows, self.heads, -1)
 
 
-def latent_heads(attention: nn.Module) -> LatentHeads | None:
-    """Return the heads of an attention module that attends to latents; None for one that attends to keys."""
-    return getattr(attention, _HEADS, None)
-
-
 @contextmanager
 def attended_latents(model: nn.Module) -> Iterator[None]:
     """Make a model's modules of latent attention attend to latents, until the block ends."""
     with ExitStack() as changes:
         for module in [each for each in model.modules() if hasattr(each, "expand_kv")]:
-            changes.enter_context(patch.object(module, _HEADS, LatentHeads(module), create=True))
+            changes.enter_context(patch.object(module, HEADS, LatentHeads(module), create=True))
             changes.enter_context(patch.object(module, "expand_kv", lambda latents, rotated: (latents, rotated)))
             changes.enter_context(patch.object(module, "kv_b_proj", nn.Identity()))
         yield
