@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from foredraft.model.compiled.processor import multiplies_integers
 from foredraft.model.gguf.files import parts_of, quantised_file
 from foredraft.model.gguf.reader import opened
 from foredraft.model.gguf.tensors import NUMBERS_AT_ONCE, Tensors
+from foredraft.model.machine import multiplies_integers
 from foredraft.model.mapped import MappedTensors
 
 DEPTH = 32

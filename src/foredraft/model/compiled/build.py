@@ -41,12 +41,11 @@ from foredraft.model.compiled.package import (
     runs_on_cpu,
     write_record,
 )
-from foredraft.model.compiled.processor import multiplies_integers
 from foredraft.model.compiled.rewriting import gate_products, merge_products, sum_short_products, turn_rows
 from foredraft.model.families import COMPILED_RECURRENT, INDEXED
 from foredraft.model.gguf.files import quantised_file
 from foredraft.model.kv_cache import Span
-from foredraft.model.machine import COMPILING, last_cache, usable_memory
+from foredraft.model.machine import COMPILING, last_cache, multiplies_integers, usable_memory
 from foredraft.model.rounding import dtype_name
 from foredraft.model.support import inspect
 

@@ -35,7 +35,7 @@ import foredraft.model.compiled.recurrence  # noqa: F401  # imported for the ope
 from foredraft.model.compiled.attention import LANES
 from foredraft.model.compiled.block_layers import GATES
 from foredraft.model.compiled.blocks import STRIP, layout_of
-from foredraft.model.compiled.processor import (
+from foredraft.model.machine import (
     AVX2,
     AVX512,
     has_avx2,
