@@ -21,8 +21,8 @@ import foredraft
 from foredraft.bench.tasks import load_tasks
 from foredraft.graph.layout import lay_out_text
 from foredraft.model.compiled import kernels
-from foredraft.model.compiled.processor import processor_lines
 from foredraft.model.gguf.files import SMOLLM2
+from foredraft.model.machine import processor_lines
 
 KINDS = {  # what the compiler takes for the processor, the flag that this machine must have, numbers in a vector
     "AVX2": ("x86-64-v3", "avx2", 8),

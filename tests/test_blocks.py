@@ -18,9 +18,9 @@ from foredraft.model.compiled.blocks import STRIP, QuantisedRows, layout_of, pac
 from foredraft.model.compiled.build import OPTIONS
 from foredraft.model.compiled.kernels import own_kernels
 from foredraft.model.compiled.library import CompiledLibrary
-from foredraft.model.compiled.processor import multiplies_integers
 from foredraft.model.compiled.rewriting import gate_products, merge_products
 from foredraft.model.layers import shared_copy
+from foredraft.model.machine import multiplies_integers
 
 KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4")
 READ = {  # which GGUF's package reads and does not write; the places of their scales in 16 bits

@@ -24,7 +24,6 @@ from foredraft.engine.batch import steps
 from foredraft.errors import ForedraftError, ForedraftWarning, StoreError, UsageError
 from foredraft.graph.layout import lay_out, lay_out_text
 from foredraft.model import machine
-from foredraft.model.compiled import processor
 from foredraft.model.compiled.attention import compiled_attention
 from foredraft.model.compiled.build import compile_forward
 from foredraft.model.compiled.export import FunctionalForward, row_arguments
@@ -41,10 +40,10 @@ from foredraft.model.compiled.package import (
     read_record,
     write_record,
 )
-from foredraft.model.compiled.processor import multiplies_by_pairs
 from foredraft.model.kv_cache import Span
 from foredraft.model.layers import LAST, usual_taps
 from foredraft.model.loading import load_model
+from foredraft.model.machine import multiplies_by_pairs
 from foredraft.model.mask import attention_mask
 from foredraft.model.named_target import load_target
 from foredraft.model.target import TorchTarget
@@ -127,7 +126,7 @@ def test_the_functional_forward_scores_and_writes_as_the_model_does(family):
 )
 def test_how_bfloat16_is_multiplied_follows_from_the_processor_alone(monkeypatch, vendor, supported, pairs):
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: supported)
-    monkeypatch.setattr(processor, "processor_lines", lambda *_names: [f"vendor_id\t: {vendor}"])
+    monkeypatch.setattr(machine, "processor_lines", lambda *_names: [f"vendor_id\t: {vendor}"])
     multiplies_by_pairs.cache_clear()
     assert multiplies_by_pairs() is pairs
     multiplies_by_pairs.cache_clear()

@@ -76,7 +76,7 @@ def test_a_file_with_another_number_scores_differently(name, changed, recorded, 
     [
         ("llama", {".rope.scaling.new_rule": 2.0}, r"llama\.rope\.scaling\.new_rule = 2\.0.*does not know"),
         ("llama", {".attention.scale": 0.5}, r"attention\.scale = 0\.5.*no field"),
-        ("llama", {".rope.scaling.type": "su"}, r"scales its rotary positions by 'su'"),
+        ("llama", {".rope.scaling.type": "su"}, r"rope.scaling.type = 'su'"),
         ("llama", {".rope.scaling.attn_factor": 1.3}, r"rope\.scaling\.attn_factor = 1\.3 with the rule default"),
         ("llama", {".rope.dimension_count": 16}, r"rope\.dimension_count = 16, where a head has 32 numbers"),
         ("llama", {".attention.causal": False}, r"attention\.causal = False"),

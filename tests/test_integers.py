@@ -11,7 +11,7 @@ import torch
 
 import foredraft.model.compiled
 from foredraft.model.compiled.blocks import DEPTH, FORMATS, STRIP, BlockMatrix, packed_blocks
-from foredraft.model.compiled.processor import processor_lines
+from foredraft.model.machine import processor_lines
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,7 @@ from foredraft.errors import UsageError
 from foredraft.graph.layout import lay_out
 from foredraft.model.compiled.attention import compiled_attention
 from foredraft.model.compiled.export import FunctionalForward, Subject, row_arguments
-from foredraft.model.compiled.latents import attended_latents
-from foredraft.model.compiled.rotary import real_rotations
+from foredraft.model.compiled.latents import attended_latents, real_rotations
 from foredraft.model.target import TorchTarget
 from support.causal_types import tiny_configuration
 from support.families import each_of, prompt_of, random_tree, tiny_model

@@ -11,7 +11,7 @@ from foredraft.graph.layout import lay_out_text
 from foredraft.model.compiled import kernels
 from foredraft.model.compiled.block_layers import round_weights
 from foredraft.model.compiled.build import OPTIONS, compile_forward
-from foredraft.model.compiled.processor import has_avx2
+from foredraft.model.machine import has_avx2
 from support.causal_types import tiny_configuration
 from support.compilation import compiled_by
 from support.families import VOCABULARY, tiny_model

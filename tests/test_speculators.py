@@ -11,12 +11,10 @@ import torch
 from foredraft.contracts import SequenceView
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import StoreError, UsageError
-from foredraft.model.block_rollout import BlockRollout
 from foredraft.model.dflash import DFlashBlock, load_dflash
-from foredraft.model.eagle3 import load_eagle3
-from foredraft.model.peagle import PEagleBlock, load_peagle
+from foredraft.model.eagle3 import PEagleBlock, load_eagle3, load_peagle
 from foredraft.model.state_heads import HeadModel
-from foredraft.model.state_rollout import StateRollout
+from foredraft.model.state_rollout import BlockRollout, StateRollout
 from support.families import VOCABULARY, prompt_of
 from support.speculators import (
     CASES,

@@ -21,8 +21,8 @@ import torch
 from foredraft.atomic_file import unwritable
 from foredraft.engine.statistics import Statistics
 from foredraft.errors import UsageError, told
-from foredraft.model.compiled.processor import processor_lines
 from foredraft.model.fingerprint import architecture, fingerprint
+from foredraft.model.machine import processor_lines
 from foredraft.model.rounding import dtype_name
 from foredraft.model.target import TorchTarget
 

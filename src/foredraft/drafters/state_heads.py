@@ -18,17 +18,15 @@ from foredraft.contracts import Needs
 from foredraft.drafters import Resources
 from foredraft.errors import UsageError
 from foredraft.model.assistant import AssistantRollout, load_assistant
-from foredraft.model.block_rollout import Block, BlockRollout
 from foredraft.model.dflash import DFlashBlock, load_dflash
-from foredraft.model.eagle3 import load_eagle3
+from foredraft.model.eagle3 import PEagleBlock, load_eagle3, load_peagle
 from foredraft.model.growth import Growing, GrowthRules, RolloutDrafter
 from foredraft.model.head_files import trained_head
 from foredraft.model.layers import LAST
 from foredraft.model.mtp import load_mtp
-from foredraft.model.peagle import PEagleBlock, load_peagle
 from foredraft.model.speculators import FILES
 from foredraft.model.state_heads import HeadModel, StateHead
-from foredraft.model.state_rollout import StateRollout
+from foredraft.model.state_rollout import Block, BlockRollout, StateRollout
 from foredraft.model.target import TorchTarget, loaded_target
 
 

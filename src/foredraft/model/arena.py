@@ -18,7 +18,7 @@ from foredraft.model.kv_cache import kept_rows, move_rows, whole_blocks
 
 if TYPE_CHECKING:
     from foredraft.model.compiled.recurrence import RecordStates
-    from foredraft.model.recurrent.joint import JointStates
+    from foredraft.model.recurrent.state import JointStates
 
 MOST_SLOTS = 2**20  # compiled forwards take no more
 _LEAST_SHARED = 16  # tokens; a shorter common prefix is computed as fast as it is copied

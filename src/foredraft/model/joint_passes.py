@@ -1,10 +1,12 @@
 """Forward passes over the rows of several sequences at once, each row attending to its own sequence's slots.
 
 A batch is one pass over slots of one arena: of a compiled forward whose kernels give a row the same bits whatever other
-rows are in the pass, or of the uncompiled model. Does not depend on what the rows mean, nor on how a batch is put
+rows are in the pass, or of the uncompiled model, whose own attention, sinks and caps of scores included, runs for each
+sequence alone. Does not depend on what the rows mean, nor on how a batch is put
 together.
 """
 
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from math import prod
@@ -13,26 +15,88 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from foredraft.contracts import PassResult, Rows, Scores, TokenIds
-from foredraft.errors import OutOfMemoryError
-from foredraft.graph.layout import Layout
+from foredraft.errors import OutOfMemoryError, UnsupportedModelError
+from foredraft.graph.layout import Layout, lay_out_text
 from foredraft.model.arena import MOST_SLOTS, STATE_TOKENS, Arena, Lease
-from foredraft.model.compiled.export import flat, row_arguments
+from foredraft.model.compiled.attention import replaced_attention
+from foredraft.model.compiled.export import FunctionalForward, flat, row_arguments
 from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, runs_on_cpu
-from foredraft.model.compiled.recurrence import RecordStates
-from foredraft.model.joint_forward import JointForward
+from foredraft.model.compiled.recurrence import RecordStates, written_shapes
+from foredraft.model.families import INDEXED, UNMASKED_LAYERS
 from foredraft.model.kv_cache import LayerShape
 from foredraft.model.layers import LAST
+from foredraft.model.recurrent.state import JointStates
+from foredraft.model.support import inspect
 from foredraft.model.target import TorchTarget, device_errors, scores_of_pass, states_of_pass
 
+_EAGER = "eager_attention_forward"  # beside a model's code: its attention where none is registered
 _PENDING = 16  # accepted rows of a step that a state is counted with; memory for more is taken when they occur; chosen
 _LEAST_PLACES = 3  # of states: before a text, the one that a text's pass reads, and the one that it makes
 _MOST_PLACES, _PLACES = 128, 32  # those of a batch, and of one that may fill the model's window; chosen
 
 
+class _Uncompiled:
+    """Runs passes of a model with the arguments of `FunctionalForward`, ranges included, and its buffers' `shapes`.
+
+    The buffers are of `dtype`; a state of its recurrent layers has `state_size` bytes. UnsupportedModelError if a layer
+    chooses tokens by an index, or does not ask transformers which attention to use, as a pass of two sequences shows.
+    """
+
+    def __init__(self, model: Any, dtype: torch.dtype) -> None:
+        self._model, self._forward = model, FunctionalForward(model, records=False).eval()
+        self._kernel, self._attended = model.config._attn_implementation, 0  # noqa: SLF001  # transformers has no public name for it
+        self.windows, support = self._forward.windows, inspect(model.config)
+        if INDEXED in support.layer_types:
+            raise UnsupportedModelError("The model chooses tokens by an index of the slots of all sequences.")
+        self._recurrent = [number for number, each in enumerate(support.recurrent) if each]
+        self.shapes, self.state_size = written_shapes(model)
+        layouts, rows = [lay_out_text(np.zeros(1, np.int64), 0)] * 2, np.arange(2)
+        places = {window: [(0, 0), (1, 0)] for window in self.windows}
+        buffers = [torch.zeros(1, heads, 2, size, dtype=dtype) for heads, size in self.shapes]
+        half = len(buffers) // 2
+        steps = self.states(3).begin(layouts, [(0, 1), (0, 2)])
+        self(*row_arguments(layouts, places, rows, dtype, steps=steps), buffers[:half], buffers[half:], [])
+        if self._attended != sum(kind not in UNMASKED_LAYERS for kind in support.layer_types):
+            raise UnsupportedModelError("The model's attention is not transformers', and takes one sequence at a time.")
+
+    def states(self, _most: int) -> JointStates:
+        """Return places for states, which take memory when they are written to."""
+        return JointStates(self._recurrent, self._model.device)
+
+    def __call__(self, *arguments: Any) -> tuple[torch.Tensor, ...]:
+        *rows, ranges, states, keys, values, matrices = arguments
+        self._forward.states = states or {}
+        # a layer that keeps what keys are computed from (MLA) computes them of all slots that it is given
+        used = max(int(each.sum(dim=0).max()) for each in ranges)
+        keys, values = ([buffer[:, :, :used] for buffer in buffers] for buffers in (keys, values))
+        with replaced_attention(self._model, self._attend):
+            results: tuple[torch.Tensor, ...] = self._forward(*rows, ranges, None, keys, values, matrices)
+        return results
+
+    def _attend(
+        self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+        attention_mask: torch.Tensor, **options: Any,
+    ) -> tuple[torch.Tensor, None]:  # fmt: skip
+        """Attend as transformers' interface asks, [1, heads, R, D] to [1, key heads, C, D], by what `module` uses."""
+        own = ALL_ATTENTION_FUNCTIONS.get(self._kernel) or vars(sys.modules[type(module).__module__])[_EAGER]
+        ranges = self._forward.ranges[self._forward.layer_of(module)]
+        ranges, counts = ranges.unique_consecutive(dim=1, return_counts=True)
+        attended, row = [], 0
+        for (start, width), count in zip(ranges.T.tolist(), counts.tolist(), strict=True):
+            rows, slots = slice(row, row + count), slice(start, start + width)
+            options["attention_mask"] = attention_mask[:, :, rows, :width] if count > 1 else None  # one row sees all
+            attended.append(own(module, query[:, :, rows], key[:, :, slots], value[:, :, slots], **options)[0])
+            row += count
+        self._attended += 1
+        return torch.cat(attended, 1), None
+
+
 class _Compiled:
-    """Runs compiled passes over several sequences, as `JointForward` does uncompiled."""
+    """Runs compiled passes over several sequences, as `_Uncompiled` does others."""
 
     def __init__(self, target: TorchTarget, compiled: CompiledForward) -> None:
         self._library, self._dtype = compiled.library, target.dtype
@@ -67,12 +131,12 @@ class JointPasses:
     most_rows = MOST_ROWS
 
     def __init__(
-        self, target: TorchTarget, forward: JointForward | _Compiled, most_bytes: int | None, hidden: tuple[int, ...]
+        self, target: TorchTarget, forward: _Uncompiled | _Compiled, most_bytes: int | None, hidden: tuple[int, ...]
     ) -> None:
         self.target, self._most_bytes, self._hidden = target, most_bytes, hidden
         self._begin(forward)
 
-    def _begin(self, forward: JointForward | _Compiled) -> None:
+    def _begin(self, forward: _Uncompiled | _Compiled) -> None:
         """Begin with an empty arena for passes of `forward`."""
         self._run, state, most_bytes = forward, forward.state_size, self._most_bytes
         slot = sum(heads * size for heads, size in forward.shapes) * self.target.dtype.itemsize
@@ -97,7 +161,7 @@ class JointPasses:
 
     def _compile(self) -> None:
         """Run compiled passes from now on if the model was compiled meanwhile."""
-        compiled = _compiled_pass(self.target, self._hidden) if isinstance(self._run, JointForward) else None
+        compiled = _compiled_pass(self.target, self._hidden) if isinstance(self._run, _Uncompiled) else None
         if compiled is not None and self._arena.states is not None:
             self._begin(compiled)
         elif compiled is not None:
@@ -164,10 +228,10 @@ def joint_passes(target: TorchTarget, most_bytes: int | None, hidden: tuple[int,
 
     `most_bytes` is as in `JointPasses`, and `hidden` are the layers whose states drafters need.
     """
-    forward: JointForward | _Compiled | None = _compiled_pass(target, hidden)
+    forward: _Uncompiled | _Compiled | None = _compiled_pass(target, hidden)
     alone = target.recordings is not None or not runs_on_cpu(target.outline) or set(hidden) - {LAST}
     # another family's code may derive a row's position from the cache's length
     if target.compiled is None and target.support.tested and not alone:
         with suppress(Exception), torch.inference_mode():  # there is no list of what other attention raises
-            forward = JointForward(target.model, target.dtype)
+            forward = _Uncompiled(target.model, target.dtype)
     return None if forward is None else JointPasses(target, forward, most_bytes, hidden)

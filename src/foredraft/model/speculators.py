@@ -37,6 +37,7 @@ _NOT_OF_LAYERS = (_EMBEDDINGS, "lm_head.weight", "verifier_", "confidence_head."
 _KIND = "qwen3"  # the format's default type of layers
 # fields of a raw configuration that are not of its layers
 _OWN = ("architectures", "auto_map", "draft_vocab_size", "eagle_config", "dflash_config", "block_size")
+FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")  # of a configuration, false by default
 _TAPPED = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
 
 
@@ -197,13 +198,10 @@ def _converted(raw: Mapping[str, Any], weights: Mapping[str, torch.Tensor], mode
     if "fc.weight" not in weights or "layers.0.hidden_norm.weight" not in weights:
         raise ValueError(f"it has neither {TYPE} nor the tensors of EAGLE-3")
     layer["vocab_size"] = len(weights["t2d"]) if "t2d" in weights else model.config.get_text_config().vocab_size
-    flags = {
-        name: raw.get(name, False) for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-    }
     named = (raw.get("eagle_config") or {}).get(_TAPPED[0]) or raw.get(_TAPPED[0])
     return {
         TYPE: "eagle3", "transformer_layer_config": layer, "draft_vocab_size": len(weights["lm_head.weight"]),
-        _TAPPED[0]: named, **flags,
+        _TAPPED[0]: named, **{name: raw[name] for name in FLAGS if name in raw},
     }  # fmt: skip
 
 

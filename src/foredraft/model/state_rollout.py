@@ -1,27 +1,28 @@
-"""Trees grown by a head that predicts its own next state from a token and the state of the token before it.
+"""Trees grown by heads on the target's states: pass by pass, or over a block of tokens that is scored in one pass.
 
-The state is the target's for the text, and the head's own for drafted tokens. Does not depend on which nodes are
-expanded, nor on what the head is.
+Does not depend on which nodes are expanded, nor on what the head is.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from foredraft.contracts import SequenceView
+from foredraft.contracts import SequenceView, TokenIds
 from foredraft.graph.layout import Layout, lay_out_text
 from foredraft.graph.tree import IntArray
 from foredraft.model.growth import laid_out
-from foredraft.model.state_heads import StateCache, StateHead
+from foredraft.model.kv_cache import TreeCache
+from foredraft.model.state_heads import StateCache, StateHead, StateLayers
 from foredraft.model.target import TorchTarget
 
 
 class StateRollout:
-    """One sequence's tree in the head's own KV cache, as `Growing`; it reads the target's states of the text.
+    """One sequence's tree in the KV cache of a head that predicts its own next state, as `Growing`.
 
-    `model` runs the `HeadModel` of `head`. Rows of drafted tokens are computed again for the tokens that are accepted,
+    `model` runs the `HeadModel` of `head`. A row takes a token and the state of the token before it: the target's for
+    the text, and the head's own for drafted tokens. Rows of these are computed again for the tokens that are accepted,
     from the target's states.
     """
 
@@ -75,3 +76,55 @@ class StateRollout:
         """Run a layout's rows with their states, float[R, D]; return the logits and the next states of those scored."""
         rows = torch.cat([self._head.ends.embedded(layout)[0], states], dim=-1)
         return self._model.forward_rows(layout, self._text.cache, rows, scored)
+
+
+class Block(Protocol):
+    """One sequence's passes of a head that scores a block of tokens in one.
+
+    Each level has its scores before a token of it is known; after a node of the level before, they are the same, or
+    differ by what the node's token adds.
+    """
+
+    levels: int  # of tokens that a pass drafts
+
+    def new_cache(self) -> TreeCache:
+        """Return an empty cache of the head for one sequence."""
+
+    def read(self, text: StateCache, ids: TokenIds, states: torch.Tensor) -> None:
+        """Run the pass after a text, whose rows `text` keeps; `states` are the target's, as in `SequenceView`."""
+
+    def scores(self, level: int, tokens: IntArray) -> torch.Tensor:
+        """Return the logits of a level, from 0, after each of the tokens of the one before, float[R, V]."""
+
+
+class BlockRollout:
+    """One sequence's tree, as `Growing`, whose rows need no pass; of at most `Block.levels` levels."""
+
+    def __init__(self, head: StateHead[StateLayers], block: Block, most_rows: int) -> None:
+        self._block, self.most_rows = block, max(most_rows, 1)
+        self.limits = len(head.ends.embeddings), None
+        self._text = StateCache(block.new_cache)
+        self._level = 0
+
+    @property
+    def committed(self) -> int:
+        return self._text.read_tokens
+
+    @torch.inference_mode()
+    def start(self, view: SequenceView) -> torch.Tensor | None:
+        if view.states is None:
+            return None
+        self._block.read(self._text, view.ids, view.states)
+        self._level = 0
+        return self._block.scores(0, view.ids[-1:].astype(np.int32))
+
+    @torch.inference_mode()
+    def expand(self, tokens: IntArray, parents: IntArray) -> torch.Tensor:  # noqa: ARG002  # levels come one by one
+        self._level += 1
+        return self._block.scores(self._level, tokens)
+
+    def keep(self, _path: Sequence[int]) -> None:
+        """Do nothing: rows are not kept."""
+
+    def close(self) -> None:
+        self._text.clear()

@@ -13,7 +13,7 @@ from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from foredraft.errors import UsageError
-from foredraft.model.compiled.latents import latent_heads
+from foredraft.model.compiled.latents import HEADS, LatentHeads
 
 if TYPE_CHECKING:
     from foredraft.model.compiled.export import FunctionalForward
@@ -83,7 +83,8 @@ def compiled_attention(
         if kernel != ("sdpa" if s_aux is None and softcap is None else "eager"):
             raise UsageError(f"The attention of layer {layer} is {kernel!r}, for which there is no kernel.")
         attended_by.append(layer)
-        if (heads := latent_heads(module)) is not None:
+        heads: LatentHeads | None = getattr(module, HEADS, None)
+        if heads is not None:
             kept = (forward.keys[layer][0],) * 2
             return heads.attend(query, value.shape[-1], lambda asked: attend(asked, *kept, mask, ranges, scale)), None
         others = (s_aux, softcap) if softcap else () if s_aux is None else (s_aux,)

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from foredraft.model.compiled.processor import multiplies_integers
 from foredraft.model.gguf.files import parts_of, quantised_file
 from foredraft.model.gguf.reader import opened
 from foredraft.model.gguf.tensors import NUMBERS_AT_ONCE, Tensors
+from foredraft.model.machine import multiplies_integers
 from foredraft.model.mapped import MappedTensors
 
 DEPTH = 32
@@ -194,7 +194,8 @@ class QuantisedRows:
         if weight.ndim == 3:
             found = [None if weight.shape[1] % STRIP else self._packed(each) for each in weight]
             packed = [each for each in found if each is not None]
-            blocks = torch.stack(packed) if len(packed) == len(found) and _alike(packed) else None
+            alike = len({(each.dtype, each.shape[1:]) for each in packed}) == 1
+            blocks = torch.stack(packed) if len(packed) == len(found) and alike else None
         else:
             blocks = self._packed(weight)
         return None if blocks is None else self._kept.keep(blocks)
@@ -239,11 +240,6 @@ class QuantisedRows:
 def _rows_at_once(width: int) -> int:
     """Return how many rows of a matrix are dequantised together, in strips."""
     return max(STRIP, NUMBERS_AT_ONCE // width // STRIP * STRIP)
-
-
-def _alike(packed: list[torch.Tensor]) -> bool:
-    """Return whether blocks have the same layout and width."""
-    return len({(each.dtype, each.shape[1:]) for each in packed}) == 1
 
 
 def _row_hashes(matrix: torch.Tensor) -> npt.NDArray[np.int64]:

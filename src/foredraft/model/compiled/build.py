@@ -26,8 +26,7 @@ from foredraft.model.compiled.block_layers import dequantised_told, product_byte
 from foredraft.model.compiled.blocks import QuantisedRows, integers_file, packed_bytes
 from foredraft.model.compiled.experts import compiled_experts
 from foredraft.model.compiled.export import CONTEXT, Subject, run_pass
-from foredraft.model.compiled.kernels import own_kernels
-from foredraft.model.compiled.latents import attended_latents
+from foredraft.model.compiled.latents import attended_latents, real_rotations
 from foredraft.model.compiled.library import CompiledLibrary, can_load, return_memory, weights_apart, weights_beside
 from foredraft.model.compiled.package import (
     MOST_ROWS,
@@ -42,13 +41,11 @@ from foredraft.model.compiled.package import (
     runs_on_cpu,
     write_record,
 )
-from foredraft.model.compiled.processor import multiplies_integers
 from foredraft.model.compiled.rewriting import gate_products, merge_products, sum_short_products, turn_rows
-from foredraft.model.compiled.rotary import real_rotations
 from foredraft.model.families import COMPILED_RECURRENT, INDEXED
 from foredraft.model.gguf.files import quantised_file
 from foredraft.model.kv_cache import Span
-from foredraft.model.machine import COMPILING, last_cache, usable_memory
+from foredraft.model.machine import COMPILING, last_cache, multiplies_integers, usable_memory
 from foredraft.model.rounding import dtype_name
 from foredraft.model.support import inspect
 
@@ -224,6 +221,8 @@ def _compiled(subject: Subject, path: Path, *, precise: bool) -> CompiledRecord:
 def _compile(subject: Subject, path: Path, *, precise: bool) -> str:
     """Trace the forward and compile it to the file `path`; return the record's `dequantised`."""
     from torch._inductor import aoti_compile_and_package  # the documented compiler; slow to import
+
+    from foredraft.model.compiled.kernels import own_kernels  # slow to import too
 
     dequantised, quantised = "", 0
     token_ids = np.zeros(_TRACED_ROWS, np.int64)

@@ -27,9 +27,8 @@ from foredraft.model.kv_cache import BufferLayer, Span, TreeCache, allocated
 from foredraft.model.layers import LAST, tapped_states, usual_taps
 from foredraft.model.mask import joined_mask
 from foredraft.model.recurrent.adoption import adopt
-from foredraft.model.recurrent.joint import JointLayer
 from foredraft.model.recurrent.layer import BothLayer, OperatorLayer
-from foredraft.model.recurrent.state import StateLayer
+from foredraft.model.recurrent.state import JointLayer, StateLayer
 from foredraft.model.support import cache_argument, inspect
 from foredraft.sampling.logits import block_maxima
 
@@ -218,13 +217,9 @@ class Subject:
         """Return what every layer keeps, with room for the most rows after some context."""
         # windows differ in what is allocated, so that the exporter tells them apart
         room = [CONTEXT + MOST_ROWS + 56 + 8 * window for window in self.forward.window_of]
-        cache = self.new_cache()
-        keys, values = cache.reserved_buffers(0)[: len(room)], cache.reserved_buffers(0)[len(room) :]
-        return (
-            [allocated(each, slots) for each, slots in zip(keys, room, strict=True)],
-            [allocated(each, slots) for each, slots in zip(values, room, strict=True)],
-            cache.matrices(),
-        )
+        cache, layers = self.new_cache(), len(room)
+        buffers = [allocated(each, slots) for each, slots in zip(cache.reserved_buffers(0), 2 * room, strict=True)]
+        return buffers[:layers], buffers[layers:], cache.matrices()
 
     def new_cache(self) -> TreeCache:
         """Return an empty cache, in which all attention layers keep all positions."""
@@ -289,8 +284,8 @@ def row_arguments(
     """Return the arguments of `FunctionalForward.forward` before the buffers, for the rows of one or more sequences.
 
     Takes, for each window, each sequence's first slot that is read and how many from there on hold earlier rows; which
-    rows are scored, int64[S]; the masks' dtype; and the rows' lineage, where layers keep records, or states, as
-    `JointForward` takes them.
+    rows are scored, int64[S]; the masks' dtype; and the rows' lineage, where layers keep records, or the states
+    that `JointStates.begin` returns.
     """
     total, masks, slots, bounds = sum(layout.rows for layout in layouts), [], [], []
     for window, place in places.items():

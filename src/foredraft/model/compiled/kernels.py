@@ -7,10 +7,11 @@ attention of a few rows, each over its own range of slots (attention.cpp.jinja);
 file (blocks.cpp.jinja, for experts expert_blocks.cpp.jinja, and integers.cpp.jinja). All but tiles have the same bits
 on every processor: they are written in vectors of their own (vectors.cpp.jinja, floats.cpp.jinja), which do not depend
 on torch. docs/explanation/compiled.md explains why they are faster. Uses the compiler's template interfaces, some of
-them private. Does not depend on models, or on how a forward is traced.
+them private, and is slow to import: it is needed by those who compile alone. Does not depend on models, or on how a
+forward is traced.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from math import prod
@@ -19,13 +20,22 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch._inductor.lowering as lowerings
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from torch._inductor import config
+from torch._inductor.codegen import cpp_gemm_template as division
+from torch._inductor.codegen import cpp_micro_gemm as products
+from torch._inductor.codegen.cpp_template import CppTemplate
+from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
+from torch._inductor.cpu_vec_isa import VecAMX, VecAVX2, VecAVX512
+from torch._inductor.ir import ExternKernel, FixedLayout, FlexibleLayout
 
 import foredraft.model.compiled.experts
 import foredraft.model.compiled.recurrence  # noqa: F401  # imported for the operations that they register
 from foredraft.model.compiled.attention import LANES
 from foredraft.model.compiled.block_layers import GATES
 from foredraft.model.compiled.blocks import STRIP, layout_of
-from foredraft.model.compiled.processor import (
+from foredraft.model.machine import (
     AVX2,
     AVX512,
     has_avx2,
@@ -69,24 +79,20 @@ def own_kernels(*, cached: bool = False, tiles: bool = True, precise: bool = Fal
     Products stay the compiler's where the processor has neither AVX-512 nor AVX2. Sines and cosines are kept, which the
     compiler counts as cheap and would compute again, those of every position, for every head of every layer.
     """
-    import torch._inductor.lowering as lowerings  # slow to import, and needed by those who compile alone
-    from torch._inductor import config
-    from torch._inductor.codegen import cpp_gemm_template as division
-    from torch._inductor.codegen import cpp_micro_gemm as products
-
     operations = torch.ops.foredraft
     table: dict[Any, Any] = lowerings.lowerings
     locality, tiles = _ALL_CACHES if cached else 0, tiles and has_tiles()
-    attention = partial(_lowered_attention, tiled=tiles)
-    lowerings.register_lowering(operations.attend.default, type_promotion_kind=None)(attention)
-    lowerings.register_lowering(operations.written.default, type_promotion_kind=None)(_lowered_rows)
-    lowerings.register_lowering(operations.delta_rows.default, type_promotion_kind=None)(_lowered_recurrence)
-    lowerings.register_lowering(operations.multiply_experts.default, type_promotion_kind=None)(_lowered_experts)
     reading = {"locality": locality, "stands_out": 0.0 if precise else _STANDS_OUT}
-    blocks = partial(_lowered_blocks, reading=reading)
-    lowerings.register_lowering(operations.multiply_blocks.default, type_promotion_kind=None)(blocks)
-    expert_blocks = partial(_lowered_expert_blocks, reading=reading)
-    lowerings.register_lowering(operations.multiply_expert_blocks.default, type_promotion_kind=None)(expert_blocks)
+    lowered: dict[Any, Callable[..., Any]] = {
+        operations.attend: partial(_lowered_attention, tiled=tiles),
+        operations.written: _lowered_rows,
+        operations.delta_rows: _lowered_recurrence,
+        operations.multiply_experts: _lowered_experts,
+        operations.multiply_blocks: partial(_lowered_blocks, reading=reading),
+        operations.multiply_expert_blocks: partial(_lowered_expert_blocks, reading=reading),
+    }
+    for operation, lowering in lowered.items():
+        lowerings.register_lowering(operation.default, type_promotion_kind=None)(lowering)
     theirs = {angle: table[angle] for angle in (torch.ops.aten.cos.default, torch.ops.aten.sin.default)}
     blocking = division.GEMM_TEMPLATE_INIT_BLOCKING_EXTENDED
     our_blocking = Path(__file__).with_name("blocking.cpp.jinja").read_text(encoding="utf-8")
@@ -111,8 +117,6 @@ def own_kernels(*, cached: bool = False, tiles: bool = True, precise: bool = Fal
 @cache
 def _template(name: str) -> Any:
     """Return the Jinja template of a kernel's C++ source."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # needed by those who compile alone
-
     sources = FileSystemLoader(Path(__file__).parent)
     return Environment(loader=sources, undefined=StrictUndefined).get_template(f"{name}.cpp.jinja")  # noqa: S701  # C++ takes no escapes
 
@@ -128,13 +132,21 @@ def _kept(lowering: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return keep
 
 
-def _kernel_call(name: str, template: str, inputs: Mapping[str, Any], layout: Any, **values: Any) -> Any:
-    """Return the call of a kernel as torch's compiler represents it; `layout` is that of the result.
+def _contiguous(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tensors of the compiler as it has computed and written them, row after row."""
+    return {name: ExternKernel.require_contiguous(ExternKernel.realize_input(each)) for name, each in given.items()}
+
+
+def _kernel_call(
+    name: str, template: str, inputs: Mapping[str, Any], dtype: torch.dtype, sizes: Sequence[Any], **values: Any
+) -> Any:
+    """Return the call of a kernel as torch's compiler represents it, with a result of this dtype and these sizes.
 
     The `template` finds `inputs`, the compiler's realised tensors, each of them, and `values` by their names; `kernel`
-    and `template` as torch's own templates do; `output`; and `num_threads`.
+    and `template` as torch's own templates do; `output`; `restrict_keyword`; and `num_threads`.
     """
-    from torch._inductor.codegen.cpp_template import CppTemplate
+    first: Any = next(iter(inputs.values()))
+    layout = FixedLayout(first.get_device(), dtype, sizes, FlexibleLayout.contiguous_strides(sizes))
 
     class Kernel(CppTemplate):  # torch's interface: it asks for a subclass
         def render(self, **given: Any) -> str:
@@ -146,6 +158,7 @@ def _kernel_call(name: str, template: str, inputs: Mapping[str, Any], layout: An
                 kernel=given["kernel"],
                 output=given.get("template_buffer_node") or self.output_node,
                 num_threads=self.num_threads,
+                restrict_keyword=products.get_restrict_keyword(),
                 inputs=named,
                 **named,
                 **values,
@@ -163,16 +176,11 @@ def _lowered_attention(
     *, tiled: bool,
 ) -> Any:  # fmt: skip
     """Return the kernel's call as torch's compiler represents it; the arguments are those of `attend`."""
-    from torch._inductor.codegen.cpp_micro_gemm import get_restrict_keyword
-    from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
-    from torch._inductor.ir import ExternKernel, FixedLayout
-
     given = {"query": query, "key": key, "value": value, "mask": mask}
     inputs = {name: ExternKernel.require_stride1(ExternKernel.realize_input(tensor)) for name, tensor in given.items()}
-    given = {"ranges": ranges} if sinks is None else {"ranges": ranges, "sinks": sinks}
-    inputs |= {name: ExternKernel.require_contiguous(ExternKernel.realize_input(each)) for name, each in given.items()}
+    inputs |= _contiguous({"ranges": ranges} if sinks is None else {"ranges": ranges, "sinks": sinks})
     heads, rows, size = query.get_size()
-    dtype, width = query.get_dtype(), heads * size
+    dtype = query.get_dtype()
     halves = _halves(dtype)
     # vectors of pairs must fill a head
     lanes = AVX2 if vector_lanes() == AVX512 and size % (halves * AVX512) else vector_lanes()
@@ -186,7 +194,8 @@ def _lowered_attention(
         "attend",
         "attention",
         inputs,
-        FixedLayout(query.get_device(), dtype, [rows, width], [width, 1]),
+        dtype,
+        [rows, heads * size],
         size=int(size),
         queries=LANES if tiles else _QUERIES,
         summed=_QUERIES,
@@ -200,7 +209,6 @@ def _lowered_attention(
         paired=paired,
         query_t=DTYPE_TO_CPP[dtype if paired or tiles else torch.float32],
         input_t=DTYPE_TO_CPP[dtype],
-        restrict_keyword=get_restrict_keyword(),
     )
 
 
@@ -211,34 +219,25 @@ def _halves(dtype: torch.dtype) -> int:
 
 def _lowered_rows(rows: Any) -> Any:
     """Return rows that the compiler keeps in memory one after another."""
-    from torch._inductor.ir import ExternKernel
-    from torch._inductor.lowering import clone
-
-    copied = clone(rows)
+    copied = lowerings.clone(rows)
     copied.realize()
     return ExternKernel.require_contiguous(copied)
 
 
 def _lowered_recurrence(query: Any, key: Any, value: Any, decay: Any, strength: Any, *others: Any) -> Any:
     """Return the kernel's call as torch's compiler represents it; the arguments are those of `delta_rows`."""
-    from torch._inductor.codegen.cpp_micro_gemm import get_restrict_keyword
-    from torch._inductor.ir import ExternKernel, FixedLayout
-
     given = {"query": query, "key": key, "value": value, "decay": decay, "strength": strength}
     # the last may be left out
     given |= dict(zip(("slots", "parents", "sequences", "matrices", "records", "rate"), others, strict=False))
-    inputs = {
-        name: ExternKernel.require_contiguous(ExternKernel.realize_input(tensor))
-        for name, tensor in given.items()
-        if tensor is not None
-    }
+    inputs = _contiguous({name: tensor for name, tensor in given.items() if tensor is not None})
     rows, heads, size = value.get_size()
     key_size, tile = (int(each) for each in inputs["matrices"].get_size()[-2:])
     return _kernel_call(
         "delta_rows",
         "delta",
         inputs,
-        FixedLayout(query.get_device(), torch.float32, [rows, heads, size], [heads * size, size, 1]),
+        torch.float32,
+        [rows, heads, size],
         delta=strength is not None,
         columns="rate" in inputs,
         heads=int(heads),
@@ -249,25 +248,20 @@ def _lowered_recurrence(query: Any, key: Any, value: Any, decay: Any, strength: 
         tile=tile,
         lanes=vector_lanes(),
         at_once=min(tile // vector_lanes(), _UPDATED),
-        restrict_keyword=get_restrict_keyword(),
     )
 
 
 def _lowered_experts(rows: Any, weights: Any, experts: Any) -> Any:
     """Return the kernel's call as torch's compiler represents it; the arguments are those of `multiply_experts`."""
-    from torch._inductor.codegen.cpp_micro_gemm import get_restrict_keyword
-    from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
-    from torch._inductor.ir import ExternKernel, FixedLayout
-
     (count, depth), (matrices, width, _) = rows.get_size(), weights.get_size()
     if depth % (2 * LANES) or width % _SUMMED:
         raise NotImplementedError(f"experts' matrices of {width} by {depth} numbers have no kernel")
-    given = {"rows": rows, "weights": weights, "experts": experts}
     return _kernel_call(
         "multiply_experts",
         "experts",
-        {name: ExternKernel.require_contiguous(ExternKernel.realize_input(each)) for name, each in given.items()},
-        FixedLayout(rows.get_device(), rows.get_dtype(), [count, width], [width, 1]),
+        _contiguous({"rows": rows, "weights": weights, "experts": experts}),
+        rows.get_dtype(),
+        [count, width],
         input_t=DTYPE_TO_CPP[rows.get_dtype()],
         depth=int(depth),
         columns=int(width),
@@ -275,20 +269,16 @@ def _lowered_experts(rows: Any, weights: Any, experts: Any) -> Any:
         halves=_halves(rows.get_dtype()),
         lanes=vector_lanes(),
         summed=_SUMMED if vector_lanes() == AVX512 else _SUMMED_BY_HALVES,
-        restrict_keyword=get_restrict_keyword(),
     )
 
 
 def _lowered_blocks(rows: Any, blocks: Any, precise: bool, gate: str = "", *, reading: dict[str, float]) -> Any:
     """Return the kernel's call as torch's compiler represents it; the arguments are those of `multiply_blocks`."""
-    from torch._inductor.lowering import view
-
     *leading, depth = rows.get_size()
-    flat = view(rows, [prod(leading), depth])
+    inputs = {"rows": lowerings.view(rows, [prod(leading), depth]), "blocks": blocks}
     dtype = torch.float32 if precise else rows.get_dtype()
-    inputs = {"rows": flat, "blocks": blocks}
     result = _integer_call("blocks", inputs, dtype, gate, serial=_QUANTISED_ALONE, **reading)
-    return view(result, [*leading, result.get_size()[1]])
+    return lowerings.view(result, [*leading, result.get_size()[1]])
 
 
 def _lowered_expert_blocks(rows: Any, blocks: Any, experts: Any, gate: str = "", *, reading: dict[str, float]) -> Any:
@@ -300,17 +290,14 @@ def _lowered_expert_blocks(rows: Any, blocks: Any, experts: Any, gate: str = "",
 
 def _integer_call(template: str, given: Mapping[str, Any], dtype: torch.dtype, gate: str, **values: Any) -> Any:
     """Return the call of a kernel that multiplies `rows` by `blocks`, as torch's compiler represents it."""
-    from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
-    from torch._inductor.ir import ExternKernel, FixedLayout
-
-    inputs = {name: ExternKernel.require_contiguous(ExternKernel.realize_input(each)) for name, each in given.items()}
     (count, depth), (*_, strips, _, size) = given["rows"].get_size(), given["blocks"].get_size()
     written = int(strips) // (2 if gate else 1)
     return _kernel_call(
         f"multiply_{template}",
         template,
-        inputs,
-        FixedLayout(given["rows"].get_device(), dtype, [count, written * STRIP], [written * STRIP, 1]),
+        _contiguous(given),
+        dtype,
+        [count, written * STRIP],
         output_t=DTYPE_TO_CPP[dtype],
         depth=int(depth),
         strips=int(strips),
@@ -328,8 +315,6 @@ def _product_kernels(locality: int, *, tiles: bool) -> dict[Any, list[Any]]:
     Eight rows by three vectors fill the registers of AVX-512, four by three those of AVX2, and two tiles by two the
     tiles of AMX, which multiply bfloat16 alone.
     """
-    from torch._inductor.cpu_vec_isa import VecAMX, VecAVX2, VecAVX512
-
     widths = [3 * vector_lanes(), 2 * vector_lanes()]
     rows = registers(vector_lanes()) // 4
     found = [
@@ -349,10 +334,8 @@ def _product_kernel(locality: int = _ALL_CACHES, *, tiles: bool = False) -> Any:
 
     `locality` is how many caches are to keep prefetched weights, as the compiler's builtin function takes it.
     """
-    from torch._inductor.codegen.cpp_micro_gemm import CppMicroGemm, CppMicroGemmAMX, LayoutType
-
     # torch's own kernel by tiles has the compiler set tiles up and release them
-    common: Any = CppMicroGemmAMX if tiles else CppMicroGemm
+    common: Any = products.CppMicroGemmAMX if tiles else products.CppMicroGemm
 
     class OwnMicroGemm(common):  # type: ignore[misc]  # torch's interface: it asks for a subclass
         own = True  # which `own_kernels` has the compiler's template ask for
@@ -376,14 +359,13 @@ def _product_kernel(locality: int = _ALL_CACHES, *, tiles: bool = False) -> Any:
             return rendered
 
         def get_b_layout(self) -> Any:
-            return LayoutType.NORMAL if self.register_blocking.block_k == 1 else LayoutType.VNNI2
+            return products.LayoutType.NORMAL if self.register_blocking.block_k == 1 else products.LayoutType.VNNI2
 
     return OwnMicroGemm
 
 
 def _configurations(instructions: Any, dtype: torch.dtype, sizes: list[tuple[int, int, int]]) -> list[Any]:
     """Return a kernel's sizes, rows by columns by depth, for torch's compiler."""
-    from torch._inductor.codegen.cpp_micro_gemm import generate_gemm_config
 
     def taken(config: Any, _m: Any, n: Any, k: Any, alpha: float, *_: Any, **__: Any) -> bool:
         """Take the wider of two strips, unless it needs more filling up than is worth it."""
@@ -392,7 +374,7 @@ def _configurations(instructions: Any, dtype: torch.dtype, sizes: list[tuple[int
         filled = -n % wider <= n * _WIDEST_PADDING
         return alpha == 1 and k % depth == 0 and (len(sizes) == 1 or filled == (columns == wider))
 
-    found: list[Any] = generate_gemm_config(
+    found: list[Any] = products.generate_gemm_config(
         instructions, sizes, dtype, output_dtype=torch.float32, compute_dtype=torch.float32, extra_check=taken
     )
     return found

@@ -1,12 +1,16 @@
 """Latent attention (MLA) in a compiled forward: rows attend to latents, not to the keys and values made of them.
 
+DeepSeek-V2's rotary positions by complex numbers, for which the compiler has no code, become products of real ones.
+
 Instead of every slot's latents, a query is multiplied by its head's part of the matrix that expands them to keys, and
 what it attended to by the part for values (DeepSeek-AI 2024, "DeepSeek-V2", section 2.1.2). Uses transformers' names.
 Does not know how attention or products are computed.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -16,7 +20,8 @@ from torch import nn
 from foredraft.errors import UsageError
 from foredraft.model.compiled.experts import multiplied
 
-_HEADS = "latent_heads"  # of an attention module that attends to latents: its `LatentHeads`
+_COMPLEX = "deepseek_v2"  # the family that rotates by complex numbers
+HEADS = "latent_heads"  # of an attention module that attends to latents: its `LatentHeads`
 
 
 class LatentHeads(nn.Module):
@@ -58,17 +63,50 @@ class LatentHeads(nn.Module):
         return multiplied(self, "values", attended.flatten(0, 1), experts).view(1, rows, self.heads, -1)
 
 
-def latent_heads(attention: nn.Module) -> LatentHeads | None:
-    """Return the heads of an attention module that attends to latents; None for one that attends to keys."""
-    return getattr(attention, _HEADS, None)
-
-
 @contextmanager
 def attended_latents(model: nn.Module) -> Iterator[None]:
     """Make a model's modules of latent attention attend to latents, until the block ends."""
     with ExitStack() as changes:
         for module in [each for each in model.modules() if hasattr(each, "expand_kv")]:
-            changes.enter_context(patch.object(module, _HEADS, LatentHeads(module), create=True))
+            changes.enter_context(patch.object(module, HEADS, LatentHeads(module), create=True))
             changes.enter_context(patch.object(module, "expand_kv", lambda latents, rotated: (latents, rotated)))
             changes.enter_context(patch.object(module, "kv_b_proj", nn.Identity()))
         yield
+
+
+@contextmanager
+def real_rotations(model: Any) -> Iterator[None]:
+    """Make a model that rotates by complex numbers rotate by pairs of real ones, until the block ends.
+
+    The function that rotates is that of its code's module, where other models of the family find it too.
+    """
+    with ExitStack() as changes:
+        if model.config.model_type == _COMPLEX:
+            code = sys.modules[type(model).__module__]
+            ours = partial(_rotated, code.apply_rotary_emb)
+            changes.enter_context(patch.object(code, "apply_rotary_emb", ours))
+            for module in [each for each in model.modules() if hasattr(each, "inv_freq")]:
+                changes.enter_context(patch.object(module, "forward", partial(_turns, module)))
+        yield
+
+
+def _turns(module: Any, _states: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+    """Return the cosines and sines of positions, int64[B, R], as float32[B, R, D / 2, 2]."""
+    angles = position_ids[..., None].float() * module.inv_freq.float()
+    turns: torch.Tensor = torch.stack((angles.cos(), angles.sin()), dim=-1) * module.attention_scaling
+    return turns
+
+
+def _rotated(
+    theirs: Callable[..., tuple[torch.Tensor, ...]], xq: torch.Tensor, xk: torch.Tensor, freqs_cis: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Rotate each pair of neighbouring numbers of queries and keys, float[B, heads, R, D]; transformers' names."""
+    if freqs_cis.is_complex():  # of another model of the family, which another thread runs
+        return theirs(xq, xk, freqs_cis)
+    cosine, sine = freqs_cis.unsqueeze(1).unbind(-1)
+    rotated = []
+    for states in (xq, xk):
+        left, right = states.float().unflatten(-1, (-1, 2)).unbind(-1)
+        pairs = (left * cosine - right * sine, left * sine + right * cosine)
+        rotated.append(torch.stack(pairs, dim=-1).flatten(-2).type_as(states))
+    return tuple(rotated)

@@ -23,10 +23,10 @@ from foredraft.cache_folder import cache_path
 from foredraft.errors import ForedraftWarning, StoreError, told
 from foredraft.model.compiled.blocks import integers_file, stored_formats
 from foredraft.model.compiled.library import CompiledLibrary, weights_beside
-from foredraft.model.compiled.processor import processor_lines
 from foredraft.model.fingerprint import architecture
 from foredraft.model.kv_cache import LayerShape
 from foredraft.model.layers import LAST
+from foredraft.model.machine import processor_lines
 
 MOST_ROWS = 256  # of a compiled pass; longer prompts take several passes; chosen
 _FORMAT = 30  # of a folder; increased when the code that a package is compiled from changes

@@ -14,14 +14,14 @@ import torch
 from transformers.cache_utils import Cache
 
 from foredraft.errors import UsageError
-from foredraft.graph.layout import Layout
+from foredraft.graph.layout import Layout, lay_out_text
 from foredraft.graph.tree import I64
 from foredraft.model.compiled.package import MOST_ROWS
 from foredraft.model.kv_cache import PENDING, LayerShape, Span, TreeLayer
 from foredraft.model.mask import seen_rows
 from foredraft.model.recurrent.layer import BothLayer, OperatorLayer, Reading
-from foredraft.model.recurrent.state import convolution_windows, parents_of
-from foredraft.model.support import cache_argument
+from foredraft.model.recurrent.state import Rows, StateLayer, convolution_windows, parents_of
+from foredraft.model.support import cache_argument, inspect
 
 _SHAPED = (1, 2)  # sequences, and tokens of each, that show what a model writes into its cache
 _COLUMNS = 64  # of a matrix that are walked together; with keys of 128 they fill a first cache of 32 KiB
@@ -232,3 +232,23 @@ def layer_shapes(model: Any, recurrent: Sequence[bool]) -> tuple[LayerShape, ...
         else:
             shapes.append(LayerShape(keys.shape[1], keys.shape[3], values.shape[3]))
     return (*shapes, *both)
+
+
+def written_shapes(model: Any) -> tuple[tuple[tuple[int, int], ...], int]:
+    """Return the numbers of key heads and their sizes of all layers' keys and then values, as the model writes them.
+
+    They are (0, 0) for a layer that writes none, such as one that reads another's. With them comes the number of bytes
+    of a state of the recurrent layers.
+    """
+    layers: list[Any] = [
+        (StateLayer if each else TreeLayer)(Span(None, capacity=2)) for each in inspect(model.config).recurrent
+    ]
+    states = [layer for layer in layers if isinstance(layer, StateLayer)]
+    for layer in states:
+        layer.begin(Rows(lay_out_text(np.zeros(2, np.int64), 0), 0, model.device))
+    write_states(model, layers)
+    for layer in states:
+        layer.commit(np.arange(2))
+    written = [getattr(layer, name, None) for name in ("keys", "values") for layer in layers]
+    shapes = tuple((0, 0) if each is None else (each.shape[1], each.shape[3]) for each in written)
+    return shapes, sum(layer.size for layer in states)

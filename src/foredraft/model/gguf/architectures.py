@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from foredraft.model.gguf import families
-from foredraft.model.gguf.metadata import Keys
+from foredraft.model.gguf.metadata import Keys, Shapes
 
 KEYS: Mapping[str, tuple[str, ...]] = {
     "context_length": ("max_position_embeddings",),
@@ -137,7 +137,7 @@ class Architecture:
 
     family: str
     other: tuple[str, Callable[[Keys], bool]] | None = None
-    complete: Callable[[families.Fields, Keys, families.Shapes], None] | None = None
+    complete: Callable[[families.Fields, Keys, Shapes], None] | None = None
     keys: Mapping[str, tuple[str, ...] | float] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     tensors: Mapping[str, str] = field(default_factory=dict)
@@ -154,16 +154,8 @@ _INTERLEAVED = {"attn_q": "halves", "attn_k": "halves"}  # rotary pairs lie besi
 _NORMS_FROM_ONE = {
     f"{name}.weight": "minus_one"
     for name in (
-        "attn_norm",
-        "ffn_norm",
-        "output_norm",
-        "attn_q_norm",
-        "attn_k_norm",
-        "post_attention_norm",
-        "post_ffw_norm",
-        "nextn.enorm",
-        "nextn.hnorm",
-        "nextn.shared_head_norm",
+        *("attn_norm", "ffn_norm", "output_norm", "attn_q_norm", "attn_k_norm", "post_attention_norm", "post_ffw_norm"),
+        *("nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm"),
     )
 }  # the file's norms multiply, the model's add one first
 _WITH_POSITIONS: Mapping[str, tuple[str, ...] | float] = {"rope.scaling.finetuned": True}  # llama.cpp's switch
@@ -183,6 +175,8 @@ _DELTA = {**_NORMS_FROM_ONE, "ssm_a": "delta_decays", "ssm_dt": "delta_vector", 
           "ssm_out": "delta_columns"}  # fmt: skip
 _IMAGE_KEYS: Mapping[str, tuple[str, ...] | float] = {"rope.dimension_sections": (), "n_deepstack_layers": ()}
 """Keys of models with an eye: in a text without images, a token has one position, and no layer takes image features."""
+_LATENT = tuple(f"attention.{part}_length{end}" for part in ("key", "value") for end in ("", "_mla"))
+"""Keys of models with latent attention that `families.py` reads."""
 _SSM_KEYS: Mapping[str, tuple[str, ...] | float] = {"ssm.inner_size": ()}
 _DELTA_KEYS: Mapping[str, tuple[str, ...] | float] = dict.fromkeys(
     ("ssm.inner_size", "rope.dimension_sections", "attention.recurrent_layers", "full_attention_interval"), ()
@@ -212,27 +206,18 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         window_base=_GEMMA_BASE,
     ),
     "gemma3n": Architecture(
-        "gemma3n_text",
-        keys={"activation_sparsity_scale": ()},
-        complete=families.gemma3n,
-        fixed={"final_logit_softcapping": 30.0},
-        sliding=5,
-        window_base=_GEMMA_BASE,
+        "gemma3n_text", complete=families.gemma3n, keys={"activation_sparsity_scale": ()},
+        fixed={"final_logit_softcapping": 30.0}, sliding=5, window_base=_GEMMA_BASE,
     ),
     "gemma4": Architecture(
-        "gemma4_text",
-        complete=families.gemma4,
-        fixed={"final_logit_softcapping": 30.0},
-        tensors={"router": "ffn_gate_inp", "router.per_expert_scale": "ffn_down_exps.scale"},
-        window_base=_GEMMA_BASE,
+        "gemma4_text", complete=families.gemma4, fixed={"final_logit_softcapping": 30.0},
+        tensors={"router": "ffn_gate_inp", "router.per_expert_scale": "ffn_down_exps.scale"}, window_base=_GEMMA_BASE,
     ),
     "phi2": Architecture("phi"),
     "phi3": Architecture("phi3"),
     "gpt-oss": Architecture(
-        "gpt_oss",
-        keys={"expert_feed_forward_length": ("intermediate_size",), "feed_forward_length": ()},
-        changes={"ffn_gate_up_exps": "experts_by_turns", "ffn_down_exps": "experts_across"},
-        sliding=2,
+        "gpt_oss", keys={"expert_feed_forward_length": ("intermediate_size",), "feed_forward_length": ()},
+        changes={"ffn_gate_up_exps": "experts_by_turns", "ffn_down_exps": "experts_across"}, sliding=2,
     ),
     "smollm3": Architecture("smollm3", changes=_INTERLEAVED),
     "granite": Architecture("granite", keys=_WITH_POSITIONS, fixed=_GRANITE, changes=_INTERLEAVED),
@@ -257,9 +242,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gpt2": Architecture(
         "gpt2", changes=dict.fromkeys(("attn_qkv", "attn_output", "ffn_up", "ffn_down"), "transposed")
     ),
-    "falcon": Architecture(
-        "falcon", complete=families.falcon, changes={"attn_qkv": "by_groups"}
-    ),
+    "falcon": Architecture("falcon", complete=families.falcon, changes={"attn_qkv": "by_groups"}),
     "gptneox": Architecture("gpt_neox", changes={"attn_qkv": "by_heads"}),
     "nemotron": Architecture("nemotron", changes=_NORMS_FROM_ONE),
     "minimax-m2": Architecture(
@@ -267,20 +250,13 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "exaone4": Architecture("exaone4", sliding=4),
     "glm4": Architecture("glm4"),
-    "glm4moe": Architecture(
-        "glm4_moe", fixed={"norm_topk_prob": False}, keys={"expert_gating_func": SIGMOID}
-    ),
+    "glm4moe": Architecture("glm4_moe", fixed={"norm_topk_prob": False}, keys={"expert_gating_func": SIGMOID}),
     "seed_oss": Architecture("seed_oss"),
     "arcee": Architecture("arcee", changes=_INTERLEAVED),
     "ernie4_5": Architecture("ernie4_5"),
     "deepseek2": Architecture(
-        "deepseek_v3",
-        other=("deepseek_v2", lambda keys: keys.get("expert_gating_func") != SIGMOID),
-        complete=families.deepseek,
-        keys=dict.fromkeys(
-            ("attention.key_length", "attention.value_length", "attention.key_length_mla", "attention.value_length_mla",
-             "attention.head_count_kv", "expert_gating_func"), (),
-        ),
+        "deepseek_v3", other=("deepseek_v2", lambda keys: keys.get("expert_gating_func") != SIGMOID),
+        complete=families.deepseek, keys=dict.fromkeys((*_LATENT, "attention.head_count_kv", "expert_gating_func"), ()),
         fixed={"norm_topk_prob": False, "routed_scaling_factor": 1.0},
     ),
     "lfm2": Architecture(
@@ -343,8 +319,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "expert_shared_count": ("num_shared_experts",), "expert_weights_scale": ("route_scale",),
             "expert_weights_norm": True, "expert_gating_func": SIGMOID,
         },
-        fixed={"mup_enabled": True},
-        sliding=4,
+        fixed={"mup_enabled": True}, sliding=4,
     ),
     "exaone-moe": Architecture(
         "exaone_moe",
@@ -362,12 +337,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         changes={"ssm_a": "log_of_minus", "ssm_conv1d": "depthwise"},
     ),
     "kimi-linear": Architecture(
-        "kimi_linear",
-        complete=families.kimi_linear,
+        "kimi_linear", complete=families.kimi_linear,
         keys={
-            **dict.fromkeys(("leading_dense_block_count", "attention.key_length", "attention.value_length"), ()),
-            **dict.fromkeys(("attention.key_length_mla", "attention.value_length_mla"), ()),
-            "kda.head_dim": ("linear_head_dim",), "expert_gating_func": SIGMOID,
+            **dict.fromkeys((*_LATENT, "leading_dense_block_count"), ()), "kda.head_dim": ("linear_head_dim",),
+            "expert_gating_func": SIGMOID,
         },
         tensors={
             "self_attn.conv1d": "ssm_conv1d_qkv", "self_attn.forget_gate.dt": "ssm_dt",
@@ -380,8 +353,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "jais2": Architecture("jais2"),
     "exaone": Architecture("llama"),
     "llama4": Architecture(
-        "llama4_text",
-        complete=families.llama4,
+        "llama4_text", complete=families.llama4,
         keys={
             "feed_forward_length": ("intermediate_size_mlp",), "expert_feed_forward_length": ("intermediate_size",),
             "interleave_moe_layer_step": ("interleave_moe_layer_step",), "leading_dense_block_count": 0,

@@ -9,14 +9,14 @@ from typing import Any
 
 from foredraft.errors import UnsupportedModelError, told
 from foredraft.model.gguf.architectures import ARCHITECTURES, FLAGS, KEYS, NEUTRAL, UNUSED, Architecture
-from foredraft.model.gguf.metadata import Keys, Metadata
+from foredraft.model.gguf.metadata import Keys, Metadata, Shapes
 from foredraft.model.gguf.rotary import ReadTensor, rotary_parameters
 
 _ROTARY_KEYS = ("rope.dimension_count", "rope.freq_base")
 _INSTEAD = "Give the model as a transformers folder or a hub id"
 
 
-def configuration(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], read: ReadTensor) -> Any:
+def configuration(metadata: Metadata, shapes: Shapes, read: ReadTensor) -> Any:
     """Return the transformers configuration of a file; `shapes` are its tensors', rows first, and `read` gives values.
 
     Raises UnsupportedModelError for an architecture that no row knows, and for a key whose value would be lost.
@@ -53,9 +53,7 @@ def configuration(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]], rea
         ) from error
 
 
-def _fields(
-    row: Architecture, keys: Keys, known: Any, shapes: Mapping[str, tuple[int, ...]], read: ReadTensor
-) -> dict[str, Any]:
+def _fields(row: Architecture, keys: Keys, known: Any, shapes: Shapes, read: ReadTensor) -> dict[str, Any]:
     """Return the fields that the tables fill, of a configuration like `known`, which has the family's own values."""
     fields = {**row.fixed, **_named(row, keys, known)}
     fields |= _sizes(keys, shapes, known, fields)
@@ -100,7 +98,7 @@ def _named(row: Architecture, keys: Keys, known: Any) -> dict[str, Any]:
     return found
 
 
-def _sizes(keys: Keys, shapes: Mapping[str, tuple[int, ...]], known: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _sizes(keys: Keys, shapes: Shapes, known: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that follow from tensors, and those of keys that a file may leave out, as in llama.cpp."""
     heads = keys.get("attention.head_count", 0)
     keys.get("vocab_size")  # the embedding has as many rows

@@ -4,13 +4,11 @@ One short function a family, over fields that the tables have filled. Knows no w
 """
 
 import math
-from collections.abc import Mapping
 from statistics import NormalDist
 from typing import Any
 
-from foredraft.model.gguf.metadata import Keys
+from foredraft.model.gguf.metadata import Keys, Shapes
 
-Shapes = Mapping[str, tuple[int, ...]]
 Fields = dict[str, Any]
 
 _MAVERICK = 128

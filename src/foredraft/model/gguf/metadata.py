@@ -20,6 +20,10 @@ _ALIGNMENT = 32
 """Tensors begin at multiples of so many bytes where a file does not say `general.alignment`, as the format has it."""
 
 
+Shapes = Mapping[str, tuple[int, ...]]
+"""The shapes of a file's tensors by name, rows first, as torch has them."""
+
+
 class Place(NamedTuple):
     """Where a tensor lies in its file, and how it is stored."""
 

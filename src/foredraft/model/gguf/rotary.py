@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from foredraft.errors import UnsupportedModelError
-from foredraft.model.gguf.metadata import Keys
+from foredraft.model.gguf.metadata import Keys, Shapes
 
 ReadTensor = Callable[[str], npt.NDArray[np.float32]]
 
@@ -27,11 +27,7 @@ _LLAMA3_CONTEXTS = (8192, 4096, 16384, 32768)
 
 
 def rotary_parameters(
-    keys: Keys,
-    shapes: Mapping[str, tuple[int, ...]],
-    read: ReadTensor,
-    fields: Mapping[str, Any],
-    known: Any,
+    keys: Keys, shapes: Shapes, read: ReadTensor, fields: Mapping[str, Any], known: Any
 ) -> dict[str, Any]:
     """Return transformers' rotary parameters of a file's layers that attend to all tokens.
 
@@ -46,7 +42,7 @@ def rotary_parameters(
         found["partial_rotary_factor"] = rotated / width
     elif rotated != width and not hasattr(known, "qk_rope_head_dim"):
         raise _refused(f"rope.dimension_count = {rotated}, where a head has {width} numbers", known)
-    found |= _scaling(keys, context)
+    found |= _scaling(keys, context, known)
     attention = keys.get("rope.scaling.attn_factor", 1.0)
     if "rope_factors_short.weight" in shapes:
         found |= _longrope(read("rope_factors_short.weight"), read("rope_factors_long.weight"), attention)
@@ -69,29 +65,24 @@ def _refused(what: str, known: Any) -> UnsupportedModelError:
     )
 
 
-def _scaling(keys: Keys, context: int) -> dict[str, Any]:
+def _scaling(keys: Keys, context: int, known: Any) -> dict[str, Any]:
     kind = keys.get("rope.scaling.type", "linear")
     factor = keys.get("rope.scaling.factor", keys.get("rope.scale_linear", 0.0))
     original = keys.get("rope.scaling.original_context_length", context)
     if kind == "yarn":
-        return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original, **_yarn(keys)}
+        found = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+        return found | _yarn(keys, known)
     if kind not in ("linear", "none", "longrope"):
-        raise UnsupportedModelError(
-            f"This GGUF file scales its rotary positions by {kind!r}; foredraft reads none, linear, yarn and longrope. "
-            "Give the model as a transformers folder or a hub id."
-        )
+        raise _refused(f"rope.scaling.type = {kind!r}", known)
     return {"rope_type": "linear", "factor": factor} if kind == "linear" and factor not in (0.0, 1.0) else {}
 
 
-def _yarn(keys: Keys) -> dict[str, Any]:
+def _yarn(keys: Keys, known: Any) -> dict[str, Any]:
     """Return YaRN's further parameters; "truncate" rounds the ramp's ends to whole dimensions, as llama.cpp does."""
     names = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
     found = {name: value for name, key in names.items() if (value := keys.get(f"rope.scaling.{key}")) is not None}
-    if keys.get("rope.scaling.yarn_ext_factor", 1.0) != 1.0:
-        raise UnsupportedModelError(
-            "This GGUF file mixes YaRN's frequencies by a rope.scaling.yarn_ext_factor other than 1, which "
-            "transformers cannot; give the model as a transformers folder or a hub id."
-        )
+    if (mixed := keys.get("rope.scaling.yarn_ext_factor", 1.0)) != 1.0:
+        raise _refused(f"rope.scaling.yarn_ext_factor = {mixed}", known)
     if log_multiplier := keys.get("rope.scaling.yarn_log_multiplier", 0.0):
         found |= {"mscale": 1.0, "mscale_all_dim": log_multiplier}
     return {"truncate": True} | found
@@ -114,20 +105,14 @@ def _from_factors(factors: npt.NDArray[np.float32], base: float, context: int) -
     lengths = 2 * np.pi * base ** (np.arange(len(factors)) / len(factors))
     for original in _LLAMA3_CONTEXTS:
         rule = {"factor": float(factors.max()), "original_max_position_embeddings": original, **_LLAMA3_TURNS}
-        if np.allclose(_llama3(lengths, **rule), factors, rtol=1e-4):
+        if np.allclose(_llama3(lengths, rule), factors, rtol=1e-4):
             return {"rope_type": "llama3", **rule}
     return _longrope(factors, factors, 1.0) | {"original_max_position_embeddings": context}
 
 
-def _llama3(
-    lengths: npt.NDArray[np.float64],
-    *,
-    factor: float,
-    original_max_position_embeddings: float,
-    low_freq_factor: float,
-    high_freq_factor: float,
-) -> npt.NDArray[np.float64]:
+def _llama3(lengths: npt.NDArray[np.float64], rule: Mapping[str, float]) -> npt.NDArray[np.float64]:
     """Return Llama 3.1's factors for waves of some lengths in tokens: 1 for short, `factor` for long, or between."""
-    turns = original_max_position_embeddings / lengths
-    ramp = np.clip((turns - low_freq_factor) / (high_freq_factor - low_freq_factor), 0, 1)
-    return 1 / ((1 - ramp) / factor + ramp)
+    turns = rule["original_max_position_embeddings"] / lengths
+    low, high = rule["low_freq_factor"], rule["high_freq_factor"]
+    ramp = np.clip((turns - low) / (high - low), 0, 1)
+    return 1 / ((1 - ramp) / rule["factor"] + ramp)

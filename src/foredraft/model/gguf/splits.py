@@ -18,7 +18,9 @@ def _any(*patterns: str) -> str:
 _ENDINGS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"  # English contractions
 _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+_SIGNS_AND_SLASHES = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_MARKED_WORD = r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+"
 _CASED_WORD = (  # llama.cpp takes every letter but a-z and A-Z for an upper-case and a lower-case one
     r"[^\r\n\p{L}\p{N}]?[\p{L}&&[^a-z]]*[\p{L}&&[^A-Z]]+",
     r"[^\r\n\p{L}\p{N}]?[\p{L}&&[^a-z]]+[\p{L}&&[^A-Z]]*",
@@ -50,7 +52,7 @@ _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 _LLAMA3 = _any(_ENDINGS, _WORD, r"\p{N}{1,3}", _SIGNS, _SPACES)
 _QWEN2 = _any(_ENDINGS, _WORD, r"\p{N}", _SIGNS, _SPACES)
 _MARKED_WORDS = _any(_ASCII_SIGN_AND_WORD, r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+", r" ?[\p{P}\p{S}]+[\r\n]*", _SPACES)
-_GPT4O = _any(*(f"{word}{_ENDINGS}?" for word in _CASED_WORD), r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", _SPACES)
+_GPT4O = _any(*(f"{word}{_ENDINGS}?" for word in _CASED_WORD), r"\p{N}{1,3}", _SIGNS_AND_SLASHES, _SPACES)
 
 
 @dataclass(frozen=True)
@@ -71,142 +73,89 @@ class Split:
     byte_level: bool = True
 
 
-_ROWS: tuple[tuple[str, Split], ...] = (
-    ("default", Split((r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))),
-    ("gpt-2 phi-2 gigachat a.x-4.0 mellum mpt olmo exaone4 trillion granite-docling", Split((_GPT2,))),
-    ("smollm starcoder refact command-r exaone minerva-7b mellum2", Split((r"\p{N}", _GPT2))),
-    (
-        "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2",
-        Split((_LLAMA3,), ignore_merges=True, add_bos=True),
+def _row(names: str, *patterns: str, **others: bool) -> dict[str, Split]:
+    """Return one split by each of its names, which are separated by spaces."""
+    return dict.fromkeys(names.split(), Split(patterns, **others))
+
+
+_SPLITS = {
+    **_row("default", r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
+    **_row("gpt-2 phi-2 gigachat a.x-4.0 mellum mpt olmo exaone4 trillion granite-docling", _GPT2),
+    **_row("smollm starcoder refact command-r exaone minerva-7b mellum2", r"\p{N}", _GPT2),
+    **_row(
+        "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2", _LLAMA3, ignore_merges=True, add_bos=True
     ),
-    ("dbrx smaug-bpe chatglm-bpe", Split((_LLAMA3,))),
-    ("glm4 glm5", Split((_LLAMA3,), ignore_merges=True)),
-    ("qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open", Split((_QWEN2,))),
-    (
-        "qwen35",
-        Split(
-            (_any(_ENDINGS, r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+", r"\p{N}", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*", _SPACES),)
-        ),
-    ),
-    (
+    **_row("dbrx smaug-bpe chatglm-bpe", _LLAMA3),
+    **_row("glm4 glm5", _LLAMA3, ignore_merges=True),
+    **_row("qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open", _QWEN2),
+    **_row("qwen35", _any(_ENDINGS, _MARKED_WORD, r"\p{N}", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*", _SPACES)),
+    **_row(
         "jais-2",
-        Split(
-            (
-                _any(
-                    *(_ENDINGS, _WORD, r"\p{N}{1,3}", _SIGNS, r"\s*[\r\n]+"),
-                    *(rf"\s{{{count}}}(?!\S)" for count in (512, 256, 128, 64, 32, 16, 8, 4)),
-                    r"\s{1,2}(?!\S)|\s",
-                ),
-            )
+        _any(
+            *(_ENDINGS, _WORD, r"\p{N}{1,3}", _SIGNS, r"\s*[\r\n]+"),
+            *(rf"\s{{{count}}}(?!\S)" for count in (512, 256, 128, 64, 32, 16, 8, 4)),
+            r"\s{1,2}(?!\S)|\s",
         ),
     ),
-    (
+    **_row(
         "deepseek-llm",
-        Split(
-            (
-                r"[\r\n]",
-                rf"\s?[{_DEEPSEEK_CASED}]+",
-                "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3001-\u3002]+",
-                r"\s+\z",
-                _DEEPSEEK_ASIAN,
-                r"\p{N}+",
-            )
-        ),
+        r"[\r\n]",
+        rf"\s?[{_DEEPSEEK_CASED}]+",
+        "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3001-\u3002]+",
+        r"\s+\z",
+        _DEEPSEEK_ASIAN,
+        r"\p{N}+",
     ),
-    (
-        "deepseek-coder",
-        Split((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_ASIAN, r"\p{N}")),
-    ),
-    ("deepseek-v3 hunyuan-dense joyai-llm hy_v4", Split((r"\p{N}{1,3}", _JAPANESE, _MARKED_WORDS))),
-    (
+    **_row("deepseek-coder", r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_ASIAN, r"\p{N}"),
+    **_row("deepseek-v3 hunyuan-dense joyai-llm hy_v4", r"\p{N}{1,3}", _JAPANESE, _MARKED_WORDS),
+    **_row(
         "spark2_5",
-        Split(
-            (
-                r"\p{N}{1,3}",
-                _JAPANESE,
-                _any(
-                    _ASCII_SIGN_AND_WORD,
-                    r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+",
-                    r" ?[\p{P}\p{S}]+",
-                    r"[\r\n]|\s+(?!\S)|\s+",
-                ),
-                r"\p{N}",
-            )
+        r"\p{N}{1,3}",
+        _JAPANESE,
+        _any(
+            *(_ASCII_SIGN_AND_WORD, r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+", r" ?[\p{P}\p{S}]+"),
+            r"[\r\n]|\s+(?!\S)|\s+",
         ),
+        r"\p{N}",
     ),
-    (
+    **_row(
         "youtu",
-        Split(
-            (
-                "[\uac00-\ud7a3\u3131-\u318e]+|[\u3105-\u312f]+"
-                "|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+|"
-                + _JAPANESE,
-                _any(
-                    rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+{_ENDINGS}?",
-                    *(r"\p{N}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", _SPACES),
-                ),
-            ),
-            ignore_merges=True,
-        ),
+        "[\uac00-\ud7a3\u3131-\u318e]+|[\u3105-\u312f]+"
+        "|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+|" + _JAPANESE,
+        _any(f"{_MARKED_WORD}{_ENDINGS}?", r"\p{N}", _SIGNS_AND_SLASHES, _SPACES),
+        ignore_merges=True,
     ),
-    ("falcon", Split((r"[\p{P}$+<=>^~|`]+", _GPT2, "[0-9][0-9][0-9]"))),
-    ("viking", Split((" ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+", r"\p{N}"))),
-    (
-        "tekken",
-        Split(
-            (_any(*_CASED_WORD, r"\p{N}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", _SPACES),),
-            ignore_merges=True,
-            add_bos=True,
-        ),
-    ),
-    ("gpt-4o llama4 kanana2 talkie minimax-m2", Split((_GPT4O,))),
-    (
+    **_row("falcon", r"[\p{P}$+<=>^~|`]+", _GPT2, "[0-9][0-9][0-9]"),
+    **_row("viking", " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+", r"\p{N}"),
+    **_row("tekken", _any(*_CASED_WORD, r"\p{N}", _SIGNS_AND_SLASHES, _SPACES), ignore_merges=True, add_bos=True),
+    **_row("gpt-4o llama4 kanana2 talkie minimax-m2", _GPT4O),
+    **_row(
         "tiny_aya cohere2moe",
-        Split(
-            (
-                _DIGITS_FROM_RIGHT,
-                _any(
-                    rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+{_ENDINGS}?",
-                    *(r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", _SPACES),
-                ),
-            )
-        ),
+        _DIGITS_FROM_RIGHT,
+        _any(f"{_MARKED_WORD}{_ENDINGS}?", r"\p{N}{1,3}", _SIGNS_AND_SLASHES, _SPACES),
     ),
-    (
+    **_row(
         "kimi-k2",
-        Split(
-            (
-                _any(
-                    f"[{_HAN}]+",
-                    rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}&&[^{_HAN}]]+{_ENDINGS}?",
-                    *(r"\p{N}{1,3}", _SIGNS, _SPACES),
-                ),
-            )
+        _any(
+            *(f"[{_HAN}]+", rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}&&[^{_HAN}]]+{_ENDINGS}?"),
+            *(r"\p{N}{1,3}", _SIGNS, _SPACES),
         ),
     ),
-    ("superbpe", Split((r"\p{N}+", "(?=(?:[0-9]{3})+(?![0-9]))"))),
-    ("seed-coder", Split((_any(_ENDINGS, _WORD, r"\p{N}", r" ?[^\s\p{L}\p{N}\r\n]+", _SPACES),))),
-    ("ufakzeka", Split((_any(_WORD, r"\p{N}", _SIGNS, _SPACES),))),
-    ("afmoe", Split((_DIGITS_FROM_RIGHT, _ASIAN, _MARKED_WORDS))),
-    (
+    **_row("superbpe", r"\p{N}+", "(?=(?:[0-9]{3})+(?![0-9]))"),
+    **_row("seed-coder", _any(_ENDINGS, _WORD, r"\p{N}", r" ?[^\s\p{L}\p{N}\r\n]+", _SPACES)),
+    **_row("ufakzeka", _any(_WORD, r"\p{N}", _SIGNS, _SPACES)),
+    **_row("afmoe", _DIGITS_FROM_RIGHT, _ASIAN, _MARKED_WORDS),
+    **_row(
         "exaone-moe",
-        Split(
-            (
-                _any(
-                    *(_ENDINGS, r"[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+", r"\p{N}"),
-                    *(r" ?[^\s\p{L}\p{N}]+[\r\n/]?", r"\s*[\r\n]|\s+(?!\S)|\s+"),
-                ),
-            )
+        _any(
+            *(_ENDINGS, r"[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+", r"\p{N}"),
+            *(r" ?[^\s\p{L}\p{N}]+[\r\n/]?", r"\s*[\r\n]|\s+(?!\S)|\s+"),
         ),
     ),
-    (
-        "minicpm5",
-        Split((r"\p{N}{1,3}", _any(_ENDINGS, _WORD, r"\p{N}+", _SIGNS, _SPACES)), ignore_merges=True),
-    ),
-    ("gemma4", Split((_LINES,), add_bos=True, byte_level=False)),
-    ("sarvam-moe", Split((_LINES,), byte_level=False)),
-)
-_SPLITS = {name: split for names, split in _ROWS for name in names.split()}
+    **_row("minicpm5", r"\p{N}{1,3}", _any(_ENDINGS, _WORD, r"\p{N}+", _SIGNS, _SPACES), ignore_merges=True),
+    **_row("gemma4", _LINES, add_bos=True, byte_level=False),
+    **_row("sarvam-moe", _LINES, byte_level=False),
+}
 NAMES = tuple(_SPLITS)
 """Every name that has a row."""
 

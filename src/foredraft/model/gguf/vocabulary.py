@@ -20,24 +20,10 @@ _DEFAULT_IDS: Mapping[str, Mapping[str, int]] = {
 }
 """`tokenizer.ggml.model` -> ids of roles that the file need not name."""
 _ROLES: Mapping[str, tuple[str, ...]] = {
-    "bos": (),
-    "eos": (),
-    "unknown": (),
-    "seperator": (),
-    "padding": (),
-    "cls": (),
-    "mask": (),
+    **dict.fromkeys(("bos", "eos", "unknown", "seperator", "padding", "cls", "mask"), ()),
     "eot": (
-        *(
-            "<|eot_id|>",
-            "<|im_end|>",
-            "<|end|>",
-            "<end_of_turn>",
-            "<|endoftext|>",
-            "<|end_of_text|>",
-            "<EOT>",
-            "_<EOT>",
-        ),
+        *("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>"),
+        *("<EOT>", "_<EOT>"),
         *("[EOT]", "<｜end▁of▁sentence｜>", "<end_of_utterance>"),  # noqa: RUF001  # DeepSeek's own characters
     ),
     "eom": ("<|eom_id|>",),

@@ -3,17 +3,22 @@
 All recurrences are one: row `i`, with parent `p`, makes of its parent's matrix `S_i = exp(g_i) S_p + k_i u_i^T`, and
 reads `q_i S_i`. A pass changes nothing that is committed: it leaves a record of each row, and to commit, the records of
 the accepted rows are applied. So a pass that fails, a rejected draft and rows that are held need no copies of states.
-Does not know which layer's code calls the operators, nor what they compute `g`, `k` and `u` from.
+A pass over several sequences reads each one's state in a numbered place, and makes another one in a second place, so
+that a state that is kept for a later text costs no copy. Does not know which layer's code calls the operators, nor what
+they compute `g`, `k` and `u` from.
 """
 
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import torch
 
+from foredraft.errors import UnsupportedModelError
 from foredraft.graph.layout import Layout
 from foredraft.graph.tree import I64, BoolArray
 from foredraft.model.kv_cache import Span, TreeCache, TreeLayer
@@ -256,3 +261,60 @@ class StateLayer(TreeLayer, OperatorLayer):
         """The number of bytes of the committed states."""
         kept = [*(each.history for each in self._convolutions), *(each.state for each in self._recurrences)]
         return sum(each.nbytes for each in kept)
+
+
+class JointLayer(OperatorLayer):
+    """A recurrent layer of a pass over several sequences: each one's rows read its own states."""
+
+    def __init__(self, layers: Sequence[StateLayer]) -> None:
+        super().__init__()
+        self._layers = layers
+        self._rows = [len(each.rows.in_prompt) for each in layers]
+
+    def in_prompt(self) -> torch.Tensor:
+        # what a prompt's tokens leave is then not what the same tokens leave as they are written
+        raise UnsupportedModelError("This model limits the steps of a prompt's tokens alone.")
+
+    def convolution(self, taps: int, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        own = zip(self._layers, inputs.split(self._rows), strict=True)
+        found = [layer.convolution(taps, rows) for layer, rows in own]
+        firsts = accumulate((len(taken) for taken, _ in found), initial=0)
+        windows = [window + first for (_, window), first in zip(found, firsts, strict=False)]
+        return torch.cat([taken for taken, _ in found]), torch.cat(windows)
+
+    def read(self, asked: Reading) -> tuple[torch.Tensor, torch.Tensor]:
+        of_rows = asked[:-1]  # all but factors, which gates are made of
+        parts = [[None] * len(self._rows) if each is None else each.split(self._rows) for each in of_rows]
+        found = [layer.read(Reading(*own)) for layer, *own in zip(self._layers, *parts, strict=True)]
+        return torch.cat([read for read, _ in found]), found[0][1]
+
+
+class JointStates:
+    """The states of several sequences in numbered places, each made by a pass from that in another place."""
+
+    buffers: dict[int, torch.Tensor] = {}  # noqa: RUF012  # not changed
+    matrices: Sequence[torch.Tensor] = ()
+
+    def __init__(self, recurrent: Sequence[int], device: torch.device) -> None:
+        """Begin with place 0, the states before a text, of the layers of these numbers."""
+        self._places = {0: {number: StateLayer(Span(None)) for number in recurrent}}
+        self._device = device
+
+    def begin(self, layouts: Sequence[Layout], places: Sequence[tuple[int, int]]) -> dict[int, list[StateLayer]]:
+        """Return, by layer, the states that each layout's rows read and leave records in.
+
+        They are those of the first of two places; `commit` makes that of the second.
+        """
+        found: dict[int, list[StateLayer]] = {number: [] for number in self._places[0]}
+        for layout, (before, after) in zip(layouts, places, strict=True):
+            rows = Rows(layout, 0, self._device)
+            self._places[after] = {number: layer.copied() for number, layer in self._places[before].items()}
+            for number, layer in self._places[after].items():
+                layer.begin(rows)
+                found[number].append(layer)
+        return found
+
+    def commit(self, _before: int, after: int, kept: I64) -> None:
+        """Commit these of a sequence's rows in the last pass, to the place that it was given."""
+        for layer in self._places[after].values():
+            layer.commit(kept)
