@@ -23,12 +23,6 @@ class Method(Speculation):
 
     label: str = field(kw_only=True)  # its name in the report
 
-    @property
-    def learns_on(self) -> bool:
-        """Whether a text is drafted from what the ones before taught, so that all belong to one run."""
-        learn = self.options.get("learn") or ("shared" if self.method == "auto" else "request")
-        return learn == "shared" or self.options.get("share") is True
-
 
 def parse_method(text: str) -> Method:
     """Parse `NAME` or `NAME:{"option": value, ...}`; UsageError for options that are not JSON, or an invalid one.

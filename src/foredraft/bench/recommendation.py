@@ -9,14 +9,14 @@ from time import perf_counter
 from typing import Any
 
 from foredraft.api import Generator
-from foredraft.bench.cell import Cell, Environment
+from foredraft.bench.cell import Cell
 from foredraft.bench.method import BASE, parse_method
 from foredraft.bench.runner import Run
 from foredraft.bench.summary import ALL, LEAST_PAIRS, Ratio, Summary, overall, summarize_cells
 from foredraft.bench.tasks import TaskPrompt, interleaved
 from foredraft.contracts import CostCurve
 from foredraft.errors import UsageError
-from foredraft.model.rounding import EXACT
+from foredraft.model.rounding import EXACT, dtype_name
 
 CANDIDATES = ("auto", "adaptix", "rest", "prompt_lookup")  # the compared methods, which need nothing but the model
 _WANTED_PROMPTS = 12  # text length is chosen so that this many prompts fit into the time, at one token per pass
@@ -60,7 +60,7 @@ def recommend(
         return done > 0 and elapsed + per_prompt > seconds
 
     methods = [parse_method(name) for name in CANDIDATES]
-    run = Run(generator, model, methods, ordered, [{**sampling, "max_new_tokens": tokens, "seed": 0}])
+    run = Run(generator, methods, ordered, [{**sampling, "max_new_tokens": tokens, "seed": 0}])
     run.measure(enough=enough)
     summaries = summarize_cells(run.cells)
     ranked, _ = _ranked(summaries)
@@ -69,7 +69,7 @@ def recommend(
         raise UsageError(f"No prompt could be measured ({reason}); give other prompts or more time.")
     best, figure = ranked[0]
     helps = figure.low > 1
-    use, *more = advise(summaries, run.environment)
+    use, *more = advise(summaries, model, dtype_name(generator.target.outline))
     if best.texts < LEAST_PAIRS:
         use = f"Only {best.texts} of the prompts could be measured, too few for an interval: give more time."
     method, figures = best.method if helps else BASE, tuple(each for each, _ in ranked)
@@ -96,11 +96,10 @@ def _reasons(best: Summary, curve: CostCurve, helps: bool) -> list[str]:
     return [use, nodes] if helps else [use]
 
 
-def advise(summaries: Sequence[Summary], environment: Environment) -> list[str]:
+def advise(summaries: Sequence[Summary], model: str, dtype: str) -> list[str]:
     """Return sentences that interpret the summaries of one setting, with all tasks and one or more methods."""
     ranked, without_loops = _ranked(summaries)
     (best, figure), *others = ranked
-    where = f"{environment['model']['name']} in {environment['model']['dtype']}"
     if figure.low > 1:
         texts = "over the texts that do not loop" if without_loops else "over all texts"
         use = f"use {best.method}: {texts} it is {figure} times as fast as plain decoding (95% interval)."
@@ -111,7 +110,9 @@ def advise(summaries: Sequence[Summary], environment: Environment) -> list[str]:
             f"no method is significantly faster than plain decoding: the best, {best.method}, has {figure} of its "
             "speed. Leave drafting off, or measure more prompts."
         )
-    sentences = [f"For {where} on this machine, {use}"] + (_exceptions(summaries, best) if figure.low > 1 else [])
+    sentences = [f"For {model} in {dtype} on this machine, {use}"] + (
+        _exceptions(summaries, best) if figure.low > 1 else []
+    )
     if looping := best.texts - best.texts_without_loops:
         loops = f"{looping} of {best.texts} plain texts loop, which favours methods that copy; "
         sentences.append(
@@ -119,7 +120,7 @@ def advise(summaries: Sequence[Summary], environment: Environment) -> list[str]:
             if without_loops
             else f"{loops}the other texts are too few to be used alone, so read these figures as an upper bound."
         )
-    sentences.append(_identity([each for each, _ in ranked], environment))
+    sentences.append(_identity([each for each, _ in ranked], dtype))
     if (stalled := max(each.stalled for each, _ in ranked)) >= _MUCH_STALLED:
         sentences.append(
             f"Other load delayed passes for up to {stalled:.1%} of the time, which the figures exclude. Do not trust "
@@ -156,13 +157,13 @@ def _exceptions(summaries: Sequence[Summary], best: Summary) -> list[str]:
     return sentences
 
 
-def _identity(own: Sequence[Summary], environment: Environment) -> str:
+def _identity(own: Sequence[Summary], dtype: str) -> str:
     texts, identical = sum(each.texts for each in own), sum(each.identical for each in own)
     if identical == texts:
         return f"All {texts} drafted texts equal plain decoding's, token by token."
     reason = (
         "differences are bugs: run `foredraft prove`"
-        if environment["model"]["dtype"] in EXACT
+        if dtype in EXACT
         else "16-bit rounding can swap nearly tied tokens; `foredraft prove` distinguishes that from errors"
     )
     return f"{identical} of {texts} drafted texts equal plain decoding's, token by token; {reason}."

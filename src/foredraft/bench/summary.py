@@ -146,9 +146,9 @@ class Summary:
 def summarize_cells(cells: Sequence[Cell]) -> list[Summary]:
     """Return a summary for each setting, method and task, and one over all tasks if there are several."""
     groups: dict[tuple[str, str, str], list[Cell]] = {}
-    for task in (None, ALL) if len({cell.place.task for cell in cells}) > 1 else (None,):
+    for task in (None, ALL) if len({cell.task for cell in cells}) > 1 else (None,):
         for cell in cells:
-            groups.setdefault((cell.place.settings, task or cell.place.task, cell.place.method), []).append(cell)
+            groups.setdefault((cell.settings, task or cell.task, cell.method), []).append(cell)
     return [_summary(*key, group) for key, group in groups.items()]
 
 
@@ -163,7 +163,7 @@ def _summary(settings: str, task: str, method: str, group: Sequence[Cell]) -> Su
     for cell in group:
         if cell.base is not None and cell.own is not None:
             pairs.append((cell.base, cell.own))
-            prompts.append(numbers.setdefault((cell.place.task, cell.place.number), len(numbers)))
+            prompts.append(numbers.setdefault((cell.task, cell.number), len(numbers)))
     prompt_of, own = np.array(prompts, np.int64), [writing for _, writing in pairs]
     whole_time = any(not writing.parts for writing in own)
     times = [
