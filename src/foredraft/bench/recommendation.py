@@ -12,9 +12,8 @@ from foredraft.api import Generator
 from foredraft.bench.cell import Cell
 from foredraft.bench.method import BASE, parse_method
 from foredraft.bench.runner import Run
-from foredraft.bench.summary import ALL, LEAST_PAIRS, Ratio, Summary, overall, summarize_cells
+from foredraft.bench.summary import LEAST_PAIRS, Ratio, Summary, overall, summarize_cells
 from foredraft.bench.tasks import TaskPrompt, interleaved
-from foredraft.contracts import CostCurve
 from foredraft.errors import UsageError
 from foredraft.model.rounding import EXACT, dtype_name
 
@@ -68,32 +67,11 @@ def recommend(
         reason = run.failures[0].failure if run.failures else "the time was too short"
         raise UsageError(f"No prompt could be measured ({reason}); give other prompts or more time.")
     best, figure = ranked[0]
-    helps = figure.low > 1
     use, *more = advise(summaries, model, dtype_name(generator.target.outline))
     if best.texts < LEAST_PAIRS:
         use = f"Only {best.texts} of the prompts could be measured, too few for an interval: give more time."
-    method, figures = best.method if helps else BASE, tuple(each for each, _ in ranked)
-    sentences = (use, *_reasons(best, curve, helps), *more)
-    return Recommendation(method, figures, best.texts, tokens, sentences, tuple(run.failures))
-
-
-def _reasons(best: Summary, curve: CostCurve, helps: bool) -> list[str]:
-    """Explain the cost and the yield of the best method's drafts."""
-    counts = best.statistics
-    if not counts.drafting_steps:
-        return [f"{best.method} found no draft worth verifying."]
-    rows = 1 + round(counts.drafted / counts.drafting_steps)
-    cost = curve.table(rows)[rows] / curve.seconds[0]
-    use = (
-        f"A pass over {rows} rows, {best.method}'s average draft and the root, takes {cost:.2f} times as long as a "
-        f"pass over one; {counts.draft_acceptance_rate:.0%} of the drafted tokens were accepted, which gives "
-        f"{counts.tokens_per_target_step:.2f} tokens per pass."
-    )
-    nodes = (
-        "Leave num_speculative_tokens out: the measured cost of passes then decides how many nodes each step drafts, "
-        f"{best.nodes_per_step:.1f} on average here."
-    )
-    return [use, nodes] if helps else [use]
+    method, figures = best.method if figure.low > 1 else BASE, tuple(each for each, _ in ranked)
+    return Recommendation(method, figures, best.texts, tokens, (use, *more), tuple(run.failures))
 
 
 def advise(summaries: Sequence[Summary], model: str, dtype: str) -> list[str]:
@@ -110,9 +88,7 @@ def advise(summaries: Sequence[Summary], model: str, dtype: str) -> list[str]:
             f"no method is significantly faster than plain decoding: the best, {best.method}, has {figure} of its "
             "speed. Leave drafting off, or measure more prompts."
         )
-    sentences = [f"For {model} in {dtype} on this machine, {use}"] + (
-        _exceptions(summaries, best) if figure.low > 1 else []
-    )
+    sentences = [f"For {model} in {dtype} on this machine, {use}"]
     if looping := best.texts - best.texts_without_loops:
         loops = f"{looping} of {best.texts} plain texts loop, which favours methods that copy; "
         sentences.append(
@@ -139,22 +115,6 @@ def _ranked(summaries: Sequence[Summary]) -> tuple[list[tuple[Summary, Ratio]], 
     pairs = [(each, each.speed_up_without_loops if without_loops else each.speed_up) for each in own]
     # a gain that may be chance must not hide one that is not
     return sorted(pairs, key=lambda pair: (pair[1].low > 1, pair[1].value), reverse=True), without_loops
-
-
-def _exceptions(summaries: Sequence[Summary], best: Summary) -> list[str]:
-    """Name the tasks on which another method is faster, or the best one gains nothing."""
-    sentences = []
-    tasks = [each for each in summaries if each.task != ALL and each.texts >= LEAST_PAIRS]
-    for usual in (each for each in tasks if each.method == best.method):
-        task, own = usual.task, usual.speed_up
-        top = max((each for each in tasks if each.task == task), key=lambda each: each.speed_up.low)
-        if top.speed_up.low > own.high:
-            sentences.append(f"For {task}, {top.method} is faster: {top.speed_up} against {own}.")
-        elif own.high < 1:
-            sentences.append(f"For {task}, it is slower than plain decoding: {own}.")
-        elif own.low <= 1:
-            sentences.append(f"For {task}, its gain is not significant: {own}.")
-    return sentences
 
 
 def _identity(own: Sequence[Summary], dtype: str) -> str:

@@ -115,7 +115,7 @@ def recommend(
     eager: flags.EagerOption = False,
     as_json: flags.JsonOption = False,
 ) -> None:
-    """Recommend a drafting method, with its speed-up on this machine and the reasons; or none."""
+    """Recommend a drafting method, with its speed-up on this machine; or none."""
     from foredraft.bench.recommendation import recommend as compare
     from foredraft.bench.summary import table
 

@@ -143,7 +143,9 @@ class Ink:
         shown = piece.text
         if self._system or sys.stdout.isatty():  # a text must not send control sequences to the terminal
             shown = shown.replace("\x1b", "\N{SYMBOL FOR ESCAPE}")
-        sys.stdout.write(self._styles.get(piece.drafted_by or "", Style.null()).render(shown, color_system=self._system))
+        sys.stdout.write(
+            self._styles.get(piece.drafted_by or "", Style.null()).render(shown, color_system=self._system)
+        )
         sys.stdout.flush()
         self._has_drafts |= piece.drafted_by is not None
         if shown:
