@@ -3,6 +3,7 @@
 Uses uvicorn and signals. Does not depend on routes.
 """
 
+import logging
 import socket
 import threading
 from types import FrameType
@@ -36,20 +37,22 @@ class Listening(uvicorn.Server):
     """A server that listens once it is built, so that its address is known, and serves when `run` is called.
 
     `port` 0 is a free port, `keys` are the accepted API keys, if one is needed, and `origins` those of other sites
-    whose pages may use it. An address that it cannot listen on is a UsageError.
+    whose pages may use it. `access_log` is whether each request is logged. An address that it cannot listen on is a
+    UsageError.
     """
 
     def __init__(
         self, service: Service, *, host: str = "127.0.0.1", port: int = 8000, keys: tuple[str, ...] = (),
-        origins: tuple[str, ...] = (),
+        origins: tuple[str, ...] = (), access_log: bool = False,
     ) -> None:  # fmt: skip
         self._socket = listen(host, port)
         self._service, self._signalled = service, False
         app = make_app(service, keys, LOOPBACK if host in LOOPBACK else (), origins)
         settings = uvicorn.Config(
-            app, http="h11", log_level="warning", access_log=False, timeout_graceful_shutdown=5,
+            app, http="h11", log_config=None, log_level="warning", access_log=access_log, timeout_graceful_shutdown=5,
             timeout_keep_alive=_IDLE_SECONDS,
         )  # fmt: skip  # h11 limits headers to 64 KiB, and httptools does not
+        logging.getLogger("uvicorn.access").setLevel(logging.INFO)
         super().__init__(settings)
         shown = f"[{host}]" if ":" in host else host
         self.address = f"http://{shown}:{self._socket.getsockname()[1]}"
