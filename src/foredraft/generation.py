@@ -1,4 +1,4 @@
-"""The text of a generation: its result, and the stream of its pieces. Does not depend on how it is written."""
+"""The text of a generation: its result, and the stream of its pieces."""
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""The demo: three texts, from predictable to not, each timed with transformers, plain decoding and drafting.
-
-Does not depend on the terminal or on how a model is loaded.
-"""
+"""The demo: three texts, from predictable to not, each timed with transformers, plain decoding and drafting."""
 
 from collections import deque
 from collections.abc import Callable, Mapping

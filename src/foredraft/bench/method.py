@@ -1,7 +1,4 @@
-"""One column of a comparison: a method with its options and its draft length.
-
-Does not depend on prompts, timing or results.
-"""
+"""One column of a comparison: a method with its options and its draft length."""
 
 import json
 from collections.abc import Sequence

@@ -1,7 +1,4 @@
-"""`foredraft bench` and `foredraft recommend`: paired speed-ups, and recommendations.
-
-Does not depend on how things are measured; that is in `foredraft.bench`.
-"""
+"""`foredraft bench` and `foredraft recommend`: paired speed-ups, and recommendations."""
 
 import json
 import shlex

@@ -1,7 +1,4 @@
-"""`foredraft demo`: shows and measures drafting on three texts, from predictable to not.
-
-Does not depend on the texts or on how they are measured; that is in `foredraft.bench.demonstration`.
-"""
+"""`foredraft demo`: shows and measures drafting on three texts, from predictable to not."""
 
 import os
 

@@ -1,7 +1,6 @@
 """`foredraft info` and `foredraft compile`: a model's properties, the cost of its passes, and how it was compiled.
 
-Reads the configuration first, so that an unsupported model is rejected before its weights are loaded. Does not depend
-on drafters.
+Reads the configuration first, so that an unsupported model is rejected before its weights are loaded.
 """
 
 from collections import Counter

@@ -1,7 +1,4 @@
-"""Output of the command line: messages and progress on standard error, texts and tables on standard output.
-
-Does not depend on what is printed, except for pieces of text and their sources.
-"""
+"""Output of the command line: messages and progress on standard error, texts and tables on standard output."""
 
 import json
 import os

@@ -1,7 +1,4 @@
-"""`foredraft serve`: an OpenAI- and Anthropic-compatible server on this machine.
-
-Does not depend on the protocols; they are in `foredraft.server`.
-"""
+"""`foredraft serve`: an OpenAI- and Anthropic-compatible server on this machine."""
 
 import logging
 import os

@@ -1,7 +1,4 @@
-"""The HTTP routes, the checks of every request (body size, API key, fields, model name).
-
-Does not depend on how answers are generated or formatted.
-"""
+"""The HTTP routes, and the checks of every request (body size, API key, fields, model name)."""
 
 import asyncio
 import hmac
