@@ -123,7 +123,6 @@ def _print(facts: dict[str, Any]) -> None:
 def compile_model(
     model: flags.ModelArgument = SMOLLM2,
     dtype: Annotated[str, flags.in_model(help="auto takes the checkpoint's")] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads to compile for; default: torch's number")] = None,
     again: Annotated[bool, typer.Option("--again", help="Compile existing packages again")] = False,
     precise: Annotated[
         bool | None,
@@ -138,8 +137,6 @@ def compile_model(
 ) -> None:
     """Compile a model's forward for this machine; generation then uses it automatically."""
     with working(f"loading {model}") as tell:
-        import torch
-
         from foredraft.api import Generator
         from foredraft.bench.method import BASE, parse_method
         from foredraft.drafters import parse_options
@@ -150,8 +147,6 @@ def compile_model(
         parse_options(drafting.method, drafting.options)  # refused before the weights are loaded
         files = hash_of_files(load_outline(model, dtype, "cpu").name_or_path)  # they may change meanwhile
         target = load_target(model, dtype, "cpu", compiled=False)
-        if threads is not None:
-            torch.set_num_threads(threads)
         tokenizer = None if method is None else load_tokenizer(model)
         generator = Generator(target, tokenizer, **drafting.drafting, progress=tell)
         made = generator.compile(again=again, precise=precise)
