@@ -15,8 +15,7 @@ class Writing:
     prompt_tokens: int
     statistics: Statistics  # without stalls
     total_seconds: float  # wall-clock, with stalls
-    parts: Mapping[str, float]  # seconds of draft, forward, verify, commit, other, without stalls; empty for the peer
-    stalled_seconds: float = 0.0  # excess time of passes that other load on the machine delayed; 0 for the peer
+    stalled_seconds: float | None = None  # excess time of passes that other load delayed; None for the peer
 
 
 @dataclass(frozen=True, slots=True)

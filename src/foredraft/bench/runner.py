@@ -8,7 +8,6 @@ passes are counted by a hook.
 
 import random
 import warnings
-from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
@@ -166,13 +165,9 @@ def _in_slices(generator: api.Generator, prompt: Any, arguments: Mapping[str, An
     start = perf_counter()
     text = generator.result(run)
     seconds += perf_counter() - start
-    nanoseconds = sum((Counter(step.nanoseconds) for step in text.steps), Counter())
-    parts = {part: nanoseconds.pop(part, 0) / 1e9 for part in ("draft", "forward", "verify", "commit")}
-    parts["other"] = nanoseconds.total() / 1e9
     stalled = stalled_seconds(text.steps, generator.cost)
-    parts["forward"] -= stalled
     statistics = replace(text.statistics, decode_seconds=text.statistics.decode_seconds - stalled)
-    return Writing(text.token_ids, text.prompt_length, statistics, seconds, parts, stalled)
+    return Writing(text.token_ids, text.prompt_length, statistics, seconds, stalled)
 
 
 class PeerWriter:
@@ -213,7 +208,7 @@ class PeerWriter:
         finally:
             counting.remove()
         statistics = Statistics(len(new), len(passes), 0, 0, 0, prefill_seconds=0.0, decode_seconds=seconds)
-        return Writing(new, ids.shape[1], statistics, seconds, parts={})
+        return Writing(new, ids.shape[1], statistics, seconds)
 
     def forget(self) -> None:
         """Do nothing; the peer does not learn."""
