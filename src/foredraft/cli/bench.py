@@ -31,7 +31,6 @@ _RECOMMEND_COLUMNS = (
     "method", "speed-up [95%]", "without loops [95%]", "tokens / step", "nodes / step", "accepted / drafted",
     "ms / token",
 )  # fmt: skip
-_PASSES = {"tokens / step": "tokens / pass", "nodes / step": "drafted / pass", "accepted / drafted": "accepted"}
 _LEGEND = (
     "speed-up: summed over all texts; without loops: texts whose plain output repeats at most a fifth of its 8-grams "
     "(number of texts); ms / token: decode time, for transformers total time; stalled: share of the time by which "
@@ -137,8 +136,7 @@ def recommend(
         return
     show_cost(cost_rows(generator.cost))
     title = f"Compared with plain decoding (prompts: {found.prompts}, tokens at most: {found.tokens})"
-    headings, rows = table(found.ranked, _RECOMMEND_COLUMNS)
-    show_table([_PASSES.get(name, name) for name in headings], rows, title)
+    show_table(*table(found.ranked, _RECOMMEND_COLUMNS), title)
     for sentence in found.sentences:
         typer.echo(sentence)
     if recorded:
