@@ -8,9 +8,11 @@ others are stopped with SIGSTOP, so that their threads do not spin. Whole calls 
 import argparse
 import json
 import os
+import platform
 import random
 import select
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,11 +27,10 @@ from typing import Any
 import numpy as np
 
 from drawing import COLORS, STYLE, new_figure, png
-from foredraft.bench.cell import Environment, describe_environment
 from foredraft.bench.summary import speed_up
 from foredraft.bench.tasks import DEFAULT_TASKS, load_task
+from foredraft.model.compiled.processor import processor_lines
 from foredraft.model.loading import load_model, load_tokenizer
-from foredraft.model.target import TorchTarget
 from foredraft.request import encoded
 from peers.environments import LIBRARIES, NotInstalledError, failure_reason, python_of, settings_of, version_list
 from tables import markdown_table
@@ -282,13 +283,14 @@ def _by_prompt(rows: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarra
 
 
 def page(
-    tables: Mapping[float, Sequence[Figures]], environment: Environment, versions: Mapping[str, str],
+    tables: Mapping[float, Sequence[Figures]], model: str, versions: Mapping[str, str],
     failed: Mapping[str, str], tasks: Sequence[str],
 ) -> str:  # fmt: skip
     """Return the page in Markdown."""
-    machine, model = environment["machine"], environment["model"]
+    names = (line.partition(":")[2].strip() for line in processor_lines("model name"))
+    machine = f"{next(names, platform.processor())}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}"
     about = (
-        f"{model['name']} ({model['hash']}) on {machine['processor']}, {machine['cores']} cores, {machine['system']}. "
+        f"{model} on {machine}. "
         "Whole calls including the prompt, one request at a time. Milliseconds per token: median of the rounds, with "
         "minimum and maximum; tokens per step include the prompt's pass; the interval of the speed-up is over prompts. "
         f"{OURS} auto keeps words from prompt to prompt, and forgets them before a prompt is repeated; with "
@@ -309,7 +311,11 @@ def page(
         lines.append(markdown_table(heads, rows))
     lines += ["![Milliseconds per token](peers.png)", "", "## Versions", ""]
     lines += [f"- {library}: {found}" for library, found in versions.items()]
-    lines += [f"- commit: {environment['code']['commit'] or 'unknown'}", ""]
+    described = subprocess.run(  # noqa: S603  # fixed arguments
+        [shutil.which("git") or "git", "-C", Path(__file__).parent, "describe", "--always", "--dirty", "--exclude=*"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    lines += [f"- commit: {described.stdout.strip() or 'unknown'}", ""]
     if failed:
         lines += ["## Not measured", "", *(f"- {name}: {reason}" for name, reason in failed.items()), ""]
     return "\n".join(lines)
@@ -362,7 +368,7 @@ def main() -> None:
     """Install, start and measure the peers, and write the page."""
     given = parsed()
     model, saved = load_model(given.model), Path(given.model)
-    environment, vocabulary = describe_environment(TorchTarget(model), given.model), model.config.vocab_size
+    vocabulary = model.config.vocab_size
     (given.work / "files").mkdir(parents=True, exist_ok=True)
     given.out.mkdir(parents=True, exist_ok=True)
     if not saved.is_dir():
@@ -398,7 +404,7 @@ def main() -> None:
         for temperature in given.temperature
     }
     named_tasks = list(dict.fromkeys(prompt["task"] for prompt in prompts))
-    (given.out / "peers.md").write_text(page(tables, environment, versions, failed, named_tasks), encoding="utf-8")
+    (given.out / "peers.md").write_text(page(tables, given.model, versions, failed, named_tasks), encoding="utf-8")
     (given.out / "peers.png").write_bytes(bars(tables))
 
 

@@ -3,7 +3,7 @@
 python scripts/hard_prompts.py --data PROMPTS --out hard
 foredraft index build CORPUS/stories.jsonl.gz --model smollm2 --out stories.store
 foredraft bench run --task hard/random_tokens.jsonl:text --task hard/unseen_language.jsonl:text \
-    --method none --method auto --method 'auto:{"store": "stories.store"}' --temperature 0.7 --out cells
+    --method none --method auto --method 'auto:{"store": "stories.store"}' --temperature 0.7
 """
 
 import argparse

@@ -1,10 +1,9 @@
-"""The benchmark: what it measures is paired, lasts, resumes, and is refused where it would mislead."""
+"""The benchmark: what it measures is paired, and is refused where it would mislead."""
 
 import asyncio
 import dataclasses
 import json
 import random
-import re
 import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 
 from foredraft.api import load
-from foredraft.bench.cell import CELLS_FILE, VERSION, Cell, append_cell, describe_environment, differences, read_cells
 from foredraft.bench.method import parse_method
 from foredraft.bench.recommendation import advise
 from foredraft.bench.runner import MethodWriter, PeerWriter, Run, stalled_seconds, write_interleaved
@@ -23,9 +21,7 @@ from foredraft.cli import main
 from foredraft.contracts import CostCurve, StepRecord
 from foredraft.drafters.prompt_lookup import PromptLookupDrafter
 from foredraft.errors import ForedraftError, UsageError
-from foredraft.model.target import TorchTarget
 from server_load import PLAIN, loads, shared_out
-from support.llamas import llama
 from support.toys import TOY, TOY_DRAFT
 
 FIXED = 4
@@ -48,40 +44,17 @@ def generator():
     return load(TOY_DRAFT, method="none", dtype="float32")
 
 
-def run(generator, folder=None, done=lambda: None, *, methods=METHODS, prompts=PROMPTS, settings=SETTINGS):
-    """Run the methods on the prompts, by default all of them."""
-    result = Run(generator, TOY_DRAFT, methods, prompts, settings, folder)
-    result.measure(done)
+def run(generator, *, methods=METHODS, prompts=PROMPTS, settings=SETTINGS):
+    """Run the methods on the prompts, by default all of them, and return the run."""
+    result = Run(generator, methods, prompts, settings)
+    result.measure()
     return result
 
 
 @pytest.fixture(scope="module")
-def finished(generator, tmp_path_factory):
-    """A folder with every cell of the plan; nobody writes to it."""
-    folder = tmp_path_factory.mktemp("cells")
-    result = run(generator, folder)
-    assert (len(result.cells), result.found) == (CELLS, 0)
-    return folder
-
-
-@pytest.fixture
-def copied(finished, tmp_path):
-    """The same folder, to be written to."""
-    (tmp_path / CELLS_FILE).write_bytes((finished / CELLS_FILE).read_bytes())
-    return tmp_path
-
-
-def cells_of(folder):
-    cells, damaged = read_cells(folder)
-    assert damaged == []
-    return list(cells.values())
-
-
-def texts(folder):
-    """What was written in each cell, plainly and with the method, and what became of its drafts."""
-    return {
-        cell.place: (cell.base.token_ids, cell.own.token_ids, cell.own.statistics.accepted) for cell in cells_of(folder)
-    }
+def cells(generator):
+    """Every cell of the plan."""
+    return run(generator).cells
 
 
 # --- tasks
@@ -135,8 +108,7 @@ def test_the_second_turn_is_asked_after_the_models_answer():
 
 
 @pytest.mark.slow
-def test_every_cell_pairs_the_method_with_plain_decoding_of_the_same_prompt(finished):
-    cells = cells_of(finished)
+def test_every_cell_pairs_the_method_with_plain_decoding_of_the_same_prompt(cells):
     assert len(cells) == CELLS
     for cell in cells:
         base, own = cell.base, cell.own
@@ -145,107 +117,18 @@ def test_every_cell_pairs_the_method_with_plain_decoding_of_the_same_prompt(fini
         assert own.prompt_tokens == base.prompt_tokens
         assert base.statistics.steps == base.statistics.emitted == len(base.token_ids)
         assert counts.steps + counts.accepted >= counts.emitted == len(own.token_ids)
-        assert cell.environment["model"]["dtype"] == "float32"
     assert sum(cell.own.statistics.accepted for cell in cells) > 0
 
 
 @pytest.mark.slow
-def test_the_second_turn_follows_the_plain_answer(finished, generator):
-    first, second = (
-        next(cell for cell in cells_of(finished) if cell.place.task == "talk" and cell.place.turn == turn)
-        for turn in (1, 2)
-    )
+def test_the_second_turn_follows_the_plain_answer(cells, generator):
+    first, second = (next(cell for cell in cells if (cell.task, cell.turn) == ("talk", turn)) for turn in (1, 2))
     answer = generator.tokenizer.decode(first.base.token_ids, skip_special_tokens=True)
     assert second.base.prompt_tokens == len(generator.encode(PROMPTS[2].prompt((answer,))))
 
 
 @pytest.mark.slow
-def test_what_is_there_is_not_measured_again(copied, generator):
-    before = (copied / CELLS_FILE).read_bytes()
-    result = run(generator, copied)
-    assert (len(result.cells), result.found, result.replaced) == (CELLS, CELLS, [])
-    assert (copied / CELLS_FILE).read_bytes() == before
-
-
-@pytest.mark.slow
-def test_a_run_that_was_killed_and_resumed_gives_the_same_cells(finished, tmp_path, generator):
-    count = 0
-
-    def killed():
-        nonlocal count
-        count += 1
-        if count == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(generator, tmp_path, killed)
-    assert 0 < len(cells_of(tmp_path)) < CELLS
-    path = tmp_path / CELLS_FILE
-    path.write_bytes(path.read_bytes()[:-100])  # in the middle of a line
-    result = run(generator, tmp_path)
-    assert len(result.replaced) == 1
-    assert "damaged" in result.replaced[0]
-    cells, damaged = read_cells(tmp_path)
-    assert len(damaged) == 1
-    assert {place: cell.own.token_ids for place, cell in cells.items()} == {
-        place: own for place, (_, own, _) in texts(finished).items()
-    }
-
-
-AUTO = 'auto:{"num_speculative_tokens": 8}'  # a fixed number, as times differ
-
-
-@pytest.mark.slow
-def test_a_method_that_learns_from_text_to_text_is_measured_in_one_go(tmp_path, generator):
-    methods, steps = [parse_method(text) for text in (AUTO, "prompt_lookup")], []
-    for folder, counts in ((tmp_path / "whole", [3]), (tmp_path / "failed", [3, 3]), (tmp_path / "parts", [1, 3])):
-        for count in counts:
-            if folder.name == "failed" and folder.exists():
-                append_cell(folder, dataclasses.replace(cells_of(folder)[-2], own=None, failure="RuntimeError: no"))
-            result = run(generator, folder, methods=methods, prompts=PROMPTS[:count], settings=SETTINGS[:1])
-        cells = [cell for cell in result.cells if cell.place.method == AUTO]
-        steps.append([cell.own.statistics.steps for cell in cells])
-    assert steps[0] == steps[1] == steps[2]
-    assert [each for each in result.replaced if "learns from text to text" in each]
-    assert result.found == sum(len(prompt.turns) for prompt in PROMPTS[:1])  # of prompt_lookup
-
-
-@pytest.mark.parametrize(
-    ("method", "learns_on"),
-    [
-        ("auto", True), ('auto:{"learn":"request"}', False), ('rest:{"learn":"shared"}', True), ("rest", False),
-        ('adaptix:{"share":true}', True),
-    ],
-)  # fmt: skip
-def test_a_method_that_keeps_what_it_learns_is_told_apart(method, learns_on):
-    assert parse_method(method).learns_on is learns_on
-
-
-@pytest.mark.slow
-def test_damaged_and_changed_cells_are_named_and_measured_again(copied, finished, generator):
-    path = copied / CELLS_FILE
-    truncated, misshapen, stale, *others = path.read_text().splitlines(keepends=True)
-    path.write_text("".join([truncated[:200] + "\n", misshapen.replace('"place"', '"plaice"'), *others]))
-    cell = Cell.from_json({name: value for name, value in json.loads(stale).items() if name != "version"})
-    append_cell(copied, dataclasses.replace(cell, prompt_hash="another"))
-    _, damaged = read_cells(copied)
-    assert [re.match(r"Line \d+", each)[0] for each in damaged] == ["Line 1", "Line 2"]
-    result = run(generator, copied)
-    assert result.found == CELLS - 3
-    assert len(result.replaced) == 3
-    assert "of another prompt" in result.replaced[-1]
-    cells, _ = read_cells(copied)
-    assert {each.place for each in cells.values()} == set(texts(finished))
-
-
-@pytest.mark.slow
-def test_a_new_method_is_added_to_what_is_there(copied, generator):
-    result = run(generator, copied, methods=[*METHODS, parse_method("prompt_lookup:{}")])
-    assert (result.found, len(result.cells)) == (CELLS, CELLS * 4 // 3)
-
-
-@pytest.mark.slow
-def test_a_method_that_raises_on_one_prompt_fails_there_and_only_there(tmp_path, generator, monkeypatch):
+def test_a_method_that_raises_on_one_prompt_fails_there_and_only_there(generator, monkeypatch):
     propose = PromptLookupDrafter.propose
 
     def raises_on_sums(drafting, view, budget):
@@ -254,17 +137,14 @@ def test_a_method_that_raises_on_one_prompt_fails_there_and_only_there(tmp_path,
         return propose(drafting, view, budget)
 
     monkeypatch.setattr(PromptLookupDrafter, "propose", raises_on_sums)
-    result = run(generator, tmp_path)
+    result = run(generator)
     assert len(result.cells) == CELLS
-    assert [(cell.place.method, cell.place.number) for cell in result.failures] == [("prompt_lookup", 3)] * 2
+    assert [(cell.method, cell.number) for cell in result.failures] == [("prompt_lookup", 3)] * 2
     assert "no such sum" in result.failures[0].failure
     failed = [each for each in summarize_cells(result.cells) if each.failed]
     assert {(each.method, each.task, each.failed) for each in failed} == {
         ("prompt_lookup", "sums", 1), ("prompt_lookup", ALL, 1),
     }  # fmt: skip
-    monkeypatch.setattr(PromptLookupDrafter, "propose", propose)
-    again = run(generator, tmp_path)
-    assert (again.found, again.failures) == (CELLS - 2, [])
 
 
 def test_methods_write_a_text_by_turns_a_slice_at_a_time(generator):
@@ -312,8 +192,7 @@ def test_what_holds_passes_up_is_left_out_and_told():
     assert stalled_seconds([step(1, 1.0), step(1, 50.0)], curve) == 0, "too few to tell"
 
 
-def test_stalls_are_in_no_figure_but_their_own(finished):
-    cells = cells_of(finished)
+def test_stalls_are_in_no_figure_but_their_own(cells):
     before = {(each.settings, each.task, each.method): each for each in summarize_cells(cells)}
     held_up = [
         dataclasses.replace(cell, own=dataclasses.replace(cell.own, stalled_seconds=cell.own.statistics.decode_seconds))
@@ -323,32 +202,7 @@ def test_stalls_are_in_no_figure_but_their_own(finished):
         assert each.stalled == pytest.approx(0.5)
         assert str(each.speed_up) == str(before[each.settings, each.task, each.method].speed_up)
     greedy = [each for each in summarize_cells(held_up) if each.settings.startswith("greedy")]
-    assert any("for up to 50.0% of the time" in sentence for sentence in advise(greedy, cells[0].environment))
-
-
-@pytest.mark.parametrize(("part", "name"), [("machine", "processor"), ("versions", "torch"), ("model", "hash")])
-def test_unlike_environments_are_not_added_to(copied, generator, part, name):
-    cell = cells_of(copied)[0]
-    other = {**cell.environment, part: {**cell.environment[part], name: "another"}}
-    append_cell(copied, dataclasses.replace(cell, environment=other))
-    with pytest.raises(UsageError, match=f"another environment.*{name}"):
-        run(generator, copied)
-
-
-def test_weights_and_configuration_both_tell_models_apart():
-    def described(**options):
-        return describe_environment(TorchTarget(llama(**options)), "one name")
-
-    assert not differences(described(), described())
-    assert "hash" in differences(described(), described(seed=1))
-    assert "hash" in differences(described(), described(rope_parameters={"rope_type": "default", "rope_theta": 5e5}))
-
-
-def test_cells_of_another_version_are_refused(copied):
-    path = copied / CELLS_FILE
-    path.write_text(path.read_text().replace(f'"version": {VERSION}', '"version": 99', 1))
-    with pytest.raises(UsageError, match="version 99"):
-        read_cells(copied)
+    assert any("for up to 50.0% of the time" in sentence for sentence in advise(greedy, TOY_DRAFT, "float32"))
 
 
 @pytest.mark.slow
@@ -429,11 +283,10 @@ def test_too_few_pairs_have_no_interval():
     assert (speed_up(2 * one, one, one, one).low, speed_up(2 * one, one, one, one).high) == (0, float("inf"))
 
 
-def test_micro_and_macro_averages_weigh_tokens_and_texts(finished):
-    cells = cells_of(finished)
+def test_micro_and_macro_averages_weigh_tokens_and_texts(cells):
     whole = [each for each in summarize_cells(cells) if each.task == ALL and each.method == "prompt_lookup"]
     assert len(whole) == len(SETTINGS)
-    mine = [c.own for c in cells if c.place.settings == whole[0].settings and c.place.method == "prompt_lookup"]
+    mine = [c.own for c in cells if c.settings == whole[0].settings and c.method == "prompt_lookup"]
     tokens, steps = (sum(getattr(each.statistics, name) for each in mine) for name in ("emitted", "steps"))
     assert whole[0].statistics.tokens_per_target_step == pytest.approx(tokens / steps)
     assert whole[0].tokens_per_target_step_macro == pytest.approx(
@@ -441,27 +294,26 @@ def test_micro_and_macro_averages_weigh_tokens_and_texts(finished):
     )
 
 
-def advised(finished, **speeds):
+def advised(cells, **speeds):
     """What is advised where the methods have the speed-ups given, over all tasks."""
-    cells = cells_of(finished)
     rows = [each for each in summarize_cells(cells) if each.settings == "greedy-12-seed0" and each.task == ALL]
     changed = [
         dataclasses.replace(each, speed_up=speed, texts_without_loops=0)
         for each in rows
         if (speed := speeds.get(each.method.partition(":")[0])) is not None
     ]
-    return advise(changed, cells[0].environment)
+    return advise(changed, TOY_DRAFT, "float32")
 
 
-def test_the_fastest_method_is_advised_and_those_beside_it_are_named(finished):
-    clear = advised(finished, prompt_lookup=Ratio(1.2, 1.1, 1.3), adaptix=Ratio(1.8, 1.7, 1.9))
+def test_the_fastest_method_is_advised_and_those_beside_it_are_named(cells):
+    clear = advised(cells, prompt_lookup=Ratio(1.2, 1.1, 1.3), adaptix=Ratio(1.8, 1.7, 1.9))
     assert 'use adaptix:{"table":"none"}' in clear[0]
     assert "prompt_lookup" not in clear[0]
-    close = advised(finished, prompt_lookup=Ratio(1.2, 1.1, 1.3), adaptix=Ratio(1.25, 1.15, 1.4))
+    close = advised(cells, prompt_lookup=Ratio(1.2, 1.1, 1.3), adaptix=Ratio(1.25, 1.15, 1.4))
     assert "interval overlaps that of prompt_lookup" in close[0]
-    noisy = advised(finished, prompt_lookup=Ratio(1.3, 0.8, 1.9), adaptix=Ratio(1.2, 1.1, 1.3))
+    noisy = advised(cells, prompt_lookup=Ratio(1.3, 0.8, 1.9), adaptix=Ratio(1.2, 1.1, 1.3))
     assert 'use adaptix:{"table":"none"}' in noisy[0]
-    slow = advised(finished, prompt_lookup=Ratio(1.05, 0.95, 1.2), adaptix=Ratio(0.8, 0.7, 0.9))
+    slow = advised(cells, prompt_lookup=Ratio(1.05, 0.95, 1.2), adaptix=Ratio(0.8, 0.7, 0.9))
     assert "no method is significantly faster than plain decoding" in slow[0]
 
 
@@ -470,15 +322,17 @@ def test_the_fastest_method_is_advised_and_those_beside_it_are_named(finished):
 
 @pytest.mark.slow
 def test_the_command_measures_and_keeps(tmp_path, capsys):
-    out = tmp_path / "cells"
+    out = tmp_path / "cells.jsonl"
     options = ["--task", "embedded/chat", "--prompts", "1", "--max-new-tokens", "8", "--dtype", "float32"]
     command = ["bench", "run", *options, "--method", "prompt_lookup", "--out", str(out)]
     assert main([*command, "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert row["speed_up"]["high"] is row["speed_up_macro"]["high"] is None
     assert (row["task"], row["texts"], row["identical"], row["statistics"]["emitted"]) == ("embedded/chat", 1, 1, 8)
+    (cell,) = map(json.loads, out.read_text().splitlines())
+    assert (cell["task"], cell["method"], len(cell["own"]["token_ids"])) == ("embedded/chat", "prompt_lookup", 8)
     assert main(command) == 0
-    assert "0 cells measured, 1 found" in capsys.readouterr().out
+    assert "prompt_lookup" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -492,7 +346,6 @@ def test_the_command_measures_and_keeps(tmp_path, capsys):
         (["run", "--temperature", "-1"], "temperature is -1"),
         (["run", "--top-p", "5"], "top_p would be ignored with temperature=0"),
         (["run", "--task", "/nowhere/file.jsonl:field"], "There is no file /nowhere/file.jsonl"),
-        (["run", "--out", "/dev/null/cells"], "cannot be written to /dev/null/cells"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_a_sentence(arguments, says, capsys):

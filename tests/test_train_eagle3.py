@@ -59,7 +59,7 @@ def test_training_lowers_the_loss_and_leaves_the_target_as_it_is(tmp_path):
     task = Eagle3Task(target, traces, IDS, tmp_path / "states.npy")
     options = LoopOptions(epochs=12, micro_batch=5, precision="float32")
     first = task.loss(np.arange(2, 12)).item()
-    run = train(task, tmp_path / "run", traces, "all", options, {}, lambda *_said: None)
+    run = train(task, tmp_path / "run", traces, options, {}, lambda *_said: None)
     assert task.loss(np.arange(2, 12)).item() < first - 0.1
     assert run.step == 24
     assert all(torch.equal(each, before[name]) for name, each in target.model.state_dict().items())

@@ -21,7 +21,6 @@ from foredraft.training.tasks import ExitTask, distribution_loss
 from foredraft.training.traces import (
     MANIFEST,
     TraceOptions,
-    chosen_windows,
     label_texts,
     open_traces,
     spread,
@@ -165,20 +164,19 @@ def parameters(module):
 
 
 def trained(task, run, traces, options=QUICK, **clock):
-    return train(task, run, traces, "all", options, {"kind": "test"}, silent, **clock)
+    return train(task, run, traces, options, {"kind": "test"}, silent, **clock)
 
 
-def exit_task(model, traces, loss="distribution", states=None):
-    return ExitTask(model, 1, traces, loss=loss, states=states)
+def exit_task(model, traces, states=None):
+    return ExitTask(model, 1, traces, states=states)
 
 
-@pytest.mark.parametrize("loss", ["distribution", "tokens"])
-def test_a_head_learns_and_the_model_stays_as_it_was(loss, model, traces, tmp_path):
+def test_a_head_learns_and_the_model_stays_as_it_was(model, traces, tmp_path):
     before = parameters(model).clone()
-    task = exit_task(model, traces, loss)
+    task = exit_task(model, traces)
     outcome = trained(task, tmp_path, traces, LoopOptions(epochs=6, micro_batch=4, precision="float32", rate=3e-3))
-    first = exit_task(model, traces, loss)
-    chosen, _ = chosen_windows(traces, "all")
+    first = exit_task(model, traces)
+    chosen, _ = traces.split
     with torch.no_grad():
         assert task.loss(chosen) < 0.95 * first.loss(chosen)
     assert outcome.history[-1]["step"] == outcome.step
@@ -497,7 +495,7 @@ def test_a_predictor_learns_which_tokens_are_accepted(model, traces, tmp_path):
     from foredraft.training.tasks import AgreementTask
 
     task = AgreementTask(model, ExitHead(model), 1, traces)
-    chosen, _ = chosen_windows(traces, "all")
+    chosen, _ = traces.split
     with torch.no_grad():
         before = float(task.loss(chosen))
     trained(task, tmp_path, traces, LoopOptions(epochs=20, micro_batch=8, precision="float32", rate=0.02))
@@ -513,7 +511,7 @@ def test_labels_of_agreement_are_those_of_a_slow_comparison(model, traces):
     number = 4
     target, draft, level, estimate, label = task.levels(number)
     with torch.no_grad():
-        scores = ExitTask(model, 1, traces, loss="tokens", states=None).logits(np.array([number]))[0]
+        scores = ExitTask(model, 1, traces).logits(np.array([number]))[0]
     agree = (scores.argmax(-1).numpy() == traces.top_ids[number, :, 0]).tolist()
     expected = []
     for start in range(traces.window):
@@ -541,7 +539,7 @@ def test_medusa_heads_learn(model, traces, tmp_path):
     from foredraft.training.tasks import MedusaTask
 
     task = MedusaTask(model, 2, traces, states=tmp_path / "states.npy")
-    chosen, _ = chosen_windows(traces, "all")
+    chosen, _ = traces.split
     passes = []
     handle = model.model.layers[0].register_forward_hook(lambda *_: passes.append(1))
     with torch.no_grad():
@@ -560,9 +558,7 @@ def test_medusa_heads_learn(model, traces, tmp_path):
     [
         (["--layers", "4"], "layers is 4; this model has 4, so it must be 1 to 3"),
         (["--layers", "0"], "layers is 0"),
-        (["--loss", "l2"], "no loss 'l2'. Losses are: distribution, tokens"),
-        (["--texts", "some"], "no kind of texts 'some'. Kinds are: all, written, open"),
-        (["--max-minutes", "0"], "--max-minutes is 0"),
+        (["--max-minutes", "0"], "Invalid value for '--max-minutes'"),
         (["--save-dtype", "int4"], "There is no --save-dtype 'int4'. Did you mean 'int8'?"),
         (["--set", "rates=1"], "Did you mean 'rate'"),
         (["--traces", "windows=1"], "Did you mean 'window'"),
@@ -581,7 +577,7 @@ def test_the_command_refuses_what_cannot_be(options, message, saved_model, tmp_p
     assert message in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "head").exists()
     assert not (tmp_path / "head.run" / "traces" / "texts.jsonl").exists(), "refused before texts are written"
-    if "--set" in options or options[0] in ("--loss", "--texts"):
+    if "--set" in options:
         assert not (tmp_path / "head.run").exists()
 
 

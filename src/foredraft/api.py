@@ -1,7 +1,4 @@
-"""`load`: builds a `Generator` from the names or paths of a model and a drafting method.
-
-Does not depend on how models are loaded or compiled, or on how a generator uses them.
-"""
+"""`load`: builds a `Generator` from the names or paths of a model and a drafting method."""
 
 import warnings
 from collections.abc import Mapping

@@ -1,7 +1,4 @@
-"""Atomic file writes: a temporary file is written and renamed, so a reader sees the old file or the new one.
-
-Does not depend on what the files contain.
-"""
+"""Atomic file writes: a temporary file is written and renamed, so a reader sees the old file or the new one."""
 
 import contextlib
 import os

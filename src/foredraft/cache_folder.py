@@ -1,7 +1,4 @@
-"""The cache folder, for files that foredraft can recreate: built tables, measured costs, compiled packages.
-
-Does not depend on what other modules store there.
-"""
+"""The cache folder, for files that foredraft can recreate: built tables, measured costs, compiled packages."""
 
 import os
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""The text of a generation: its result, and the stream of its pieces. Does not depend on how it is written."""
+"""The text of a generation: its result, and the stream of its pieces."""
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +53,7 @@ class Stream(Iterator[Piece]):
 
     def __init__(self, run: Run, steps: Generator[StepRecord], tokenizer: Any) -> None:
         self._run, self._steps, self._tokenizer = run, steps, tokenizer
-        self._pieces = pieces(steps, tokenizer, _prompt(run))
+        self._pieces = self._written()
 
     def __next__(self) -> Piece:
         return next(self._pieces)
@@ -67,18 +67,16 @@ class Stream(Iterator[Piece]):
         """The result so far; complete once the pieces are exhausted."""
         return generation(self._run, self._tokenizer)
 
+    def _written(self) -> Iterator[Piece]:
+        text = TextStream(self._tokenizer, _prompt(self._run))
+        for record in self._steps:
+            for token, source in zip(record.emitted, record.sources, strict=True):
+                yield Piece(text.push(token), token, source)
+        rest = text.finish()
+        if rest:
+            yield Piece(rest, -1, None)
+
 
 def _prompt(run: Run) -> list[int]:
     prompt: list[int] = run.seq.view().ids[: run.seq.prompt_length].tolist()
     return prompt
-
-
-def pieces(records: Iterable[StepRecord], tokenizer: Any, prompt: Sequence[int]) -> Iterator[Piece]:
-    """Yield the pieces of the text after a prompt, step by step."""
-    text = TextStream(tokenizer, prompt)
-    for record in records:
-        for token, source in zip(record.emitted, record.sources, strict=True):
-            yield Piece(text.push(token), token, source)
-    rest = text.finish()
-    if rest:
-        yield Piece(rest, -1, None)

@@ -1,10 +1,11 @@
 """Builds frozen dataclasses of options from mappings, and rejects unknown keys and values of the wrong type.
 
-Does not depend on any option; each dataclass lives in the module that uses it and validates its own values.
+Each dataclass lives in the module that uses it and validates its own values.
 """
 
 import dataclasses
 import difflib
+import json
 import math
 import numbers
 import operator
@@ -89,6 +90,17 @@ def whole_number(value: Any) -> int | None:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         return None
     return operator.index(value)
+
+
+def json_object(text: str, what: str) -> dict[str, Any]:
+    """Return the JSON object in a text; UsageError, whose sentence begins with `what`, if there is none."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f'{what} is not JSON ({error}); give an object such as {{"table": "none"}}.') from error
+    if not isinstance(found, dict):
+        raise UsageError(f'{what} is {shown(found)}; give a JSON object such as {{"table": "none"}}.')
+    return found
 
 
 def options_from(kind: type[T], given: Any, what: str) -> T:

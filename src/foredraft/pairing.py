@@ -1,7 +1,4 @@
-"""Checks (model, tokenizer) pairs, and loads a draft model for a target; both must have the same tokens.
-
-Does not depend on what is drafted, or how.
-"""
+"""Checks (model, tokenizer) pairs, and loads a draft model for a target; both must have the same tokens."""
 
 import warnings
 from pathlib import Path

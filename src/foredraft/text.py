@@ -1,7 +1,4 @@
-"""Incremental decoding: token ids to text in whole characters, and stop strings that may span tokens.
-
-Does not depend on models or drafts.
-"""
+"""Incremental decoding: token ids to text in whole characters, and stop strings that may span tokens."""
 
 from collections.abc import Sequence
 from typing import Any

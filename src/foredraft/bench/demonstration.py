@@ -1,10 +1,7 @@
-"""The demo: three texts, from predictable to not, each timed with transformers, plain decoding and drafting.
-
-Does not depend on the terminal or on how a model is loaded.
-"""
+"""The demo: three texts, from predictable to not, each timed with transformers, plain decoding and drafting."""
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -16,8 +13,7 @@ from foredraft.bench.method import PEER
 from foredraft.bench.runner import PeerWriter
 from foredraft.generation import Generation, Stream
 
-ROUNDS = 3  # repetitions of each text (chosen); the median is reported
-PEER_ROUNDS = 2  # as `ROUNDS`, of transformers, whose texts take 10 s each: three would take the demo too long (chosen)
+ROUNDS = 2  # repetitions of each text; the median is reported. transformers takes 10 s for each (chosen)
 
 _WARM_UP_TOKENS = 16  # chosen
 
@@ -83,44 +79,27 @@ def perform(generator: Generator, scene: Scene, show: Callable[[Stream], None] =
     """
     prompt: Prompt = [{"role": "user", "content": scene.prompt}]
     options = {"seed": 0, **scene.options}
-    written, plain = write_in_rounds(generator, prompt, options, show)
-    writer, given = PeerWriter(generator, {}), _without_prediction(options)
-    writer.written(prompt, {**given, "max_new_tokens": _WARM_UP_TOKENS})
-    peer = [writer.written(prompt, given) for _ in range(PEER_ROUNDS)]
-    texts: dict[str, Sequence[Generation | Writing]] = {PEER: peer, "none": plain, generator.method: written}
+    without = {name: each for name, each in options.items() if name != "prediction"}  # others have no use for it
+    plain, peer = Generator(generator.target, generator.tokenizer, method="none"), PeerWriter(generator, {})
+    short = {"max_new_tokens": _WARM_UP_TOKENS}  # loads and compiles what is needed once
+    generator.generate(prompt, **options | short)
+    plain.generate(prompt, **without | short)
+    peer.written(prompt, without | short)
+    generator.forget()  # else it would draft from the text before
+    stream = generator.stream(prompt, **options)
+    show(stream)
+    deque(stream, maxlen=0)
+    drafted = stream.generation
+    texts: dict[str, list[Generation | Writing]] = {PEER: [], "none": [], generator.method: [drafted]}
+    for _ in range(ROUNDS):
+        texts[PEER].append(peer.written(prompt, without))
+        texts["none"].append(plain.generate(prompt, **without))
+        generator.forget()
+        texts[generator.method].append(generator.generate(prompt, **options))
     milliseconds = {name: median(map(_milliseconds, repetitions)) for name, repetitions in texts.items()}
-    return Outcome(scene, milliseconds, generator.method, written[0], written[0].token_ids == plain[0].token_ids)
+    return Outcome(scene, milliseconds, generator.method, drafted, texts["none"][0].token_ids == drafted.token_ids)
 
 
 def _milliseconds(text: Generation | Writing) -> float:
     counts = text.statistics
     return 1e3 * (counts.prefill_seconds + counts.decode_seconds) / counts.emitted
-
-
-def write_in_rounds(
-    generator: Generator, prompt: Prompt, options: Mapping[str, Any], show: Callable[[Stream], None]
-) -> tuple[list[Generation], list[Generation]]:
-    """Generate a text with the generator's method and with plain decoding, each `ROUNDS` times; return both lists.
-
-    Plain decoding has no use for a prediction, and is not given it. A short text first loads and compiles what is
-    needed once. The drafter is reset before each text, because it would otherwise draft from the repetition before.
-    `show` receives the first drafted text as a stream, whose rest is consumed here.
-    """
-    plain = Generator(generator.target, generator.tokenizer, method="none")
-    given = {generator: options, plain: _without_prediction(options)}
-    for each in (generator, plain):
-        each.generate(prompt, **{**given[each], "max_new_tokens": _WARM_UP_TOKENS})
-    generator.forget()
-    stream = generator.stream(prompt, **options)
-    show(stream)
-    deque(stream, maxlen=0)
-    texts = {generator: [stream.generation], plain: list[Generation]()}
-    order = [each for number in range(ROUNDS) for each in (generator, plain)[:: (-1) ** number]]
-    for each in order[1:]:
-        generator.forget()
-        texts[each].append(each.generate(prompt, **given[each]))
-    return texts[generator], texts[plain]
-
-
-def _without_prediction(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: each for name, each in options.items() if name != "prediction"}

@@ -1,15 +1,11 @@
-"""One column of a comparison: a method with its options and its draft length.
+"""One column of a comparison: a method with its options and its draft length."""
 
-Does not depend on prompts, timing or results.
-"""
-
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from foredraft.drafters import method_names
 from foredraft.errors import UsageError
-from foredraft.options import check_known, shown
+from foredraft.options import check_known, json_object
 from foredraft.speculation import Speculation, parse_speculation
 
 BASE = "none"
@@ -23,12 +19,6 @@ class Method(Speculation):
 
     label: str = field(kw_only=True)  # its name in the report
 
-    @property
-    def learns_on(self) -> bool:
-        """Whether a text is drafted from what the ones before taught, so that all belong to one run."""
-        learn = self.options.get("learn") or ("shared" if self.method == "auto" else "request")
-        return learn == "shared" or self.options.get("share") is True
-
 
 def parse_method(text: str) -> Method:
     """Parse `NAME` or `NAME:{"option": value, ...}`; UsageError for options that are not JSON, or an invalid one.
@@ -36,12 +26,7 @@ def parse_method(text: str) -> Method:
     They may include `num_speculative_tokens`, `control` and `control_options`.
     """
     name, _, rest = text.partition(":")
-    try:
-        options = json.loads(rest or "{}")
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"The options of {name!r} are not JSON ({error}): {shown(rest)}.") from error
-    if not isinstance(options, dict):
-        raise UsageError(f'The options of {name!r} must be a JSON object such as {{"num_speculative_tokens": 16}}.')
+    options = json_object(rest or "{}", f"What follows {name!r}")
     if name == PEER:
         return Method(name, options, label=text)
     parsed = parse_speculation(name, options)

@@ -1,6 +1,6 @@
 """Recommends a method for a model, a machine and prompts: runs a short comparison, and explains its results in text.
 
-Every claim is supported by the confidence intervals. Does not depend on the terminal.
+Every claim is supported by the confidence intervals.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,14 +9,13 @@ from time import perf_counter
 from typing import Any
 
 from foredraft.api import Generator
-from foredraft.bench.cell import Cell, Environment
+from foredraft.bench.cell import Cell
 from foredraft.bench.method import BASE, parse_method
 from foredraft.bench.runner import Run
-from foredraft.bench.summary import ALL, LEAST_PAIRS, Ratio, Summary, overall, summarize_cells
+from foredraft.bench.summary import LEAST_PAIRS, Ratio, Summary, overall, summarize_cells
 from foredraft.bench.tasks import TaskPrompt, interleaved
-from foredraft.contracts import CostCurve
 from foredraft.errors import UsageError
-from foredraft.model.rounding import EXACT
+from foredraft.model.rounding import EXACT, dtype_name
 
 CANDIDATES = ("auto", "adaptix", "rest", "prompt_lookup")  # the compared methods, which need nothing but the model
 _WANTED_PROMPTS = 12  # text length is chosen so that this many prompts fit into the time, at one token per pass
@@ -60,7 +59,7 @@ def recommend(
         return done > 0 and elapsed + per_prompt > seconds
 
     methods = [parse_method(name) for name in CANDIDATES]
-    run = Run(generator, model, methods, ordered, [{**sampling, "max_new_tokens": tokens, "seed": 0}])
+    run = Run(generator, methods, ordered, [{**sampling, "max_new_tokens": tokens, "seed": 0}])
     run.measure(enough=enough)
     summaries = summarize_cells(run.cells)
     ranked, _ = _ranked(summaries)
@@ -68,39 +67,17 @@ def recommend(
         reason = run.failures[0].failure if run.failures else "the time was too short"
         raise UsageError(f"No prompt could be measured ({reason}); give other prompts or more time.")
     best, figure = ranked[0]
-    helps = figure.low > 1
-    use, *more = advise(summaries, run.environment)
+    use, *more = advise(summaries, model, dtype_name(generator.target.outline))
     if best.texts < LEAST_PAIRS:
         use = f"Only {best.texts} of the prompts could be measured, too few for an interval: give more time."
-    method, figures = best.method if helps else BASE, tuple(each for each, _ in ranked)
-    sentences = (use, *_reasons(best, curve, helps), *more)
-    return Recommendation(method, figures, best.texts, tokens, sentences, tuple(run.failures))
+    method, figures = best.method if figure.low > 1 else BASE, tuple(each for each, _ in ranked)
+    return Recommendation(method, figures, best.texts, tokens, (use, *more), tuple(run.failures))
 
 
-def _reasons(best: Summary, curve: CostCurve, helps: bool) -> list[str]:
-    """Explain the cost and the yield of the best method's drafts."""
-    counts = best.statistics
-    if not counts.drafting_steps:
-        return [f"{best.method} found no draft worth verifying."]
-    rows = 1 + round(counts.drafted / counts.drafting_steps)
-    cost = curve.table(rows)[rows] / curve.seconds[0]
-    use = (
-        f"A pass over {rows} rows, {best.method}'s average draft and the root, takes {cost:.2f} times as long as a "
-        f"pass over one; {counts.draft_acceptance_rate:.0%} of the drafted tokens were accepted, which gives "
-        f"{counts.tokens_per_target_step:.2f} tokens per pass."
-    )
-    nodes = (
-        "Leave num_speculative_tokens out: the measured cost of passes then decides how many nodes each step drafts, "
-        f"{best.nodes_per_step:.1f} on average here."
-    )
-    return [use, nodes] if helps else [use]
-
-
-def advise(summaries: Sequence[Summary], environment: Environment) -> list[str]:
+def advise(summaries: Sequence[Summary], model: str, dtype: str) -> list[str]:
     """Return sentences that interpret the summaries of one setting, with all tasks and one or more methods."""
     ranked, without_loops = _ranked(summaries)
     (best, figure), *others = ranked
-    where = f"{environment['model']['name']} in {environment['model']['dtype']}"
     if figure.low > 1:
         texts = "over the texts that do not loop" if without_loops else "over all texts"
         use = f"use {best.method}: {texts} it is {figure} times as fast as plain decoding (95% interval)."
@@ -111,7 +88,7 @@ def advise(summaries: Sequence[Summary], environment: Environment) -> list[str]:
             f"no method is significantly faster than plain decoding: the best, {best.method}, has {figure} of its "
             "speed. Leave drafting off, or measure more prompts."
         )
-    sentences = [f"For {where} on this machine, {use}"] + (_exceptions(summaries, best) if figure.low > 1 else [])
+    sentences = [f"For {model} in {dtype} on this machine, {use}"]
     if looping := best.texts - best.texts_without_loops:
         loops = f"{looping} of {best.texts} plain texts loop, which favours methods that copy; "
         sentences.append(
@@ -119,7 +96,7 @@ def advise(summaries: Sequence[Summary], environment: Environment) -> list[str]:
             if without_loops
             else f"{loops}the other texts are too few to be used alone, so read these figures as an upper bound."
         )
-    sentences.append(_identity([each for each, _ in ranked], environment))
+    sentences.append(_identity([each for each, _ in ranked], dtype))
     if (stalled := max(each.stalled for each, _ in ranked)) >= _MUCH_STALLED:
         sentences.append(
             f"Other load delayed passes for up to {stalled:.1%} of the time, which the figures exclude. Do not trust "
@@ -140,29 +117,13 @@ def _ranked(summaries: Sequence[Summary]) -> tuple[list[tuple[Summary, Ratio]], 
     return sorted(pairs, key=lambda pair: (pair[1].low > 1, pair[1].value), reverse=True), without_loops
 
 
-def _exceptions(summaries: Sequence[Summary], best: Summary) -> list[str]:
-    """Name the tasks on which another method is faster, or the best one gains nothing."""
-    sentences = []
-    tasks = [each for each in summaries if each.task != ALL and each.texts >= LEAST_PAIRS]
-    for usual in (each for each in tasks if each.method == best.method):
-        task, own = usual.task, usual.speed_up
-        top = max((each for each in tasks if each.task == task), key=lambda each: each.speed_up.low)
-        if top.speed_up.low > own.high:
-            sentences.append(f"For {task}, {top.method} is faster: {top.speed_up} against {own}.")
-        elif own.high < 1:
-            sentences.append(f"For {task}, it is slower than plain decoding: {own}.")
-        elif own.low <= 1:
-            sentences.append(f"For {task}, its gain is not significant: {own}.")
-    return sentences
-
-
-def _identity(own: Sequence[Summary], environment: Environment) -> str:
+def _identity(own: Sequence[Summary], dtype: str) -> str:
     texts, identical = sum(each.texts for each in own), sum(each.identical for each in own)
     if identical == texts:
         return f"All {texts} drafted texts equal plain decoding's, token by token."
     reason = (
         "differences are bugs: run `foredraft prove`"
-        if environment["model"]["dtype"] in EXACT
+        if dtype in EXACT
         else "16-bit rounding can swap nearly tied tokens; `foredraft prove` distinguishes that from errors"
     )
     return f"{identical} of {texts} drafted texts equal plain decoding's, token by token; {reason}."

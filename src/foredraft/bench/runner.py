@@ -1,21 +1,15 @@
 """Paired runs: every method and plain decoding on the same prompts, in one process, in random order.
 
-Plain decoding runs again for each prompt with a missing cell, so that a pair never spans two processes. The order of a
-prompt's methods depends only on the seed and the prompt, so a resumed run has the same order. A text is generated in
-slices, and the methods' slices are interleaved, so that variations of the machine's speed affect all methods alike.
-transformers' `generate`, the peer, uses one slice; its sampled texts have the same distribution as ours but other
-random draws, and its forward passes are counted by a hook. Does not depend on how methods work, and prints nothing.
+The order of a prompt's methods depends only on the seed and the prompt. A text is generated in slices, and the methods'
+slices are interleaved, so that variations of the machine's speed affect all methods alike. transformers' `generate`,
+the peer, uses one slice; its sampled texts have the same distribution as ours but other random draws, and its forward
+passes are counted by a hook.
 """
 
-import hashlib
-import itertools
-import json
 import random
 import warnings
-from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -23,16 +17,14 @@ import numpy as np
 import torch
 
 from foredraft import api
-from foredraft.atomic_file import store_file
-from foredraft.bench import cell as files
-from foredraft.bench.cell import Cell, Place, Writing
+from foredraft.bench.cell import Cell, Writing, settings_name
 from foredraft.bench.method import BASE, PEER, Method
 from foredraft.bench.tasks import TaskPrompt
 from foredraft.contracts import CostCurve, Learner, StepRecord
 from foredraft.control import StepCosts
 from foredraft.engine.batch import steps
 from foredraft.engine.statistics import Statistics
-from foredraft.errors import ForedraftError, ForedraftWarning, UsageError, told
+from foredraft.errors import ForedraftError, ForedraftWarning, told
 from foredraft.model.loading import load_model
 from foredraft.options import check_known
 
@@ -53,74 +45,24 @@ Text = Generator[None, None, Written]  # a text that is generated slice by slice
 class Run:
     """A run of methods on prompts at several settings; after `measure`, with all its cells.
 
-    `model` is the name given by the user. Plain decoding always runs, and may be one of the methods. The settings are
-    generation arguments, each with `max_new_tokens` and `seed`. `folder` is that of existing cells, which are not
-    measured again, of new ones, and of the cost curve. Changes the generator's method.
-
-    UsageError for an invalid option, or a folder with cells of another environment.
+    Plain decoding always runs, and may be one of the methods. The settings are generation arguments, each with
+    `max_new_tokens` and `seed`. Changes the generator's method. UsageError for an invalid option.
     """
 
     def __init__(
-        self, generator: api.Generator, model: str, methods: Sequence[Method], prompts: Sequence[TaskPrompt],
-        settings: Sequence[Mapping[str, Any]], folder: Path | None = None,
+        self, generator: api.Generator, methods: Sequence[Method], prompts: Sequence[TaskPrompt],
+        settings: Sequence[Mapping[str, Any]],
     ) -> None:  # fmt: skip
-        self.generator, self.model, self.settings, self.folder = generator, model, settings, folder
-        self.methods = list(methods)
+        self.generator, self.methods, self.settings = generator, list(methods), settings
         self.prompts = list({(prompt.task, prompt.number): prompt for prompt in prompts}.values())
         self.turns = len(settings) * sum(len(prompt.turns) for prompt in self.prompts)  # number of calls of `done`
-        self.environment = files.describe_environment(generator.target, model)
         self.cells: list[Cell] = []
-        self.existing: dict[Place, Cell] = {}  # read or measured
-        self.replaced: list[str] = []  # messages on existing cells that are measured again
         self.writers: dict[str, MethodWriter | PeerWriter] = {}
-        if folder is not None:
-            self.find(folder)
-        self.found = len(self.existing)
-        if self.found < self.turns * len(self.methods):
-            self.warm_up()
+        self.warm_up()
 
     @property
     def failures(self) -> list[Cell]:
         return [cell for cell in self.cells if cell.failure]
-
-    def place(self, settings: Mapping[str, Any], prompt: TaskPrompt, method: Method, turn: int) -> Place:
-        name, dtype = files.settings_name(settings), self.environment["model"]["dtype"]
-        return Place(self.model, dtype, name, prompt.task, method.label, prompt.number, turn)
-
-    def find(self, folder: Path) -> None:
-        """Read the cells that need not be measured again, and collect the reasons for the others."""
-        files.prepare_folder(folder)
-        cells, self.replaced = files.read_cells(folder)
-        for each in cells.values():
-            if unlike := files.differences(each.environment, self.environment):
-                raise UsageError(
-                    f"{folder} has cells of another environment ({unlike}), which cannot be compared with this one; "
-                    "give another folder as --out."
-                )
-        wanted = {
-            self.place(settings, prompt, method, turn): prompt
-            for settings in self.settings
-            for prompt in self.prompts
-            for turn in range(1, len(prompt.turns) + 1)
-            for method in self.methods
-        }
-        for place, prompt in wanted.items():
-            if (cell := cells.get(place)) is None:
-                continue
-            if cell.prompt_hash != _hash(prompt):
-                self.replaced.append(f"The cell {place} was of another prompt and is measured again.")
-            elif cell.failure:
-                self.replaced.append(f"The cell {place} had failed and is measured again.")
-            else:
-                self.existing[place] = cell
-        for settings, method in itertools.product(map(files.settings_name, self.settings), self.methods):
-            mine = [each for each in wanted if (each.settings, each.method) == (settings, method.label)]
-            found = [each for each in mine if each in self.existing]
-            if method.learns_on and 0 < len(found) < len(mine):
-                sentence = f"{len(found)} cells of {method.label} in {settings} are measured again"
-                self.replaced.append(f"{sentence}: it learns from text to text, and did not see those of this run.")
-                for place in found:
-                    del self.existing[place]
 
     def warm_up(self) -> None:
         """Build every drafter and generate a short text with each, so that cells exclude one-time costs.
@@ -140,7 +82,7 @@ class Run:
                         raise ForedraftError(f"{model.recordings.failed} Measure it as it is, with --eager.")
 
     def measure(self, done: Callable[[], None] = lambda: None, enough: Callable[[], bool] = lambda: False) -> None:
-        """Measure the missing cells; StoreError if one cannot be written.
+        """Measure all cells.
 
         `done` is called after each turn of each prompt in each setting; `enough` before each prompt, and True skips it
         and the rest of its setting.
@@ -152,8 +94,6 @@ class Run:
                 if enough():
                     break
                 self.measure_prompt(prompt, settings, done)
-        if self.folder is not None:
-            store_file(self.folder / files.COST_FILE, json.dumps(asdict(self.generator.cost)).encode() + b"\n")
 
     def measure_prompt(self, prompt: TaskPrompt, settings: Mapping[str, Any], done: Callable[[], None]) -> None:
         """Measure the turns of one prompt; each turn follows plain decoding's answers to the earlier ones."""
@@ -169,28 +109,18 @@ class Run:
             answers = (*answers, self.generator.tokenizer.decode(base.token_ids, skip_special_tokens=True))
 
     def measure_turn(self, prompt: TaskPrompt, turn: int, given: Any, settings: Mapping[str, Any]) -> list[Cell]:
-        """Return a turn's cells; the missing ones are measured, interleaved with plain decoding, and saved."""
-        places = {self.place(settings, prompt, method, turn): method for method in self.methods}
-        missing = {place: method for place, method in places.items() if place not in self.existing}
-        if missing:
-            arguments = {**settings, "seed": settings["seed"] + prompt.number}
-            order = random.Random(f"{settings['seed']}/{prompt.task}/{prompt.number}/{turn}")  # noqa: S311  # an order, not a secret
-            labels = (_PLAIN, *(method.label for method in missing.values()))
-            texts = {label: self.writers[label].write(given, arguments) for label in labels}
-            written = write_interleaved(texts, order)
-            base, base_failure = written[_PLAIN]
-        for place, method in missing.items():
+        """Return a turn's cells: the methods' texts are generated interleaved with plain decoding's."""
+        arguments = {**settings, "seed": settings["seed"] + prompt.number}
+        order = random.Random(f"{settings['seed']}/{prompt.task}/{prompt.number}/{turn}")  # noqa: S311  # an order, not a secret
+        texts = {label: writer.write(given, arguments) for label, writer in self.writers.items()}
+        written, name = write_interleaved(texts, order), settings_name(settings)
+        base, base_failure = written[_PLAIN]
+        cells = []
+        for method in self.methods:
             own, failure = written[method.label]
-            self.existing[place] = Cell(
-                place, arguments, _hash(prompt), self.environment, base, own, base_failure or failure
-            )
-            if self.folder is not None:
-                files.append_cell(self.folder, self.existing[place])
-        return [self.existing[place] for place in places]
-
-
-def _hash(prompt: TaskPrompt) -> str:
-    return hashlib.sha256(repr((prompt.turns, prompt.is_question)).encode()).hexdigest()[:16]
+            place = (name, prompt.task, method.label, prompt.number, turn)
+            cells.append(Cell(*place, base, own, base_failure or failure))
+        return cells
 
 
 # --- texts by one method
@@ -235,13 +165,9 @@ def _in_slices(generator: api.Generator, prompt: Any, arguments: Mapping[str, An
     start = perf_counter()
     text = generator.result(run)
     seconds += perf_counter() - start
-    nanoseconds = sum((Counter(step.nanoseconds) for step in text.steps), Counter())
-    parts = {part: nanoseconds.pop(part, 0) / 1e9 for part in ("draft", "forward", "verify", "commit")}
-    parts["other"] = nanoseconds.total() / 1e9
     stalled = stalled_seconds(text.steps, generator.cost)
-    parts["forward"] -= stalled
     statistics = replace(text.statistics, decode_seconds=text.statistics.decode_seconds - stalled)
-    return Writing(text.token_ids, text.prompt_length, statistics, seconds, parts, stalled)
+    return Writing(text.token_ids, text.prompt_length, statistics, seconds, stalled)
 
 
 class PeerWriter:
@@ -282,7 +208,7 @@ class PeerWriter:
         finally:
             counting.remove()
         statistics = Statistics(len(new), len(passes), 0, 0, 0, prefill_seconds=0.0, decode_seconds=seconds)
-        return Writing(new, ids.shape[1], statistics, seconds, parts={})
+        return Writing(new, ids.shape[1], statistics, seconds)
 
     def forget(self) -> None:
         """Do nothing; the peer does not learn."""

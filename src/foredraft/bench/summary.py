@@ -1,6 +1,6 @@
 """Figures of cells, for each setting, task and method, with confidence intervals; and as tables.
 
-Figures are computed from the cells and not stored. Does not depend on how cells are measured.
+Figures are computed from the cells and not stored.
 """
 
 import math
@@ -15,7 +15,6 @@ from foredraft.engine.statistics import Statistics, add_up
 from foredraft.graph.tree import F64, I64
 
 ALL = "all"  # task name of the row over all tasks
-PARTS = ("draft", "forward", "verify", "commit", "other")
 Rows = tuple[list[str], list[list[str]]]  # headings and rows of a table
 
 LOOP_SHARE = 0.2  # outputs with a larger share of repeated 8-grams loop, which favours n-gram drafters (chosen)
@@ -130,7 +129,6 @@ class Summary:
     speed_up_without_loops: Ratio  # of the sums, over the texts whose plain output does not loop
     texts_without_loops: int
     repeated: float  # mean share of repeated 8-grams in the output
-    milliseconds: Mapping[str, float]  # per emitted token, by part
     whole_time: bool  # whether times include prefill, as for the peer, which reports only total time
 
     @property
@@ -146,9 +144,9 @@ class Summary:
 def summarize_cells(cells: Sequence[Cell]) -> list[Summary]:
     """Return a summary for each setting, method and task, and one over all tasks if there are several."""
     groups: dict[tuple[str, str, str], list[Cell]] = {}
-    for task in (None, ALL) if len({cell.place.task for cell in cells}) > 1 else (None,):
+    for task in (None, ALL) if len({cell.task for cell in cells}) > 1 else (None,):
         for cell in cells:
-            groups.setdefault((cell.place.settings, task or cell.place.task, cell.place.method), []).append(cell)
+            groups.setdefault((cell.settings, task or cell.task, cell.method), []).append(cell)
     return [_summary(*key, group) for key, group in groups.items()]
 
 
@@ -163,9 +161,9 @@ def _summary(settings: str, task: str, method: str, group: Sequence[Cell]) -> Su
     for cell in group:
         if cell.base is not None and cell.own is not None:
             pairs.append((cell.base, cell.own))
-            prompts.append(numbers.setdefault((cell.place.task, cell.place.number), len(numbers)))
+            prompts.append(numbers.setdefault((cell.task, cell.number), len(numbers)))
     prompt_of, own = np.array(prompts, np.int64), [writing for _, writing in pairs]
-    whole_time = any(not writing.parts for writing in own)
+    whole_time = any(writing.stalled_seconds is None for writing in own)
     times = [
         [(each.total_seconds if whole_time else each.statistics.decode_seconds, len(each.token_ids)) for each in pair]
         for pair in pairs
@@ -173,8 +171,7 @@ def _summary(settings: str, task: str, method: str, group: Sequence[Cell]) -> Su
     figures = np.array(times, np.float64).reshape(-1, 2, 2)  # by text, plain or own, seconds or tokens
     per_token = figures[:, :, 0] / np.maximum(figures[:, :, 1], 1)
     no_loops = np.array([repeated_share(base.token_ids) <= LOOP_SHARE for base, _ in pairs], np.bool_)
-    tokens = max(sum(len(writing.token_ids) for writing in own), 1)
-    stalled = sum(writing.stalled_seconds for writing in own)
+    stalled = sum(writing.stalled_seconds or 0.0 for writing in own)
     statistics = add_up([writing.statistics for writing in own])
     return Summary(
         settings=settings,
@@ -191,7 +188,6 @@ def _summary(settings: str, task: str, method: str, group: Sequence[Cell]) -> Su
         speed_up_without_loops=speed_up(*figures[no_loops].reshape(-1, 4).T, prompts=prompt_of[no_loops]),
         texts_without_loops=int(no_loops.sum()),
         repeated=mean(repeated_share(writing.token_ids) for writing in own),
-        milliseconds={part: 1e3 * sum(each.parts.get(part, 0.0) for each in own) / tokens for part in PARTS},
         whole_time=whole_time,
     )
 

@@ -1,15 +1,15 @@
-"""`foredraft bench` and `foredraft recommend`: paired speed-ups, and recommendations.
+"""`foredraft bench` and `foredraft recommend`: paired speed-ups, and recommendations."""
 
-Does not depend on how things are measured; that is in `foredraft.bench`.
-"""
-
+import json
 import shlex
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from foredraft.atomic_file import check_place, store_file
 from foredraft.bench.tasks import EMBEDDED, load_task, load_tasks
 from foredraft.cli import flags
 from foredraft.cli.info import NOT_COMPILED, cost_rows, show_cost
@@ -31,7 +31,6 @@ _RECOMMEND_COLUMNS = (
     "method", "speed-up [95%]", "without loops [95%]", "tokens / step", "nodes / step", "accepted / drafted",
     "ms / token",
 )  # fmt: skip
-_PASSES = {"tokens / step": "tokens / pass", "nodes / step": "drafted / pass", "accepted / drafted": "accepted"}
 _LEGEND = (
     "speed-up: summed over all texts; without loops: texts whose plain output repeats at most a fifth of its 8-grams "
     "(number of texts); ms / token: decode time, for transformers total time; stalled: share of the time by which "
@@ -58,12 +57,11 @@ def run(
     dtype: flags.DtypeOption = "auto",
     eager: flags.EagerOption = False,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of results: existing ones are not measured again, new ones are added")
+        Path | None, typer.Option(help="Also write every text and its times to this file, as JSON lines")
     ] = None,
     as_json: flags.JsonOption = False,
 ) -> None:
     """Measure speed-ups over plain decoding, paired in one process; `--method transformers` adds its generate."""
-    from foredraft.bench.cell import prepare_folder
     from foredraft.bench.method import chosen_methods
     from foredraft.bench.runner import Run
     from foredraft.bench.summary import summarize_cells, table
@@ -76,19 +74,19 @@ def run(
     ]
     loaded = load_tasks(task, data, prompts)
     if out is not None:
-        prepare_folder(out)
+        check_place(out)
     with working("measuring") as tell:
-        result = Run(load_plain(model, dtype, eager, tell), model, chosen, loaded, settings, out)
+        result = Run(load_plain(model, dtype, eager, tell), chosen, loaded, settings)
         result.measure(counting(tell, result.turns, "measuring"))
+    if out is not None:
+        store_file(out, "".join(json.dumps(asdict(cell)) + "\n" for cell in result.cells).encode())
     summaries = summarize_cells(result.cells)
     if as_json:
         show_json([summary.as_dict() for summary in summaries])
     else:
         for name in dict.fromkeys(summary.settings for summary in summaries):
             show_table(*table((each for each in summaries if each.settings == name), _RUN_COLUMNS), name)
-        typer.echo(f"{_LEGEND}\n{len(result.cells) - result.found} cells measured, {result.found} found.")
-    for sentence in result.replaced:
-        say(sentence, "yellow")
+        typer.echo(_LEGEND)
     _print_failures(result.failures)
     if result.failures:
         raise typer.Exit(1)
@@ -96,7 +94,7 @@ def run(
 
 def _print_failures(failures: "Sequence[Cell]") -> None:
     for cell in failures:
-        say(f"{cell.place.method} failed on {cell.place.task}[{cell.place.number}]: {cell.failure}.")
+        say(f"{cell.method} failed on {cell.task}[{cell.number}]: {cell.failure}.")
 
 
 # --- recommend
@@ -113,7 +111,7 @@ def recommend(
     eager: flags.EagerOption = False,
     as_json: flags.JsonOption = False,
 ) -> None:
-    """Recommend a drafting method, with its speed-up on this machine and the reasons; or none."""
+    """Recommend a drafting method, with its speed-up on this machine; or none."""
     from foredraft.bench.recommendation import recommend as compare
     from foredraft.bench.summary import table
 
@@ -138,8 +136,7 @@ def recommend(
         return
     show_cost(cost_rows(generator.cost))
     title = f"Compared with plain decoding (prompts: {found.prompts}, tokens at most: {found.tokens})"
-    headings, rows = table(found.ranked, _RECOMMEND_COLUMNS)
-    show_table([_PASSES.get(name, name) for name in headings], rows, title)
+    show_table(*table(found.ranked, _RECOMMEND_COLUMNS), title)
     for sentence in found.sentences:
         typer.echo(sentence)
     if recorded:

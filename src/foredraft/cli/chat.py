@@ -1,7 +1,4 @@
-"""`foredraft chat`: a conversation with one message per line; drops the oldest turns when the window is full.
-
-Does not depend on how answers are generated.
-"""
+"""`foredraft chat`: a conversation with one message per line; drops the oldest turns when the window is full."""
 
 import sys
 from collections.abc import Iterator, Mapping

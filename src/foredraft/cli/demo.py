@@ -1,15 +1,9 @@
-"""`foredraft demo`: shows and measures drafting on three texts, from predictable to not.
-
-Does not depend on the texts or on how they are measured; that is in `foredraft.bench.demonstration`.
-"""
+"""`foredraft demo`: shows and measures drafting on three texts, from predictable to not."""
 
 import os
-from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from foredraft.atomic_file import check_place, store_file
 from foredraft.cli import flags
 from foredraft.cli.job import Job
 from foredraft.cli.screen import Ink, say, show_table, working
@@ -21,11 +15,8 @@ def demo(
     model: flags.ModelOption = SMOLLM2,
     method: flags.MethodOption = None,
     color: flags.ColorOption = None,
-    picture: Annotated[Path | None, typer.Option(help="Save the first text, coloured, as an SVG picture")] = None,
 ) -> None:
     """Time three texts, a rewritten file, code and a story, with transformers, plain decoding and drafting."""
-    if picture is not None:
-        check_place(picture)
     generator = Job(model=model, method=method).load({}, {})
     from foredraft.bench.demonstration import SCENES, perform
 
@@ -43,8 +34,6 @@ def demo(
         ink = Ink(color, generator.drafter.source_names)
         outcomes.append(perform(generator, scene, ink.print))
         ink.legend()
-        if picture is not None and scene is SCENES[0]:
-            store_file(picture, ink.picture(scene.title).encode())
     names = {"none": "ours, plain", "transformers": "transformers generate"}
     times = [names.get(name, f"ours, {name}") + "|.1f" for name in outcomes[0].milliseconds]
     rows = [

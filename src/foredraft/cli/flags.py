@@ -1,7 +1,6 @@
 """Options shared by several commands, and the names, defaults and descriptions of option dataclasses.
 
-Dataclasses are parsed from source without an import, because importing torch takes seconds. Does not depend on what an
-option does.
+Dataclasses are parsed from source without an import, because importing torch takes seconds.
 """
 
 import ast

@@ -1,7 +1,6 @@
 """`foredraft info` and `foredraft compile`: a model's properties, the cost of its passes, and how it was compiled.
 
-Reads the configuration first, so that an unsupported model is rejected before its weights are loaded. Does not depend
-on drafters.
+Reads the configuration first, so that an unsupported model is rejected before its weights are loaded.
 """
 
 from collections import Counter
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foredraft.cli import flags
-from foredraft.cli.cache import show_cache
 from foredraft.cli.screen import show_facts, show_json, show_table, working
 from foredraft.errors import UsageError
 from foredraft.model.gguf.files import SMOLLM2
@@ -34,17 +32,8 @@ def info(
     no_measure: Annotated[bool, typer.Option("--no-measure", help="Read the configuration, load no weights")] = False,
     dtype: flags.DtypeOption = "auto",
     device: flags.DeviceOption = None,
-    cache: Annotated[bool, typer.Option("--cache", help="List the cache folder instead, whatever the model")] = False,
-    prune: Annotated[
-        bool, typer.Option("--prune", help="With --cache: remove what is unfinished or not used any more")
-    ] = False,
 ) -> None:
     """Show whether and how a model is supported, and measure the cost of verifying drafts."""
-    if prune and not cache:
-        raise UsageError("--prune removes files of the cache folder; give --cache with it.")
-    if cache:
-        show_cache(prune=prune, as_json=as_json)
-        return
     with working(f"reading {model}") as tell:
         facts = _described(model)
         if not no_measure:
@@ -134,7 +123,6 @@ def _print(facts: dict[str, Any]) -> None:
 def compile_model(
     model: flags.ModelArgument = SMOLLM2,
     dtype: Annotated[str, flags.in_model(help="auto takes the checkpoint's")] = "auto",
-    threads: Annotated[int | None, typer.Option(min=1, help="Threads to compile for; default: torch's number")] = None,
     again: Annotated[bool, typer.Option("--again", help="Compile existing packages again")] = False,
     precise: Annotated[
         bool | None,
@@ -149,8 +137,6 @@ def compile_model(
 ) -> None:
     """Compile a model's forward for this machine; generation then uses it automatically."""
     with working(f"loading {model}") as tell:
-        import torch
-
         from foredraft.api import Generator
         from foredraft.bench.method import BASE, parse_method
         from foredraft.drafters import parse_options
@@ -161,8 +147,6 @@ def compile_model(
         parse_options(drafting.method, drafting.options)  # refused before the weights are loaded
         files = hash_of_files(load_outline(model, dtype, "cpu").name_or_path)  # they may change meanwhile
         target = load_target(model, dtype, "cpu", compiled=False)
-        if threads is not None:
-            torch.set_num_threads(threads)
         tokenizer = None if method is None else load_tokenizer(model)
         generator = Generator(target, tokenizer, **drafting.drafting, progress=tell)
         made = generator.compile(again=again, precise=precise)

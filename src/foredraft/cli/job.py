@@ -1,10 +1,9 @@
 """What commands that generate share: the model and method to load, generation arguments, and the prompt.
 
 Contradicting options are rejected before a model is loaded. Options that are not given are not passed on, so defaults
-are the library's. Does not depend on how results are printed.
+are the library's.
 """
 
-import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from foredraft.cli import flags
 from foredraft.cli.screen import working
 from foredraft.errors import UsageError
 from foredraft.model.gguf.files import SMOLLM2
+from foredraft.options import json_object
 
 if TYPE_CHECKING:  # torch and transformers are imported when a command runs, so that help is fast
     from foredraft.api import Generator, Prompt
@@ -41,14 +41,7 @@ class Job:
     def config(self, **given: Any) -> dict[str, Any]:
         """Merge --speculative-config with `given` flags; UsageError for other than a JSON object, or two values."""
         text = self.speculative_config
-        try:
-            config = json.loads(text) if text is not None else {}
-        except (ValueError, RecursionError) as error:
-            raise UsageError(
-                f'--speculative-config is not JSON ({error}); give an object such as {{"table": "none"}}.'
-            ) from error
-        if not isinstance(config, dict):
-            raise UsageError(f'--speculative-config is {text}; give a JSON object such as {{"table": "none"}}.')
+        config = {} if text is None else json_object(text, "--speculative-config")
         for name, value in {**given, "num_speculative_tokens": self.num_speculative_tokens}.items():
             if value is not None and config.setdefault(name, value) != value:
                 flag = "--draft-model" if name == "model" else f"--{name.replace('_', '-')}"

@@ -1,14 +1,10 @@
-"""Output of the command line: messages and progress on standard error, texts and tables on standard output.
-
-Does not depend on what is printed, except for pieces of text and their sources.
-"""
+"""Output of the command line: messages and progress on standard error, texts and tables on standard output."""
 
 import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from io import StringIO
 from itertools import count, cycle
 from threading import Timer
 from typing import TYPE_CHECKING
@@ -25,7 +21,6 @@ if TYPE_CHECKING:
 
 PALETTE = ("green", "cyan", "magenta", "yellow", "blue", "red")  # of a drafter's sources, in order
 
-_PICTURE_WIDTH = 90  # columns of a saved picture (chosen)
 _PIPE_WIDTH = 160  # columns of a table without a terminal (chosen)
 _PATIENCE = 2.0  # seconds before a phase is announced without a terminal (chosen)
 
@@ -129,7 +124,7 @@ class Ink:
             color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         self._system = ColorSystem.STANDARD if color else None
         self._styles = {name: Style.parse(each) for name, each in zip(sources, cycle(PALETTE), strict=False)}
-        self._written = Text()
+        self._at_line_start, self._has_drafts = True, False
 
     def print(self, pieces: "Iterable[Piece]") -> None:
         """Print pieces as they come, and end the last line."""
@@ -137,28 +132,24 @@ class Ink:
             for piece in pieces:
                 self.write(piece)
         finally:
-            if self._written.plain and not self._written.plain.endswith("\n"):
+            if not self._at_line_start:
                 sys.stdout.write("\n")
                 sys.stdout.flush()
 
     def write(self, piece: "Piece") -> None:
-        shown, style = piece.text, self._styles.get(piece.drafted_by or "", Style.null())
+        shown = piece.text
         if self._system or sys.stdout.isatty():  # a text must not send control sequences to the terminal
             shown = shown.replace("\x1b", "\N{SYMBOL FOR ESCAPE}")
-        sys.stdout.write(style.render(shown, color_system=self._system))
+        sys.stdout.write(
+            self._styles.get(piece.drafted_by or "", Style.null()).render(shown, color_system=self._system)
+        )
         sys.stdout.flush()
-        self._written.append(piece.text, style)
-
-    def picture(self, title: str) -> str:
-        """Return the printed text, in colour and with a legend, as an SVG picture."""
-        console = Console(record=True, width=_PICTURE_WIDTH, file=StringIO(), highlight=False)
-        drafted = {span.style for span in self._written.spans}
-        legend = Text("\n").join(Text(name, style) for name, style in self._styles.items() if style in drafted)
-        console.print(self._written, Text("\nDrafted by:"), legend, Text("not drafted"), sep="\n")
-        return console.export_svg(title=title)
+        self._has_drafts |= piece.drafted_by is not None
+        if shown:
+            self._at_line_start = shown.endswith("\n")
 
     def legend(self) -> None:
         """Print the colours of the sources to standard error, if any was used."""
-        if self._system and self._written.spans:
+        if self._system and self._has_drafts:
             names = ", ".join(style.render(name, color_system=self._system) for name, style in self._styles.items())
             sys.stderr.write(f"Drafted by {names}; the rest was not drafted.\n")

@@ -1,7 +1,4 @@
-"""`foredraft serve`: an OpenAI- and Anthropic-compatible server on this machine.
-
-Does not depend on the protocols; they are in `foredraft.server`.
-"""
+"""`foredraft serve`: an OpenAI- and Anthropic-compatible server on this machine."""
 
 import logging
 import os
@@ -48,7 +45,7 @@ def serve(
     cors_origin: Annotated[
         list[str] | None, typer.Option(help="Site whose pages may use the server, or *; repeatable")
     ] = None,
-    access_log: Annotated[bool, typer.Option(help="Log each request with its tokens")] = True,
+    access_log: Annotated[bool, typer.Option(help="Log each request")] = True,
     max_num_seqs: Annotated[int, typer.Option(help="Maximum number of texts in the batch", min=1, max=256)] = 16,
     max_waiting: Annotated[int, typer.Option(help="Maximum number of waiting texts; more are rejected", min=0)] = 64,
     kv_cache_gib: Annotated[float, typer.Option(help="GiB of the KV cache", min=0.01, max=2**20)] = 1.0,
@@ -65,7 +62,6 @@ def serve(
     if keys and memory is not None:
         raise UsageError("--memory keeps what all clients share, and API keys share nothing; leave one of them out.")
     try:
-        from foredraft.server.app import LOG
         from foredraft.server.running import LOOPBACK, Listening, listen
         from foredraft.server.service import Service
     except ImportError as error:
@@ -74,7 +70,6 @@ def serve(
         ) from error
     listen(host, port).close()  # fails before the model is loaded
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
-    LOG.setLevel(logging.INFO if access_log else logging.WARNING)
     config, model = job.config(memory=memory), job.model
     generator = job.load(config, {}, {"do_sample": True})  # no request waits for kernels to be compiled
     config.pop("method", None)
@@ -83,7 +78,8 @@ def serve(
         generator, served_name, config, most_at_once=max_num_seqs, most_waiting=max_waiting,
         cache_bytes=int(kv_cache_gib * 2**30), timeout=timeout,
     )  # fmt: skip
-    listening = Listening(service, host=host, port=port, keys=keys, origins=tuple(cors_origin or ()))
+    origins = tuple(cors_origin or ())
+    listening = Listening(service, host=host, port=port, keys=keys, origins=origins, access_log=access_log)
     target = generator.target
     faster = " (`foredraft compile` makes it faster)" if target.device.type == "cpu" else ""
     compiled = "compiled" if target.compiled is not None else f"not compiled{faster}"

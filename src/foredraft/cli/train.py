@@ -78,7 +78,7 @@ class Training:
         list[str] | None, typer.Option("--traces", help="NAME=VALUE of the traces, such as written_tokens=50000")
     ] = None
     max_minutes: Annotated[
-        float | None, typer.Option(help="Stop after so many minutes of training, with a finished head")
+        float | None, typer.Option(help="Stop after so many minutes of training, with a finished head", min=0.001)
     ] = None
     device: flags.DeviceOption = None
     dtype: flags.DtypeOption = "auto"
@@ -86,8 +86,6 @@ class Training:
     def options(self) -> "LoopOptions":
         from foredraft.training.loop import LoopOptions
 
-        if self.max_minutes is not None and not 0 < self.max_minutes < math.inf:
-            raise UsageError(f"--max-minutes is {self.max_minutes:g}; it must be above 0.")
         return assigned(LoopOptions, self.settings, "the training")
 
     def states(self, head: Head, keep: bool) -> Path | None:
@@ -129,15 +127,14 @@ class Training:
     def train(self, task: "Task", opened: "Traces", card: "HeadCard", run: Path, **identity: Any) -> "Run":
         """Train a task, in a folder where a killed training goes on, and write its curve there.
 
-        `identity` are the settings that determine the weights, such as `texts`, the kind of texts to learn from.
+        `identity` are the settings that determine the weights.
         """
         from foredraft.training.loop import train
 
         most = math.inf if self.max_minutes is None else self.max_minutes
-        texts = identity.get("texts", "all")
         whole = {"kind": card.kind, "model": card.fingerprint, **identity}
         with working_in_phases("training") as tell:
-            outcome = train(task, run, opened, texts, self.options(), whole, tell, max_minutes=most)
+            outcome = train(task, run, opened, self.options(), whole, tell, max_minutes=most)
         store_file(run / "curve.json", (json.dumps(outcome.history) + "\n").encode())
         return outcome
 
@@ -147,21 +144,13 @@ def eesd(
     *,
     head: Head,
     layers: Annotated[int | None, typer.Option(help="Layers before the exit; a tenth of them, at least 1")] = None,
-    loss: Annotated[
-        str, typer.Option(help="distribution (of the target) or tokens (the next one, as in the paper)")
-    ] = "distribution",
-    texts: Annotated[str, typer.Option(help="Learn from all texts, those written by the model, or open ones")] = "all",
     keep_states: KeepStates = True,
     training: Training,
 ) -> None:
     """Train an early-exit head, for `--method eesd`; the same command goes on where a killed one was."""
     from foredraft.model.head_files import card_for, weights_of
     from foredraft.model.heads import ExitHead, exit_model, headed
-    from foredraft.training.tasks import LOSSES, ExitTask
-    from foredraft.training.traces import LEARNED
-
-    check_known(loss, LOSSES, "There is no loss", "Losses are")
-    check_known(texts, LEARNED, "There is no kind of texts", "Kinds are")
+    from foredraft.training.tasks import ExitTask
 
     def depth(model: Any) -> int:
         return max(1, round(int(model.config.num_hidden_layers) / 10)) if layers is None else layers
@@ -179,10 +168,9 @@ def eesd(
         card = card_for(transformer, "eesd", head.model, layers=before, dtype=head.save_dtype)
         states = training.states(head, keep_states)
         ids = _scored(opened, head.vocabulary, transformer)
-        task = ExitTask(transformer, before, opened, loss=loss, states=states, ids=ids)
+        task = ExitTask(transformer, before, opened, states=states, ids=ids)
         del target, transformer  # what comes after the exit is not needed any more
-        identity = {"layers": before, "loss": loss, "texts": texts, "vocabulary": head.vocabulary}
-        outcome = training.train(task, opened, card, head.run, **identity)
+        outcome = training.train(task, opened, card, head.run, layers=before, vocabulary=head.vocabulary)
         _save(head.out, card, weights_of(task.module), outcome, states)
 
 
@@ -251,7 +239,7 @@ def medusa(
     from foredraft.model.head_files import IDS, card_for
     from foredraft.model.heads import RANKS
     from foredraft.training.tasks import MedusaTask
-    from foredraft.training.traces import chosen_windows, spread
+    from foredraft.training.traces import spread
 
     with alone(head.run):
         target, opened = training.prepared(
@@ -263,7 +251,7 @@ def medusa(
         states = training.states(head, keep_states)
         task = MedusaTask(transformer, heads, opened, ids, states)
         outcome = training.train(task, opened, card, head.run, heads=heads, vocabulary=head.vocabulary)
-        trained, held = chosen_windows(opened, "all")
+        trained, held = opened.split
         task.module.accuracies.copy_(task.measured(spread(held if len(held) else trained, 200)))
         kept = {} if ids is None else {IDS: ids.int()}
         _save(head.out, card, {**task.module.state_dict(), **kept}, outcome, states)

@@ -1,7 +1,4 @@
-"""The tokenizer of a model that was loaded elsewhere, to check tables and stores against.
-
-Does not depend on the drafting method.
-"""
+"""The tokenizer of a model that was loaded elsewhere, to check tables and stores against."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,4 @@
-"""The answers of a request: converts events to parts of an answer, and cuts a text at a stop string.
-
-Does not depend on the format in which an answer is sent.
-"""
+"""The answers of a request: converts events to parts of an answer, and cuts a text at a stop string."""
 
 import asyncio
 import time

@@ -1,7 +1,4 @@
-"""Anthropic's `/v1/messages` protocol.
-
-Does not depend on how answers are generated.
-"""
+"""Anthropic's `/v1/messages` protocol."""
 
 import json
 from collections.abc import AsyncIterator

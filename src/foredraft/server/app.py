@@ -1,14 +1,9 @@
-"""The HTTP routes, the checks of every request (body size, API key, fields, model name), and the access log.
-
-Does not depend on how answers are generated or formatted.
-"""
+"""The HTTP routes, and the checks of every request (body size, API key, fields, model name)."""
 
 import asyncio
 import hmac
-import logging
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,9 +15,8 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Res
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-from foredraft.engine.statistics import summarize
 from foredraft.errors import ForedraftError
 from foredraft.server import bodies
 from foredraft.server.answers import Answers
@@ -32,7 +26,6 @@ from foredraft.server.replies import RequestError, failure_of, sent
 from foredraft.server.responses import ResponsesRequest
 from foredraft.server.service import LONG, Service
 
-LOG = logging.getLogger("foredraft.access")
 AnyBody = TypeVar("AnyBody", bound=bodies.Body)
 
 _MOST_BYTES = 4 << 20  # of a body (chosen)
@@ -57,7 +50,6 @@ def make_app(service: Service, keys: tuple[str, ...], hosts: tuple[str, ...], or
     app.state.name, app.state.keys, app.state.hosts, app.state.origins = service.name, keys, hosts, origins
     if origins:
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
-    app.add_middleware(_AccessLog)
     for kind in (Exception, RequestError, ForedraftError, ValidationError, TimeoutError, HTTPException):
         app.add_exception_handler(kind, _failed)
     for path, body in _GENERATING.items():
@@ -76,50 +68,13 @@ def _answering(service: Service, kind: type[Any]) -> Callable[[Request], Awaitab
         answers = await service.begin(body.text_request(), key)
         if body.stream:
             return _AnswerStream(service, answers, body)
-        with _attending(service, answers, request.scope):
+        try:
             await _unless_gone(request, answers.ended())
             return JSONResponse(body.whole(answers))
+        finally:
+            service.end(answers)
 
     return answer
-
-
-@contextmanager
-def _attending(service: Service, answers: Answers, scope: Scope) -> Iterator[None]:
-    """When the block is left, cancel unfinished answers, and tell the access log what was written."""
-    try:
-        yield
-    finally:
-        service.end(answers)
-        total = summarize(answers.records, 0.0)
-        scope["state"]["written"] = (
-            f" {answers.id} {answers.prompt_tokens} prompt tokens ({answers.cached_tokens} cached), {total.emitted} "
-            f"written, {total.tokens_per_target_step:.2f} a step"
-        )
-
-
-class _AccessLog:
-    """An ASGI application that logs each request of another one at level INFO: status, seconds and what was written."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        began, status, state = time.monotonic(), 0, scope.setdefault("state", {})
-
-        async def noting(message: Message) -> None:
-            nonlocal status
-            status = message.get("status", status)
-            await send(message)
-
-        try:
-            await self._app(scope, receive, noting)
-        finally:
-            path = scope["path"].encode("unicode_escape").decode()  # a line break must not begin a line of the log
-            seconds, written = time.monotonic() - began, state.get("written", "")
-            LOG.info("%s %s %d %.2f s%s", scope["method"], path, status, seconds, written)
 
 
 class _AnswerStream(StreamingResponse):
@@ -139,9 +94,12 @@ class _AnswerStream(StreamingResponse):
             yield sent(self._body.failed(failure_of(error)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with _attending(self._service, self._answers, scope), suppress(TimeoutError):  # the client does not read
-            async with asyncio.timeout_at(self._answers.until + _BODY_SECONDS):
-                await super().__call__(scope, receive, send)
+        try:
+            with suppress(TimeoutError):  # the client does not read
+                async with asyncio.timeout_at(self._answers.until + _BODY_SECONDS):
+                    await super().__call__(scope, receive, send)
+        finally:
+            self._service.end(self._answers)
 
 
 def _add_tokens(app: FastAPI, service: Service) -> None:

@@ -1,7 +1,4 @@
-"""The server's Prometheus metrics, under vLLM's names, so that vLLM dashboards work.
-
-Does not depend on the generated text.
-"""
+"""The server's Prometheus metrics, under vLLM's names, so that vLLM dashboards work."""
 
 import time
 from collections import Counter as Counts

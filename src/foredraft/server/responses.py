@@ -1,7 +1,4 @@
-"""OpenAI's `/v1/responses` protocol; nothing is stored, so a request contains the whole conversation.
-
-Does not depend on how answers are generated.
-"""
+"""OpenAI's `/v1/responses` protocol; nothing is stored, so a request contains the whole conversation."""
 
 import itertools
 from collections.abc import AsyncIterator, Iterator, Sequence

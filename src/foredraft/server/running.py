@@ -1,26 +1,20 @@
 """The life of a server: it listens, serves, and at a stop finishes or fails the texts in progress.
 
-Uses uvicorn and signals. Does not depend on routes.
+Uses uvicorn and signals.
 """
 
+import logging
 import socket
 import threading
 from types import FrameType
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from foredraft.errors import UsageError
 from foredraft.server.app import make_app
 from foredraft.server.service import Service
 
 _GRACE = 30.0  # seconds to finish texts after a stop (chosen)
-_MOST_HEADERS = 64 << 10  # bytes of a request's line and headers, as in other servers (chosen)
-_MOST_RECEIVED = _MOST_HEADERS + (256 << 10)  # before they end: what follows them may come in the same read of asyncio
-_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_COMMENT = b"3\r\n:\n\n\r\n"  # a chunk that holds an event without fields
-_PROBE_SECONDS = 0.2  # between two of them (chosen)
 # An idle connection is closed after so long. Clients must close theirs first (httpx after 5 seconds, nginx and load
 # balancers after 60): a request that arrives as the server closes the connection is lost
 _IDLE_SECONDS = 75
@@ -39,74 +33,26 @@ def listen(host: str, port: int) -> socket.socket:
     return socket.socket(made.family, made.type, socket.IPPROTO_TCP, fileno=made.detach())
 
 
-class _Protocol(HttpToolsProtocol):
-    """uvicorn's protocol, which reads headers of any size; here, too large ones are answered with status 431.
-
-    And a client that closes its side behind a request is answered; uvicorn closes the other side too.
-    """
-
-    _head: int | None = 0  # bytes received of a request's line and headers; None behind their end
-
-    def data_received(self, data: bytes) -> None:
-        if self._head is not None:
-            self._head += len(data)
-            if self._head > _MOST_RECEIVED:
-                self.send_400_response("")
-                return
-        super().data_received(data)
-
-    def on_message_begin(self) -> None:
-        self._head = 0
-        super().on_message_begin()
-
-    def on_headers_complete(self) -> None:
-        self._head = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
-        if self._head > _MOST_HEADERS:
-            raise ValueError("the headers are too large")  # uvicorn calls `send_400_response`
-        self._head = None
-        super().on_headers_complete()
-
-    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's own; uvicorn's returns None
-        """Answer a client that has closed only its own side; one that is gone resets the connection if asked.
-
-        As both have sent the same, what clients pass over is sent until the answer has ended: the status 100, and in a
-        stream, whose chunks are whole events, a comment.
-        """
-        cycle = self.cycle
-        if self._head is not None or cycle.more_body or cycle.response_complete or self.transport.is_closing():
-            return False
-        cycle.keep_alive = False
-        if not cycle.response_started or cycle.chunked_encoding:
-            self.transport.write(_COMMENT if cycle.response_started else _CONTINUE)
-            self.loop.call_later(_PROBE_SECONDS, self.eof_received)
-        return True
-
-    def send_400_response(self, msg: str) -> None:
-        if self._head is None or self._head <= _MOST_HEADERS:
-            super().send_400_response(msg)
-            return
-        self.transport.write(_TOO_LARGE)
-        self.transport.close()
-
-
 class Listening(uvicorn.Server):
     """A server that listens once it is built, so that its address is known, and serves when `run` is called.
 
     `port` 0 is a free port, `keys` are the accepted API keys, if one is needed, and `origins` those of other sites
-    whose pages may use it. An address that it cannot listen on is a UsageError.
+    whose pages may use it. `access_log` is whether each request is logged. An address that it cannot listen on is a
+    UsageError.
     """
 
     def __init__(
         self, service: Service, *, host: str = "127.0.0.1", port: int = 8000, keys: tuple[str, ...] = (),
-        origins: tuple[str, ...] = (),
+        origins: tuple[str, ...] = (), access_log: bool = False,
     ) -> None:  # fmt: skip
         self._socket = listen(host, port)
         self._service, self._signalled = service, False
         app = make_app(service, keys, LOOPBACK if host in LOOPBACK else (), origins)
         settings = uvicorn.Config(
-            app, http=_Protocol, log_level="warning", access_log=False, timeout_graceful_shutdown=5,
+            app, http="h11", log_config=None, log_level="warning", access_log=access_log, timeout_graceful_shutdown=5,
             timeout_keep_alive=_IDLE_SECONDS,
-        )  # fmt: skip
+        )  # fmt: skip  # h11 limits headers to 64 KiB, and httptools does not
+        logging.getLogger("uvicorn.access").setLevel(logging.INFO)
         super().__init__(settings)
         shown = f"[{host}]" if ":" in host else host
         self.address = f"http://{shown}:{self._socket.getsockname()[1]}"

@@ -1,7 +1,4 @@
-"""Turns requests into answers: chooses the drafter, tokenizes on other threads, and generates on the writer's thread.
-
-Does not depend on routes or on the format in which answers are sent.
-"""
+"""Turns requests into answers: chooses the drafter, tokenizes on other threads, generates on the writer's thread."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,4 @@
-"""The thread that steps one batch for all requests; texts join in order of arrival when there is room.
-
-Does not depend on HTTP.
-"""
+"""The thread that steps one batch for all requests; texts join in order of arrival when there is room."""
 
 import threading
 import time

@@ -1,7 +1,4 @@
-"""Decoding with a drafter on the toy target, or on another one, and recording the drafter's calls.
-
-Depends on the engine, not on what the record should contain or on any particular drafter.
-"""
+"""Decoding with a drafter on the toy target, or on another one, and recording the drafter's calls."""
 
 from dataclasses import asdict, dataclass, replace
 from typing import ClassVar

@@ -1,7 +1,4 @@
-"""A toy target without weights, whose passes take microseconds.
-
-Has its own cache. Does not depend on drafters or the engine.
-"""
+"""A toy target without weights, whose passes take microseconds; it has a cache of its own."""
 
 from collections.abc import Sequence
 

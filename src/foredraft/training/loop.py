@@ -2,7 +2,7 @@
 
 The windows of a step depend only on the seed and the step, and there is no other randomness. So a run that was killed
 and resumed ends with the same weights as an uninterrupted one, unless a time limit is set: the schedule then follows
-the clock. Does not depend on what a task computes from the windows.
+the clock.
 """
 
 import math
@@ -20,7 +20,7 @@ from foredraft.errors import NumericsError, StoreError, UsageError
 from foredraft.index.datastore import Progress
 from foredraft.options import check_known, check_range
 from foredraft.training.tasks import Task
-from foredraft.training.traces import Numbers, Traces, chosen_windows, spread
+from foredraft.training.traces import Numbers, Traces, spread
 
 CHECKPOINT = "checkpoint.pt"
 _EVALUATED = 64  # held-out windows on which agreement is measured, at most
@@ -57,21 +57,19 @@ class LoopOptions:
 
 
 def train(
-    task: Task, folder: Path, traces: Traces, texts: str, options: LoopOptions, identity: Mapping[str, Any],
-    tell: Progress, *, max_minutes: float = math.inf, checkpoint_minutes: float = 2.0,
-    now: Callable[[], float] = time.monotonic,
+    task: Task, folder: Path, traces: Traces, options: LoopOptions, identity: Mapping[str, Any], tell: Progress, *,
+    max_minutes: float = math.inf, checkpoint_minutes: float = 2.0, now: Callable[[], float] = time.monotonic,
 ) -> "Run":  # fmt: skip
     """Train the task's module, or resume the run in `folder`, and report progress to `tell`.
 
-    `texts` says which texts to train on, as for `chosen_windows`, which raises UsageError. `identity` names other
-    settings that determine the weights; UsageError for a checkpoint with different ones. The minutes are of training,
-    those before a resumption included, and between checkpoints; these may change when a run is resumed. `now` returns
-    seconds.
+    `identity` names other settings that determine the weights; UsageError for a checkpoint with different ones. The
+    minutes are of training, those before a resumption included, and between checkpoints; these may change when a run is
+    resumed. `now` returns seconds.
 
     The last checkpoint stays if the loss is not finite (NumericsError), or if the next one cannot be written
     (StoreError, also for one that is damaged).
     """
-    trained, held = chosen_windows(traces, texts)
+    trained, held = traces.split
     folder.mkdir(parents=True, exist_ok=True)
     run = Run(task, folder, options, {**identity, "options": asdict(options), "windows": len(trained)})
     each = options.micro_batch * options.accumulation

@@ -1,7 +1,6 @@
 """Training tasks: an early-exit head and its predictor, a draft model of the target's own layers, and Medusa's heads.
 
-All learn the target's distribution, as recorded in the traces; weights shared with the target are frozen. Does not
-depend on the training loop.
+All learn the target's distribution, as recorded in the traces; weights shared with the target are frozen.
 """
 
 from collections.abc import Callable
@@ -11,16 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, log_softmax
+from torch.nn.functional import binary_cross_entropy_with_logits, log_softmax
 
 from foredraft.errors import StoreError
 from foredraft.model import heads
 from foredraft.model.heads import RankedHead, places_of
 from foredraft.model.layers import LAST, model_parts, shorter, tapped_states
-from foredraft.options import check_known
 from foredraft.training.traces import Numbers, Traces, mapped_array
 
-LOSSES = ("distribution", "tokens")  # of an early-exit head
 _LOSS_DECAY = 0.8  # of each further Medusa head; Medusa, section 2.2.1
 
 
@@ -115,25 +112,22 @@ class States:
 class ExitTask(Task):
     """Trains an early-exit head on the frozen first `layers` (EESD, Liu et al. 2024, section 3.2).
 
-    Only the first layers and the head stay in memory once the caller releases the model. `loss` is "distribution"
-    (cross-entropy to the target's most probable tokens) or "tokens" (the next; the paper's). `states` names a file in
-    which the exit's states, once computed, are stored; None recomputes them each time. `ids`, int64[N], are the tokens
-    that the target's frozen LM head scores; None trains an LM head for all tokens.
+    Only the first layers and the head stay in memory once the caller releases the model. Unlike the paper's, the head
+    learns the target's distribution, not the next token. `states` names a file in which the exit's states, once
+    computed, are stored; None recomputes them each time. `ids`, int64[N], are the tokens that the target's frozen LM
+    head scores; None trains an LM head for all tokens.
 
-    UsageError for layers out of range or an unknown loss, UnsupportedModelError if the model's layers are not a plain
-    list, StoreError if the states' file cannot be written.
+    UsageError for layers out of range, UnsupportedModelError if the model's layers are not a plain list, StoreError if
+    the states' file cannot be written.
     """
 
     module: heads.ExitHead
 
     def __init__(
-        self, model: Any, layers: int, traces: Traces, *, loss: str = LOSSES[0], states: Path | None = None,
-        ids: torch.Tensor | None = None,
-    ) -> None:  # fmt: skip
-        check_known(loss, LOSSES, "There is no loss", "Losses are")
+        self, model: Any, layers: int, traces: Traces, *, states: Path | None = None, ids: torch.Tensor | None = None
+    ) -> None:
         parts = model_parts(model)
         parts.check_exit(layers)
-        self._loss = loss
         head = heads.ExitHead(model, ids).requires_grad_(requires_grad=True)
         head.lm_head.requires_grad_(requires_grad=ids is None)
         super().__init__(model, traces, head, head.lm_head)
@@ -146,13 +140,6 @@ class ExitTask(Task):
         # until now shared with the head's own layer, which must not be given these states when it drafts
         vars(layer)["_forward_pre_hooks"] = vars(layer)["_forward_pre_hooks"].copy()
         layer.register_forward_pre_hook(lambda _layer, inputs: (self._exit, *inputs[1:]))
-
-    def loss(self, windows: Numbers) -> torch.Tensor:
-        if self._loss == "distribution":
-            return super().loss(windows)
-        following = torch.from_numpy(self._traces.windows[windows, 1:].astype(np.int64)).to(self._device).flatten()
-        labels = following if self._places is None else self._places[following]
-        return cross_entropy(self.logits(windows).flatten(0, 1).float(), labels, ignore_index=-1)
 
     def logits(self, windows: Numbers) -> torch.Tensor:
         self._exit = self._states.of(windows)

@@ -1,7 +1,7 @@
 """Traces for training: texts that the target wrote, open texts, and the target's predictions at each position.
 
 Self-distillation as in EESD (Liu et al. 2024), section 3.2: greedy and sampled texts of the target, mixed with open
-text. The target's most probable next tokens are stored for each position. Does not depend on what is trained.
+text. The target's most probable next tokens are stored for each position.
 
 A folder holds `texts.jsonl` (the texts so far; a killed run continues after the last whole line), and once it is
 complete `windows.npy` int32[W, T + 1], `kinds.npy` uint8[W], `held.npy` bool[W], `top_ids.npy` int32[W, T, K],
@@ -28,13 +28,12 @@ from foredraft.errors import NumericsError, StoreError, UsageError
 from foredraft.graph.layout import lay_out_text
 from foredraft.index.datastore import Progress
 from foredraft.model.target import TorchTarget
-from foredraft.options import check_known, check_range
+from foredraft.options import check_range
 from foredraft.training.sources import Source, is_held_out
 
 Numbers = npt.NDArray[np.int64]  # window numbers, int64
 
 KINDS = ("greedy", "sampled", "open")
-LEARNED = ("all", "written", "open")  # texts that can be learned from
 MANIFEST, TEXTS = "manifest.json", "texts.jsonl"
 FORMAT = 1
 TOGETHER = 128  # texts that are written together: the most that a killed run has to write again
@@ -90,10 +89,10 @@ class Traces:
     def window(self) -> int:
         return int(self.windows.shape[1]) - 1
 
-    def learned(self, texts: str) -> npt.NDArray[np.bool_]:
-        """Return which windows are for training, of `texts` "written" by the target, "open", or "all", bool[W]."""
-        is_open = self.kinds == KINDS.index("open")
-        return ~self.held & (is_open if texts == "open" else ~is_open if texts == "written" else True)
+    @property
+    def split(self) -> tuple[Numbers, Numbers]:
+        """The numbers of the training windows and of the held-out ones."""
+        return np.flatnonzero(~self.held), np.flatnonzero(self.held)
 
     def inputs(self, windows: Numbers, device: torch.device) -> dict[str, Any]:
         """Return a model's inputs for these windows, int64[B, T], without a cache."""
@@ -113,9 +112,10 @@ class Traces:
 
 def frequent_tokens(traces: Traces, count: int, vocabulary: int) -> npt.NDArray[np.int64]:
     """Return the `count` tokens, int64[count], most frequent in the target's texts, then in open texts, then by id."""
+    is_open = traces.kinds == KINDS.index("open")
     written, opened = (
-        np.bincount(traces.windows[traces.learned(texts)].reshape(-1), minlength=vocabulary)
-        for texts in ("written", "open")
+        np.bincount(traces.windows[~traces.held & chosen].reshape(-1), minlength=vocabulary)
+        for chosen in (~is_open, is_open)
     )
     return np.lexsort((np.arange(vocabulary), -opened, -written))[:count]
 
@@ -123,18 +123,6 @@ def frequent_tokens(traces: Traces, count: int, vocabulary: int) -> npt.NDArray[
 def is_traces(folder: Path) -> bool:
     """Return whether `folder` holds complete traces."""
     return (folder / MANIFEST).is_file() and (folder / TEXTS).is_file()
-
-
-def chosen_windows(traces: Traces, texts: str) -> tuple[Numbers, Numbers]:
-    """Return the numbers of the training windows of "written", "open" or "all" texts, and of all held-out windows.
-
-    UsageError for another kind of texts, or if there is no such window.
-    """
-    check_known(texts, LEARNED, "There is no kind of texts", "Kinds are")
-    chosen = np.flatnonzero(traces.learned(texts))
-    if not len(chosen):
-        raise UsageError(f"The traces hold no window of {texts} texts to learn from.")
-    return chosen, np.flatnonzero(traces.held)
 
 
 def spread(windows: Numbers, most: int) -> Numbers:
