@@ -1,4 +1,7 @@
-"""`load`: builds a `Generator` from the names or paths of a model and a drafting method."""
+"""`load`: builds a `Generator` from the names or paths of a model and a drafting method.
+
+Does not depend on how models are loaded or compiled, or on how a generator uses them.
+"""
 
 import warnings
 from collections.abc import Mapping

@@ -1,4 +1,7 @@
-"""Atomic file writes: a temporary file is written and renamed, so a reader sees the old file or the new one."""
+"""Atomic file writes: a temporary file is written and renamed, so a reader sees the old file or the new one.
+
+Does not depend on what the files contain.
+"""
 
 import contextlib
 import os

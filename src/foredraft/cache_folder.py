@@ -1,4 +1,7 @@
-"""The cache folder, for files that foredraft can recreate: built tables, measured costs, compiled packages."""
+"""The cache folder, for files that foredraft can recreate: built tables, measured costs, compiled packages.
+
+Does not depend on what other modules store there.
+"""
 
 import os
 from pathlib import Path

@@ -1,6 +1,7 @@
 """The frozen records that a step passes on, and the protocols of drafters, controls and targets.
 
-Data flows one way: ids, draft, layout, forward, verify, commit; only `observe` flows back.
+Data flows one way: ids, draft, layout, forward, verify, commit; only `observe` flows back. Does not depend on any
+model, text, file or drafter.
 """
 
 import math

@@ -1,6 +1,7 @@
 """The exceptions that foredraft raises on purpose, each with a message that a user can act on.
 
-The command line exits with status 2 for `UsageError` and 1 for every other `ForedraftError`.
+Does not depend on models, files or text. The command line exits with status 2 for `UsageError` and 1 for every other
+`ForedraftError`.
 """
 
 

@@ -1,4 +1,4 @@
-"""The text of a generation: its result, and the stream of its pieces."""
+"""The text of a generation: its result, and the stream of its pieces. Does not depend on how it is written."""
 
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass

@@ -1,4 +1,7 @@
-"""`Generator`: a model with its tokenizer, a drafter and a control; generates texts one by one or in a batch."""
+"""`Generator`: combines a model, its tokenizer, a drafter and a control, and generates texts one by one or in a batch.
+
+Does not depend on how any of these work, or on how a model is loaded.
+"""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence

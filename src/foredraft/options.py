@@ -1,6 +1,6 @@
 """Builds frozen dataclasses of options from mappings, and rejects unknown keys and values of the wrong type.
 
-Each dataclass lives in the module that uses it and validates its own values.
+Does not depend on any option; each dataclass lives in the module that uses it and validates its own values.
 """
 
 import dataclasses

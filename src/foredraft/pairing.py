@@ -1,4 +1,7 @@
-"""Checks (model, tokenizer) pairs, and loads a draft model for a target; both must have the same tokens."""
+"""Checks (model, tokenizer) pairs, and loads a draft model for a target; both must have the same tokens.
+
+Does not depend on what is drafted, or how.
+"""
 
 import warnings
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Parses `speculative_config`: the method, the draft length, and the method's options.
 
-Reads the keys that all methods share. The remaining keys are the method's options.
+Reads the keys that all methods share. Does not depend on any method; the remaining keys are the method's options.
 """
 
 from collections.abc import Mapping

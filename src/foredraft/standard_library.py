@@ -1,6 +1,6 @@
 """The default table and datastore: a table shipped with the package, or one built from Python's standard library.
 
-What is built is cached, with a lock, because two processes may need it at once.
+What is built is cached, with a lock, because two processes may need it at once. Does not depend on any drafter.
 """
 
 import os

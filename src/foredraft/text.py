@@ -1,4 +1,7 @@
-"""Incremental decoding: token ids to text in whole characters, and stop strings that may span tokens."""
+"""Incremental decoding: token ids to text in whole characters, and stop strings that may span tokens.
+
+Does not depend on models or drafts.
+"""
 
 from collections.abc import Sequence
 from typing import Any

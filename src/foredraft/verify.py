@@ -1,7 +1,7 @@
 """Verifies a draft: follows the target's own choices down the tree and returns the accepted path.
 
 One token is chosen per visited node, without looking at the draft (sampling/chooser.py), and is emitted whether or not
-the draft has it. So the output is that of plain decoding.
+the draft has it. So the output is that of plain decoding. Does not depend on how the draft was made.
 """
 
 from collections.abc import Callable, Sequence

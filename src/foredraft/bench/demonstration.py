@@ -1,4 +1,7 @@
-"""The demo: three texts, from predictable to not, each timed with transformers, plain decoding and drafting."""
+"""The demo: three texts, from predictable to not, each timed with transformers, plain decoding and drafting.
+
+Does not depend on the terminal or on how a model is loaded.
+"""
 
 from collections import deque
 from collections.abc import Callable, Mapping

@@ -1,4 +1,7 @@
-"""One column of a comparison: a method with its options and its draft length."""
+"""One column of a comparison: a method with its options and its draft length.
+
+Does not depend on prompts, timing or results.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,6 +1,6 @@
 """Recommends a method for a model, a machine and prompts: runs a short comparison, and explains its results in text.
 
-Every claim is supported by the confidence intervals.
+Every claim is supported by the confidence intervals. Does not depend on the terminal.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,9 +1,9 @@
 """Paired runs: every method and plain decoding on the same prompts, in one process, in random order.
 
 The order of a prompt's methods depends only on the seed and the prompt. A text is generated in slices, and the methods'
-slices are interleaved, so that variations of the machine's speed affect all methods alike. transformers' `generate`,
-the peer, uses one slice; its sampled texts have the same distribution as ours but other random draws, and its forward
-passes are counted by a hook.
+slices are interleaved, so that variations of the machine's speed affect all methods alike.
+transformers' `generate`, the peer, uses one slice; its sampled texts have the same distribution as ours but other
+random draws, and its forward passes are counted by a hook. Does not depend on how methods work, and prints nothing.
 """
 
 import random

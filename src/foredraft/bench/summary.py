@@ -1,6 +1,6 @@
 """Figures of cells, for each setting, task and method, with confidence intervals; and as tables.
 
-Figures are computed from the cells and not stored.
+Figures are computed from the cells and not stored. Does not depend on how cells are measured.
 """
 
 import math

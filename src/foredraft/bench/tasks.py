@@ -1,6 +1,6 @@
 """Benchmark prompts: the embedded set, public tasks from local files, and the user's JSON lines or Parquet.
 
-The embedded prompts were written for this project, and nothing is tuned to them.
+Does not depend on models. The embedded prompts were written for this project, and nothing is tuned to them.
 """
 
 import gzip

@@ -1,7 +1,7 @@
 """The `foredraft` command: its subcommands parse arguments and print results.
 
 Turns every exception into a message on standard error and an exit status: 2 for wrong usage, 130 for Ctrl-C (128 + the
-signal's number, as in shells), 1 for other errors.
+signal's number, as in shells), 1 for other errors. Does not depend on how the work is done.
 """
 
 import io

@@ -1,4 +1,7 @@
-"""`foredraft bench` and `foredraft recommend`: paired speed-ups, and recommendations."""
+"""`foredraft bench` and `foredraft recommend`: paired speed-ups, and recommendations.
+
+Does not depend on how things are measured; that is in `foredraft.bench`.
+"""
 
 import json
 import shlex

@@ -1,4 +1,7 @@
-"""`foredraft chat`: a conversation with one message per line; drops the oldest turns when the window is full."""
+"""`foredraft chat`: a conversation with one message per line; drops the oldest turns when the window is full.
+
+Does not depend on how answers are generated.
+"""
 
 import sys
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,7 @@
-"""`foredraft demo`: shows and measures drafting on three texts, from predictable to not."""
+"""`foredraft demo`: shows and measures drafting on three texts, from predictable to not.
+
+Does not depend on the texts or on how they are measured; that is in `foredraft.bench.demonstration`.
+"""
 
 import os
 

@@ -1,6 +1,7 @@
 """Options shared by several commands, and the names, defaults and descriptions of option dataclasses.
 
-Dataclasses are parsed from source without an import, because importing torch takes seconds.
+Dataclasses are parsed from source without an import, because importing torch takes seconds. Does not depend on what an
+option does.
 """
 
 import ast

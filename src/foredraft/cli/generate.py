@@ -1,6 +1,6 @@
 """`foredraft generate`: generate a text.
 
-The figures are defined by `foredraft.engine.statistics`.
+Does not depend on how texts are generated; the figures are defined by `foredraft.engine.statistics`.
 """
 
 from collections.abc import Mapping

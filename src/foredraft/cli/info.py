@@ -1,6 +1,7 @@
 """`foredraft info` and `foredraft compile`: a model's properties, the cost of its passes, and how it was compiled.
 
-Reads the configuration first, so that an unsupported model is rejected before its weights are loaded.
+Reads the configuration first, so that an unsupported model is rejected before its weights are loaded. Does not depend
+on drafters.
 """
 
 from collections import Counter

@@ -1,7 +1,7 @@
 """What commands that generate share: the model and method to load, generation arguments, and the prompt.
 
 Contradicting options are rejected before a model is loaded. Options that are not given are not passed on, so defaults
-are the library's.
+are the library's. Does not depend on how results are printed.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """`foredraft methods`: lists the drafting methods, or controls, with the options that their classes declare.
 
-Includes third-party methods.
+Includes third-party methods. Does not depend on any method.
 """
 
 import ast

@@ -1,4 +1,7 @@
-"""`foredraft prove`: tests that methods are lossless for a model and settings."""
+"""`foredraft prove`: tests that methods are lossless for a model and settings.
+
+Does not depend on how they are compared; that is in `foredraft.bench.prove`.
+"""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any

@@ -1,4 +1,7 @@
-"""Output of the command line: messages and progress on standard error, texts and tables on standard output."""
+"""Output of the command line: messages and progress on standard error, texts and tables on standard output.
+
+Does not depend on what is printed, except for pieces of text and their sources.
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""`foredraft serve`: an OpenAI- and Anthropic-compatible server on this machine."""
+"""`foredraft serve`: an OpenAI- and Anthropic-compatible server on this machine.
+
+Does not depend on the protocols; they are in `foredraft.server`.
+"""
 
 import logging
 import os

@@ -1,6 +1,6 @@
 """Traces for `foredraft train`: the texts that a model wrote itself, and what it would have said at each place.
 
-Brings together a model, the texts it is asked to continue, and a folder.
+Brings together a model, the texts it is asked to continue, and a folder. Does not depend on what learns from them.
 """
 
 import ast

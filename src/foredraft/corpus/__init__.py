@@ -1,1 +1,1 @@
-"""From text files to index files: reading, tokenising, counting."""
+"""From text files to index files: reading, tokenising, counting. Does not depend on torch."""

@@ -1,6 +1,7 @@
 """Run a function over many items on a Ray cluster; each item is a task that is retried if its worker dies.
 
-Starts and stops a local cluster if none is given. All machines must see the same folders under the same paths.
+Starts and stops a local cluster if none is given. All machines must see the same folders under the same paths. Does not
+depend on what the function does.
 """
 
 import contextlib

@@ -1,6 +1,7 @@
 """Documents from text files, JSON lines and Parquet, read piece by piece.
 
-Memory use does not depend on the files' sizes, except for the length of a JSON line.
+Memory use does not depend on the files' sizes, except for the length of a JSON line. Does not depend on what the
+documents are used for, on chat templates, or on any tokenizer.
 """
 
 import codecs

@@ -1,7 +1,7 @@
 """Shards of a corpus as files of token ids: planned, made one by one, reused after a kill, and cut into segments.
 
 The same files under the same paths give the same shards and segments on every machine. Memory use does not depend on
-the size of a shard.
+the size of a shard. Does not depend on how the work is distributed over machines, nor on how a segment is sorted.
 """
 
 import contextlib

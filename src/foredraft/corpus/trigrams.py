@@ -2,7 +2,7 @@
 
 Every few million tokens, the tri-grams are sorted, counted and written to disk as a sorted run; at the end the runs are
 merged one range of keys at a time. Works on symbols (tokens and the separator after each document) and the table's
-arrays.
+arrays. Does not depend on text files, or on what the table is used for.
 """
 
 import itertools

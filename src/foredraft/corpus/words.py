@@ -1,7 +1,7 @@
 """How text becomes ids: a tokenizer identified by a hash, the end-of-document id, and the rendering of chats.
 
 Uses the `tokenizers` library and Jinja chat templates. Everything is plain data, so that it can be sent to other
-processes.
+processes. Does not depend on models, or on where documents come from.
 """
 
 import datetime as dt

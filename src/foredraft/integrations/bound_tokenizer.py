@@ -1,4 +1,7 @@
-"""The tokenizer of a model that was loaded elsewhere, to check tables and stores against."""
+"""The tokenizer of a model that was loaded elsewhere, to check tables and stores against.
+
+Does not depend on the drafting method.
+"""
 
 from collections.abc import Mapping
 from typing import Any

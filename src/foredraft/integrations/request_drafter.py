@@ -1,7 +1,7 @@
 """Drafts for a server's batches: matches rows to requests, drafts for each request, and forgets finished ones.
 
 vLLM passes a proposer no request ids, and rows move. So a request is recognised by its content: its last known text is
-a prefix of the row's. Only chains are drafted: a tree is cut to its best path.
+a prefix of the row's. Only chains are drafted: a tree is cut to its best path. Does not depend on vLLM.
 """
 
 from collections.abc import Sequence

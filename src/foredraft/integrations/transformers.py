@@ -1,7 +1,8 @@
 """foredraft as a `custom_generate` of transformers: runs foredraft's loop with everything that `generate` prepared.
 
 `model.generate(**inputs, custom_generate=foredraft.generate, speculative_config={...})`. Rows of a batch are written
-one after the other. Unsupported arguments are rejected before the first token.
+one after the other. Unsupported arguments are rejected before the first token. Does not depend on how drafts are made
+or verified.
 """
 
 import inspect

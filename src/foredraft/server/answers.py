@@ -1,4 +1,7 @@
-"""The answers of a request: converts events to parts of an answer, and cuts a text at a stop string."""
+"""The answers of a request: converts events to parts of an answer, and cuts a text at a stop string.
+
+Does not depend on the format in which an answer is sent.
+"""
 
 import asyncio
 import time

@@ -1,4 +1,7 @@
-"""Anthropic's `/v1/messages` protocol."""
+"""Anthropic's `/v1/messages` protocol.
+
+Does not depend on how answers are generated.
+"""
 
 import json
 from collections.abc import AsyncIterator

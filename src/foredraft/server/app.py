@@ -1,4 +1,7 @@
-"""The HTTP routes, and the checks of every request (body size, API key, fields, model name)."""
+"""The HTTP routes, the checks of every request (body size, API key, fields, model name).
+
+Does not depend on how answers are generated or formatted.
+"""
 
 import asyncio
 import hmac

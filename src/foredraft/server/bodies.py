@@ -1,6 +1,6 @@
 """What request bodies share, and the small ones; a field that is not supported is an error.
 
-Checks names, types and ranges. Which fields are ignored is in `fields`.
+Checks names, types and ranges. Which fields are ignored is in `fields`. Does not depend on the model.
 """
 
 import json

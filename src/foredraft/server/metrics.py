@@ -1,4 +1,7 @@
-"""The server's Prometheus metrics, under vLLM's names, so that vLLM dashboards work."""
+"""The server's Prometheus metrics, under vLLM's names, so that vLLM dashboards work.
+
+Does not depend on the generated text.
+"""
 
 import time
 from collections import Counter as Counts

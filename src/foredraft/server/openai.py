@@ -1,4 +1,7 @@
-"""OpenAI's `/v1/chat/completions` and `/v1/completions`: the requests, and the format of their answers."""
+"""OpenAI's `/v1/chat/completions` and `/v1/completions`: the requests, and the format of their answers.
+
+Does not depend on how answers are generated.
+"""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self

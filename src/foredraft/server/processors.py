@@ -1,6 +1,6 @@
 """Logits processors of one request: bias, penalties, log-probabilities, and format constraints.
 
-Each is called once per emitted position, drafted or not, in order, with the ids before it.
+Each is called once per emitted position, drafted or not, in order, with the ids before it. Does not depend on HTTP.
 """
 
 import time

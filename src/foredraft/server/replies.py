@@ -1,6 +1,6 @@
 """Server-sent events, and the HTTP status and message of an exception.
 
-Messages contain no traceback and no local path.
+Messages contain no traceback and no local path. Does not depend on a protocol's format.
 """
 
 import json

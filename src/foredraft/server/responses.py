@@ -1,4 +1,7 @@
-"""OpenAI's `/v1/responses` protocol; nothing is stored, so a request contains the whole conversation."""
+"""OpenAI's `/v1/responses` protocol; nothing is stored, so a request contains the whole conversation.
+
+Does not depend on how answers are generated.
+"""
 
 import itertools
 from collections.abc import AsyncIterator, Iterator, Sequence

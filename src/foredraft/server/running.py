@@ -1,6 +1,6 @@
 """The life of a server: it listens, serves, and at a stop finishes or fails the texts in progress.
 
-Uses uvicorn and signals.
+Uses uvicorn and signals. Does not depend on routes.
 """
 
 import logging

@@ -1,4 +1,7 @@
-"""Turns requests into answers: chooses the drafter, tokenizes on other threads, generates on the writer's thread."""
+"""Turns requests into answers: chooses the drafter, tokenizes on other threads, and generates on the writer's thread.
+
+Does not depend on routes or on the format in which answers are sent.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence

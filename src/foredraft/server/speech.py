@@ -1,6 +1,7 @@
 """How the served model marks its thoughts and calls, in its own tokens, and the grammar of an answer.
 
-A grammar is a thought, and then what the format or the tools allow, in llguidance's notation. Knows the tokenizer.
+A grammar is a thought, and then what the format or the tools allow, in llguidance's notation. Knows the tokenizer. Does
+not depend on how texts are generated or sent.
 """
 
 import json

@@ -1,4 +1,7 @@
-"""The thread that steps one batch for all requests; texts join in order of arrival when there is room."""
+"""The thread that steps one batch for all requests; texts join in order of arrival when there is room.
+
+Does not depend on HTTP.
+"""
 
 import threading
 import time

@@ -1,7 +1,7 @@
 """Conformance checks for drafters; each function is named after the property that it checks.
 
 `check_drafter` runs all of `CHECKS`; parametrise a test over them to see each by name. Texts are decoded on the toy
-target, or on the drafter's own.
+target, or on the drafter's own. Does not depend on any particular drafter, on text, or on a model with weights.
 """
 
 from collections.abc import Callable, Iterator

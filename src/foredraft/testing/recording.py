@@ -1,4 +1,7 @@
-"""Decoding with a drafter on the toy target, or on another one, and recording the drafter's calls."""
+"""Decoding with a drafter on the toy target, or on another one, and recording the drafter's calls.
+
+Depends on the engine, not on what the record should contain or on any particular drafter.
+"""
 
 from dataclasses import asdict, dataclass, replace
 from typing import ClassVar

@@ -1,4 +1,7 @@
-"""A toy target without weights, whose passes take microseconds; it has a cache of its own."""
+"""A toy target without weights, whose passes take microseconds.
+
+Has its own cache. Does not depend on drafters or the engine.
+"""
 
 from collections.abc import Sequence
 

@@ -1,7 +1,7 @@
 """The training of EAGLE-3's head: it drafts several tokens ahead from its own states, as it will when it drafts.
 
 Li et al., "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test" (NeurIPS 2025),
-section 3.2.
+section 3.2. Does not depend on the training loop.
 """
 
 from pathlib import Path

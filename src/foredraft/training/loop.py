@@ -2,7 +2,7 @@
 
 The windows of a step depend only on the seed and the step, and there is no other randomness. So a run that was killed
 and resumed ends with the same weights as an uninterrupted one, unless a time limit is set: the schedule then follows
-the clock.
+the clock. Does not depend on what a task computes from the windows.
 """
 
 import math

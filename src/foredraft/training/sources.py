@@ -1,6 +1,6 @@
 """Training texts as token ids, and their split into training and held-out texts; texts are never divided.
 
-Reads rows with `messages` or `text`, with a tokenizer.
+Reads rows with `messages` or `text`, with a tokenizer. Does not depend on models or batches.
 """
 
 import hashlib

@@ -1,6 +1,7 @@
 """Training tasks: an early-exit head and its predictor, a draft model of the target's own layers, and Medusa's heads.
 
-All learn the target's distribution, as recorded in the traces; weights shared with the target are frozen.
+All learn the target's distribution, as recorded in the traces; weights shared with the target are frozen. Does not
+depend on the training loop.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Traces for training: texts that the target wrote, open texts, and the target's predictions at each position.
 
 Self-distillation as in EESD (Liu et al. 2024), section 3.2: greedy and sampled texts of the target, mixed with open
-text. The target's most probable next tokens are stored for each position.
+text. The target's most probable next tokens are stored for each position. Does not depend on what is trained.
 
 A folder holds `texts.jsonl` (the texts so far; a killed run continues after the last whole line), and once it is
 complete `windows.npy` int32[W, T + 1], `kinds.npy` uint8[W], `held.npy` bool[W], `top_ids.npy` int32[W, T, K],
