@@ -1,6 +1,7 @@
 """Costs of passes: measured once a machine, and again if the stored figures cannot be used."""
 
 import itertools
+import os
 import platform
 
 import pytest
@@ -40,8 +41,11 @@ def test_figures_are_kept_and_read(target, passes, tmp_path):
     assert measured.rows == ROWS
     assert measured.seconds == pytest.approx([0.01 + 0.001 * rows for rows in ROWS])
     count = len(timed)
+    (file,) = tmp_path.iterdir()
+    os.utime(file, (0, 0))
     assert measured_cost(target, tmp_path) == measured
     assert len(timed) == count
+    assert file.stat().st_mtime > 0, "reading a file marks it as used"
 
 
 def test_figures_of_a_busy_machine_are_not_kept(target, passes, tmp_path):

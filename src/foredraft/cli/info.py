@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foredraft.cli import flags
+from foredraft.cli.cache import show_cache
 from foredraft.cli.screen import show_facts, show_json, show_table, working
 from foredraft.errors import UsageError
 from foredraft.model.gguf.files import SMOLLM2
@@ -33,8 +34,17 @@ def info(
     no_measure: Annotated[bool, typer.Option("--no-measure", help="Read the configuration, load no weights")] = False,
     dtype: flags.DtypeOption = "auto",
     device: flags.DeviceOption = None,
+    cache: Annotated[bool, typer.Option("--cache", help="List the cache folder instead, whatever the model")] = False,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="With --cache: remove what is unfinished or not used any more")
+    ] = False,
 ) -> None:
     """Show whether and how a model is supported, and measure the cost of verifying drafts."""
+    if prune and not cache:
+        raise UsageError("--prune removes files of the cache folder; give --cache with it.")
+    if cache:
+        show_cache(prune=prune, as_json=as_json)
+        return
     with working(f"reading {model}") as tell:
         facts = _described(model)
         if not no_measure:

@@ -44,6 +44,8 @@ def measured_cost(target: TorchTarget, folder: Path) -> CostCurve:
     """Return the target's cost curve: from `folder`, or measured now, and stored there for later."""
     path = folder / f"cost-{_identity(target)}.json"
     if stored := read_curve(path):
+        with contextlib.suppress(OSError):
+            path.touch()  # `foredraft info --cache --prune` removes those that are long unused
         return stored
     curve, is_settled = _measured(target, ROWS, _SECONDS, _CONTEXT)
     if is_settled:  # otherwise the machine was busy, and the next process measures again
