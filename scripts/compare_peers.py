@@ -29,8 +29,8 @@ import numpy as np
 from drawing import COLORS, STYLE, new_figure, png
 from foredraft.bench.summary import speed_up
 from foredraft.bench.tasks import DEFAULT_TASKS, load_task
-from foredraft.model.compiled.processor import processor_lines
 from foredraft.model.loading import load_model, load_tokenizer
+from foredraft.model.machine import processor_lines
 from foredraft.request import encoded
 from peers.environments import LIBRARIES, NotInstalledError, failure_reason, python_of, settings_of, version_list
 from tables import markdown_table
