@@ -102,7 +102,7 @@ def busy_seconds(run: Callable[[], object], device: torch.device) -> float | Non
 
 def timed_passes(target: TorchTarget, rows: list[int], context: int) -> list[dict[str, Any]]:
     """Return the minimum time of passes by rows, and how long the device is busy."""
-    curve = measure_cost(target, tuple(rows), seconds=5.0, context=context)
+    curve, _ = measure_cost(target, tuple(rows), seconds=5.0, context=context)
     cache = target.new_cache()
     target.prefill(np.arange(context, dtype=np.int64) % target.vocabulary, cache)
     found = []

@@ -74,13 +74,13 @@ def measure_skipping(target: TorchTarget) -> SkippingCosts:
     """
     layers = int(target.model.config.num_hidden_layers)
     every = tuple(range(layers))
-    curve = measure_cost(target)
+    curve, _ = measure_cost(target)
     passes: dict[tuple[int, int], TorchTarget] = {}  # by the numbers of attention and MLP sub-layers left
     for skipped in (Skipped(every, ()), Skipped((), every), Skipped(every, every[:-1])):
         left = layers - len(skipped.attention), layers - len(skipped.mlp)
         if sum(left):
             passes[left] = skipping(target, skipped)
-    seconds = [measure_cost(each, (1,), _SECONDS).seconds[0] for each in passes.values()]
+    seconds = [measure_cost(each, (1,), _SECONDS)[0].seconds[0] for each in passes.values()]
     terms = np.array([(1, *left) for left in passes], np.float64)  # a constant, and the cost of each kind
     shares = np.maximum(np.linalg.lstsq(terms, np.array(seconds), rcond=None)[0], 0.0)
     shares /= np.array((1, layers, layers)) @ shares

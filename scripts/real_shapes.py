@@ -136,7 +136,7 @@ def timed_here(file: Path) -> Callable[[], float]:
 
     generator = foredraft.load(str(file), method="none")
     ((folder, record),) = generator.compile()
-    curve = measure_cost(generator.target)
+    curve, _ = measure_cost(generator.target)
     passes = (f"{rows}: {1e3 * each:.1f}" for rows, each in zip(curve.rows, curve.seconds, strict=True))
     print(f"passes of rows: {', '.join(passes)} ms", flush=True)
     print(*record.told(), f"{sum(each.stat().st_size for each in folder.iterdir()) / 2**20:,.0f} MiB.", flush=True)

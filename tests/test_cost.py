@@ -95,11 +95,11 @@ def test_figures_of_another_machine_are_not_used(target, passes, tmp_path, monke
 
 def test_a_slow_model_is_measured_at_few_row_counts(target, passes):
     passes(lambda rows: 1.0)
-    assert measure_cost(target).rows == (1, 16, 64)
+    assert measure_cost(target)[0].rows == (1, 16, 64)
 
 
 def test_proportions_are_right_on_a_machine_that_is_quick_for_a_moment(target, passes):
     count = itertools.count()
     passes(lambda rows: (0.01 + 0.001 * rows) * (1.0 if 150 <= next(count) < 170 else 1.5))
-    seconds = measure_cost(target).seconds
+    seconds = measure_cost(target)[0].seconds
     assert [each / seconds[0] for each in seconds] == pytest.approx([(10 + rows) / 11 for rows in ROWS], rel=0.05)

@@ -12,7 +12,7 @@ from foredraft.contracts import SequenceView
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import StoreError, UsageError
 from foredraft.model.dflash import DFlashBlock, load_dflash
-from foredraft.model.eagle3 import PEagleBlock, load_eagle3, load_peagle
+from foredraft.model.eagle3 import PEagleBlock, load_eagle3
 from foredraft.model.state_heads import HeadModel
 from foredraft.model.state_rollout import BlockRollout, StateRollout
 from support.families import VOCABULARY, prompt_of
@@ -41,7 +41,7 @@ def rollout_of(method, folder, target):
     if method == "eagle3":
         head = load_eagle3(folder, target.model)
         return StateRollout(head, target.with_model(HeadModel(head)), 4), 3
-    head = load_peagle(folder, target.model) if method == "peagle" else load_dflash(folder, target.model, method)
+    head = (load_eagle3 if method == "peagle" else load_dflash)(folder, target.model, method)
     block = PEagleBlock(head, target.with_model(HeadModel(head))) if method == "peagle" else DFlashBlock(head)
     return BlockRollout(head, block, 4), block.levels
 

@@ -19,7 +19,7 @@ from foredraft.drafters import Resources
 from foredraft.errors import UsageError
 from foredraft.model.assistant import AssistantRollout, load_assistant
 from foredraft.model.dflash import DFlashBlock, load_dflash
-from foredraft.model.eagle3 import PEagleBlock, load_eagle3, load_peagle
+from foredraft.model.eagle3 import PEagleBlock, load_eagle3
 from foredraft.model.growth import Growing, GrowthRules, RolloutDrafter
 from foredraft.model.head_files import trained_head
 from foredraft.model.layers import LAST
@@ -132,7 +132,7 @@ class PEagleDrafter:
     def create(cls, options: BlockOptions, resources: Resources) -> RolloutDrafter:
         """Load the head; raises as `Eagle3Drafter.create` does."""
         folder, target = _placed(cls.name, options, resources)
-        head = load_peagle(folder, target.model)
+        head = load_eagle3(folder, target.model, cls.name)
         model = target.with_model(HeadModel(head), rounded=True)
         return _block_drafter(cls.name, options, head, lambda: PEagleBlock(head, model), model)
 

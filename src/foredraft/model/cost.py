@@ -47,7 +47,7 @@ def measured_cost(target: TorchTarget, folder: Path) -> CostCurve:
         with contextlib.suppress(OSError):
             path.touch()  # `foredraft info --cache --prune` removes those that are long unused
         return stored
-    curve, is_settled = _measured(target, ROWS, _SECONDS, _CONTEXT)
+    curve, is_settled = measure_cost(target)
     if is_settled:  # otherwise the machine was busy, and the next process measures again
         path = folder / f"cost-{_identity(target)}.json"  # of what was measured, if passes could not be recorded
         with contextlib.suppress(StoreError):  # generation works without stored figures
@@ -57,19 +57,15 @@ def measured_cost(target: TorchTarget, folder: Path) -> CostCurve:
 
 def measure_cost(
     target: TorchTarget, rows: tuple[int, ...] = ROWS, seconds: float = _SECONDS, context: int = _CONTEXT
-) -> CostCurve:
+) -> tuple[CostCurve, bool]:
     """Time forward passes of `rows` rows after `context` tokens, for about `seconds` in all.
 
-    A machine can be slow for seconds at a time, so the row counts take turns, round after round, and their proportions
-    within a round count. The fastest of a few passes counts, because delays from other processes are not a cost of the
-    rows. A curve that falls anywhere, rounds of other proportions, or threads that had to wait for other processes
-    indicate a busy machine: the measurement is repeated. On a slow model only a few row counts are timed.
+    Returns the curve, and whether the machine was idle enough to trust it. A machine can be slow for seconds at a time,
+    so the row counts take turns, round after round, and their proportions within a round count. The fastest of a few
+    passes counts, because delays from other processes are not a cost of the rows. A curve that falls anywhere, rounds
+    of other proportions, or threads that had to wait for other processes indicate a busy machine: the measurement is
+    repeated. On a slow model only a few row counts are timed.
     """
-    return _measured(target, rows, seconds, context)[0]
-
-
-def _measured(target: TorchTarget, rows: tuple[int, ...], seconds: float, context: int) -> tuple[CostCurve, bool]:
-    """Return the curve of `measure_cost`, and whether the machine was idle enough to trust it."""
     window = target.window or 4096
     context = min(context, max(1, window - max(rows) - 1))
     rows = tuple(count for count in rows if context + count <= window) or (1,)

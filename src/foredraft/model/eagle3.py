@@ -67,30 +67,25 @@ class Eagle3Layers(StateLayers):
         return scored, scored if self._output else hidden
 
 
-def load_eagle3(folder: Path, model: Any) -> StateHead[Eagle3Layers]:
-    """Load the head in a folder; raises what `load_state_head` does."""
+def load_eagle3(folder: Path, model: Any, method: str = METHOD) -> StateHead[Eagle3Layers]:
+    """Load the head of either method in a folder.
+
+    Raises what `load_state_head` does, and StoreError for a P-EAGLE without a placeholder's id.
+    """
 
     def make(found: Speculator, width: int) -> Eagle3Layers:
-        return Eagle3Layers(found.layer_config, found.config, len(found.layers), len(found.layers) * width)
-
-    return load_state_head(folder, METHOD, model, make)
-
-
-def load_peagle(folder: Path, model: Any) -> StateHead[Eagle3Layers]:
-    """Load the head in a folder; raises what `load_state_head` does, and StoreError without a placeholder's id."""
-
-    def make(found: Speculator, width: int) -> Eagle3Layers:
-        if found.config.get("mask_token_id") is None or _levels(found.config) is None:
-            raise StoreError(
-                f"The drafter in {folder} names no mask_token_id or number of speculative_tokens; copy or download it "
-                "again."
-            )
         wide = len(found.layers) * width
         layers = Eagle3Layers(found.layer_config, found.config, len(found.layers), wide)
-        layers.mask_hidden = nn.Parameter(torch.empty(1, 1, wide))
+        if method == WITH_BLOCKS:
+            if found.config.get("mask_token_id") is None or _levels(found.config) is None:
+                raise StoreError(
+                    f"The drafter in {folder} names no mask_token_id or number of speculative_tokens; copy or download "
+                    "it again."
+                )
+            layers.mask_hidden = nn.Parameter(torch.empty(1, 1, wide))
         return layers
 
-    return load_state_head(folder, WITH_BLOCKS, model, make)
+    return load_state_head(folder, method, model, make)
 
 
 def _levels(config: Any) -> int | None:

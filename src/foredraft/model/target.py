@@ -75,8 +75,7 @@ class TorchTarget:
         self.waiting = Waiting(torch.get_num_threads())
         if read is not None:
             return
-        if any(self.support.recurrent):
-            adopt(model, self.support.recurrent)
+        adopt(model)
         if any(self.support.recurrent) or not self.support.tested:
             self._probe()
 
@@ -85,8 +84,7 @@ class TorchTarget:
         """The model with its weights, which are read at the first use."""
         if self._read is not None:
             self.outline, self._read = self._read(), None
-            if any(self.support.recurrent):
-                adopt(self.outline, self.support.recurrent)
+            adopt(self.outline)
         return self.outline
 
     @property
@@ -121,8 +119,7 @@ class TorchTarget:
         other = copy.copy(self)
         other.compiled = kept_forward(model) if self.compiled is not None else None
         other.outline, other.recordings = model, None
-        if any(self.support.recurrent):
-            adopt(model, inspect(model.config).recurrent)
+        adopt(model)
         other.support, other.ids = inspect(model.config), ids_of(model.get_output_embeddings())
         return other
 

@@ -159,10 +159,8 @@ class Subject:
     def __init__(self, model: Any) -> None:
         self.model, self.forward = model, FunctionalForward(model, summarises=True).eval()
         self.dtype = model.dtype
-        recurrent = inspect(model.config).recurrent
-        if any(recurrent):
-            adopt(model, recurrent)
-        self.shapes = layer_shapes(model, recurrent)
+        adopt(model)
+        self.shapes = layer_shapes(model)
         self._check_attention()
 
     def _check_attention(self) -> None:

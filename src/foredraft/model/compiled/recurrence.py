@@ -204,11 +204,12 @@ def write_states(model: Any, layers: list[Any]) -> None:
         model(use_cache=True, **given, **{cache_argument(model): Cache(layers=layers)})
 
 
-def layer_shapes(model: Any, recurrent: Sequence[bool]) -> tuple[LayerShape, ...]:
+def layer_shapes(model: Any) -> tuple[LayerShape, ...]:
     """Return the shapes of what each layer keeps, as the model writes it; UsageError where that is not compiled.
 
     After those of all layers come those of the states of layers that keep keys and values too.
     """
+    recurrent = inspect(model.config).recurrent
     states = {number: _ShapeLayer() for number, each in enumerate(recurrent) if each}
     kept = [TreeLayer(Span(None, capacity=_SHAPED[1])) for _ in recurrent]
     write_states(model, [BothLayer(each, states[n]) if n in states else each for n, each in enumerate(kept)])

@@ -5,9 +5,9 @@ keeps its code and its weights; only what these names mean is replaced, and only
 `generate` is as before. A mixer that calls none of these functions is not adopted.
 """
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
+from inspect import unwrap
 from types import FunctionType
 from typing import Any
 
@@ -16,6 +16,7 @@ from transformers.cache_utils import Cache
 from foredraft.errors import UnsupportedModelError
 from foredraft.model.recurrent import operators
 from foredraft.model.recurrent.layer import OperatorLayer
+from foredraft.model.support import inspect
 
 _OPERATORS: dict[str, Callable[..., Any]] = {
     "causal_conv1d_fn": operators.convolution,
@@ -38,7 +39,7 @@ class _TreeForward:
         self._mixer, self._number = mixer, number
         self._layer: Any = None  # of the cache of the running pass
         self._theirs = type(mixer).forward
-        code = inspect.unwrap(self._theirs)
+        code = unwrap(self._theirs)
         scope = code.__globals__ | {name: partial(self._call, _OPERATORS[name]) for name in _called(mixer)}
         self._ours: Callable[..., Any] = FunctionType(
             code.__code__, scope, code.__name__, code.__defaults__, code.__closure__
@@ -61,16 +62,18 @@ class _TreeForward:
         return operator(self._layer, *args, **options)
 
 
-def adopt(model: Any, recurrent: Sequence[bool]) -> None:
+def adopt(model: Any) -> None:
     """Do so for the layers of a model that are recurrent; UnsupportedModelError where a layer's mixer is not known."""
+    recurrent = {number for number, each in enumerate(inspect(model.config).recurrent) if each}
+    if not recurrent:
+        return
     mixers = [
         (number, module)
         for path, module in model.named_modules()
         if _called(module) or type(module).__name__ in _BLOCKS
         for number in [int(part) for part in path.split(".") if part.isdigit()][:1]  # none outside of a list of layers
     ]
-    missing = {number for number, each in enumerate(recurrent) if each} ^ {number for number, _ in mixers}
-    if missing:
+    if missing := recurrent ^ {number for number, _ in mixers}:
         raise UnsupportedModelError(
             f"Layer {min(missing)} of this {model.config.model_type} model keeps a recurrent state, and its code calls "
             f"none of the functions that foredraft replaces ({', '.join(_OPERATORS)}), so drafts cannot be verified; "
@@ -88,5 +91,5 @@ def adopt(model: Any, recurrent: Sequence[bool]) -> None:
 
 def _called(module: Any) -> set[str]:
     """Return the names of the functions to replace that a module's own forward calls."""
-    code = inspect.unwrap(type(module).forward)
+    code = unwrap(type(module).forward)
     return {name for name in code.__code__.co_names if name in _OPERATORS and name in code.__globals__}
