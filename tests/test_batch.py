@@ -5,12 +5,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from foredraft.api import Generator
 from foredraft.contracts import EMPTY_DRAFT, Draft, Needs
 from foredraft.engine.batch import steps
 from foredraft.errors import ForedraftWarning, OutOfMemoryError, PromptTooLongError, UsageError
 from foredraft.model.arena import Arena
+from foredraft.model.compiled.attention import replaced_attention
 from foredraft.model.joint_passes import JointPasses, joint_passes
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
@@ -537,6 +539,51 @@ def test_an_arena_keeps_what_it_leases_apart():
             for plane, buffer in enumerate(arena.buffers):
                 held = buffer[0, :, lease.start : lease.start + lease.length] - 100 * plane
                 assert (held == torch.tensor(tokens)[None, :, None]).all()
+
+
+def test_slots_are_shared_only_where_they_were_copied(monkeypatch):
+    """An interrupt while a prefix is copied leaves no lease with slots that were not written."""
+    arena, tokens = Arena([(3, 4)] * 2, torch.float32, 2048), np.arange(300) % 50
+    source = arena.open(tokens, len(tokens))
+    source.reserve(tokens[:-1])
+    source.commit(range(len(tokens) - 1))
+
+    def interrupted(*_slots):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(arena, "_copy", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            arena.open(tokens, len(tokens))
+    assert arena.used == source.capacity
+    arena.close(source)
+    assert arena.open(tokens, len(tokens)) is source
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("done", [False, True])
+def test_an_interrupt_leaves_a_model_its_own_attention(number, done):
+    """Of the two changes of its configuration, either may be interrupted, before it is done or afterwards."""
+
+    class Configuration:
+        changes, kernel = 0, "sdpa"
+
+        @property
+        def _attn_implementation(self):
+            return self.kernel
+
+        @_attn_implementation.setter
+        def _attn_implementation(self, name):
+            self.changes += 1
+            self.kernel = name if done or self.changes != number else self.kernel
+            if self.changes == number:
+                raise KeyboardInterrupt
+
+    model = SimpleNamespace(config=Configuration())
+    with pytest.raises(KeyboardInterrupt), replaced_attention(model, lambda *_: None):
+        pass
+    assert model.config.kernel == "sdpa"
+    assert f"foredraft_{id(model)}" not in ALL_ATTENTION_FUNCTIONS
 
 
 def test_a_conversation_in_one_batch_computes_each_turn_once(compiled, monkeypatch):

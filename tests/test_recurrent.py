@@ -5,12 +5,15 @@ The truth is one pass of the unchanged model over the whole text, without a cach
 
 import copy
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 
+from foredraft.api import Generator
 from foredraft.drafters import Resources, make_drafter
+from foredraft.engine.batch import steps
 from foredraft.errors import UnsupportedModelError, UsageError
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.graph.tree import depths
@@ -21,6 +24,7 @@ from foredraft.model.mask import seen_rows
 from foredraft.model.recurrent import adoption
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
+from support.batches import emitted, theirs
 from support.causal_types import STATES, tiny_configuration
 from support.families import GREEDY, VOCABULARY, prompt_of, random_tree, tiny_model, written
 
@@ -105,6 +109,51 @@ def test_a_pass_that_fails_changes_nothing(family):
     fresh = target.new_cache()
     target.prefill(prompt_of(12), fresh)
     assert torch.equal(again, target.forward(layout, fresh).logits)
+
+
+@each_kind
+def test_a_text_goes_on_exactly_after_one_that_was_interrupted_in_a_commit(family, monkeypatch):
+    """Ctrl-C may come between two layers whose states are committed, and the batch keeps what was computed."""
+    target, prompt = TorchTarget(model_of(family)), prompt_of(30)
+    writer = Generator(target, None, method="none")
+    batch = writer.batch()
+    if not batch.keeps_prefixes:
+        pytest.skip("texts of this family share nothing")
+    run = writer.begin(prompt, GREEDY, max_new_tokens=20)
+    records = steps(run, batch)
+    for _ in zip(range(5), records, strict=False):
+        pass
+
+    def interrupted(*_places):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(batch._passes._arena.states, "commit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(records)
+    text = theirs(target, prompt, 16)
+    assert emitted(run) == text[:5]
+    again = writer.begin(np.append(prompt, text[:8]), GREEDY, max_new_tokens=8)
+    for _ in steps(again, batch):
+        pass
+    assert again.cached_tokens > len(prompt)
+    assert emitted(again) == text[8:]
+
+
+@pytest.mark.parametrize("joint", [False, True], ids=["alone", "in batches"])
+def test_threads_write_texts_with_one_model(joint):
+    """What a pass puts into the model's layers is its own, whoever else writes meanwhile."""
+    target = TorchTarget(model_of("qwen3_next"))
+    writer, prompts = Generator(target, None, method="prompt_lookup", nodes=6), [prompt_of(30 + n) for n in range(4)]
+
+    def write(prompt):
+        run = writer.begin(prompt, GREEDY, max_new_tokens=20)
+        for _ in steps(run, writer.batch() if joint else None):
+            pass
+        return emitted(run)
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(write, prompts)) == [theirs(target, prompt, 20) for prompt in prompts]
 
 
 def scores_of(target):

@@ -73,13 +73,14 @@ class Lease:
         if len(kept) and kept[-1] >= len(kept):
             for store in self._arena.stores:
                 move_rows(store, self.start + self.length, kept)
-        self.tokens = np.concatenate([self.tokens, self._last[kept]])
-        self._last = self._last[:0]
         if self._arena.states is not None:
             self._arena.states.commit(self.place, self.following, kept)
-            self.place = self.following
-            if self.length == self.prompt or max(self.saved, default=0) + STATE_TOKENS <= self.length < self.prompt:
-                self.saved[self.length] = self.place
+        # last, so that an interrupt leaves a state that is of all tokens
+        self.tokens, self.place = np.concatenate([self.tokens, self._last[kept]]), self.following
+        self._last = self._last[:0]
+        due = max(self.saved, default=0) + STATE_TOKENS <= self.length < self.prompt or self.length == self.prompt
+        if self._arena.states is not None and due:
+            self.saved[self.length] = self.place
 
 
 class Arena:
@@ -155,7 +156,6 @@ class Arena:
             shared, source = 0, None
             start = self._place(capacity)
         lease = Lease(self, start, capacity, token_ids[:shared], owner)
-        self._leases.append(lease)
         lease.prompt = len(token_ids) - 1
         if source is not None:
             lease.saved = {length: place for length, place in source.saved.items() if length <= shared}
@@ -163,6 +163,7 @@ class Arena:
             self._copy(source.start, lease.start, shared)
             self._leases.remove(source)
             self._leases.append(source)
+        self._leases.append(lease)  # with all that it shares, also where an interrupt ends the copying
         return lease
 
     def close(self, lease: Lease) -> None:

@@ -232,6 +232,7 @@ def joint_passes(target: TorchTarget, most_bytes: int | None, hidden: tuple[int,
     alone = target.recordings is not None or not runs_on_cpu(target.outline) or set(hidden) - {LAST}
     # another family's code may derive a row's position from the cache's length
     if target.compiled is None and target.support.tested and not alone:
-        with suppress(Exception), torch.inference_mode():  # there is no list of what other attention raises
+        # there is no list of what other attention raises
+        with suppress(Exception), torch.inference_mode(), target.waiting.lock:
             forward = _Uncompiled(target.model, target.dtype)
     return None if forward is None else JointPasses(target, forward, most_bytes, hidden)

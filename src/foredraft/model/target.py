@@ -156,7 +156,7 @@ class TorchTarget:
             )
             if scores is not None:
                 return scores
-        with tapped_states(self.model, hidden) as states:
+        with self.waiting.lock, tapped_states(self.model, hidden) as states:
             logits = self._run(layout, cache).logits[0]
         on_host = logits.device.type == "cpu"
         # waits for the device, whose errors and time are then those of this pass
@@ -194,7 +194,7 @@ class TorchTarget:
             compiled = self._run_compiled(layout, cache, hidden, scored=1)
             if compiled is not None:
                 return states_of_pass(compiled, hidden)
-            with tapped_states(self.model, hidden) as states:
+            with self.waiting.lock, tapped_states(self.model, hidden) as states:
                 logits = self._run(layout, cache, scored=1).logits
             float(logits[0, -1, 0])  # waits for the device, as `forward` does
         return _side_by_side(states, hidden)

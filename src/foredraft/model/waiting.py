@@ -29,6 +29,9 @@ class Waiting:
 
     Nothing is changed if the environment says how they wait, if a pass has one thread, or without GNU OpenMP. `usage`
     returns the seconds of processor time and the interruptions of this process so far.
+
+    Passes of several threads run one after the other, as what a pass puts into the model (`tapped_states`,
+    `replaced_attention`, the layers of recurrent states) is that pass's own; whoever puts it there holds `lock`.
     """
 
     def __init__(self, threads: int, usage: Callable[[], tuple[float, int]] | None = None) -> None:
@@ -37,6 +40,7 @@ class Waiting:
         self._is_free = threads > 1 and known and not any(name in os.environ for name in _SETTINGS)
         self._usage = _usage if usage is None else usage
         self._last, self._until_look = self._usage(), _SHORTEST
+        self.lock = threading.RLock()
         self._wake: weakref.finalize[[], Waiting] | None = None  # ends the team that does nothing
 
     @property
@@ -47,17 +51,18 @@ class Waiting:
     @contextmanager
     def one_pass(self, *, compiled: bool) -> Iterator[None]:
         """Look whether the machine is busy, from time to time, and let a compiled pass have one thread if it is."""
-        if self._is_free:
-            self._look()
-        alone = compiled and self.busy and self._threads == 2  # of more threads, one might take longer than all
-        levels = self._library.omp_get_max_active_levels() if alone else 0
-        if alone:
-            self._library.omp_set_max_active_levels(0)
-        try:
-            yield
-        finally:
+        with self.lock:
+            if self._is_free:
+                self._look()
+            alone = compiled and self.busy and self._threads == 2  # of more threads, one might take longer than all
+            levels = self._library.omp_get_max_active_levels() if alone else 0
             if alone:
-                self._library.omp_set_max_active_levels(levels)
+                self._library.omp_set_max_active_levels(0)
+            try:
+                yield
+            finally:
+                if alone:
+                    self._library.omp_set_max_active_levels(levels)
 
     def _look(self) -> None:
         """Let the threads spin or sleep.

@@ -43,12 +43,17 @@ def replaced_attention(model: Any, attention: Callable[..., tuple[torch.Tensor, 
     config, name = model.config, f"foredraft_{id(model)}"  # another thread may run another model meanwhile
     kernel = config._attn_implementation  # noqa: SLF001  # transformers has no public name for it
     ALL_ATTENTION_FUNCTIONS[name] = attention
-    config._attn_implementation = name  # noqa: SLF001  # the same
     try:
+        config._attn_implementation = name  # noqa: SLF001  # the same
         yield
     finally:
-        config._attn_implementation = kernel  # noqa: SLF001  # the same
-        del ALL_ATTENTION_FUNCTIONS[name]
+        try:
+            config._attn_implementation = kernel  # noqa: SLF001  # the same
+        except KeyboardInterrupt:  # transformers' setter takes long enough to be interrupted
+            config._attn_implementation = kernel  # noqa: SLF001  # the same
+            raise
+        finally:
+            del ALL_ATTENTION_FUNCTIONS[name]
 
 
 @contextmanager
