@@ -468,6 +468,18 @@ def attending_alone(family):
     return tiny_model(config)
 
 
+def steered():
+    model = llama()
+    model.model.layers[1].register_forward_hook(lambda _layer, _given, states: states + 1)
+    return model
+
+
+def replaced():
+    model = llama()
+    model.model.layers[0].mlp.forward = lambda states: states
+    return model
+
+
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [
@@ -476,8 +488,10 @@ def attending_alone(family):
         (lambda: llama(head_dim=8), "heads have 8 numbers, .* multiples of 16; it runs uncompiled"),
         (lambda: attending_alone("gptj"), "gptj model attends in a way of its own.*it runs uncompiled"),
         (lambda: attending_alone("falcon"), "falcon model attends in a way of its own.*it runs uncompiled"),
+        (steered, r"module model\.layers\.1 of this model has a hook.*all models with these weights"),
+        (replaced, r"module model\.layers\.0\.mlp of this model"),
     ],
-    ids=["float16", "short-window", "small-heads", "gptj", "falcon"],
+    ids=["float16", "short-window", "small-heads", "gptj", "falcon", "hook", "replaced"],
 )
 def test_what_cannot_be_compiled_is_refused(model, sentence, tmp_path):
     with pytest.raises(UsageError, match=sentence):
