@@ -294,6 +294,18 @@ def test_other_weights_and_other_threads_find_nothing(cache):
         torch.set_num_threads(threads)
 
 
+def test_the_same_weights_in_other_code_find_nothing(cache):
+    """A class of the user's, or a newer version of a checkpoint's own code, may compute something else."""
+
+    class Louder(torch.nn.Linear):
+        def forward(self, rows):
+            return 2 * super().forward(rows)
+
+    model = copy.deepcopy(small_model())
+    model.model.layers[0].mlp.down_proj.__class__ = Louder
+    assert find_compiled(model, cache) is None
+
+
 def test_the_same_weights_from_another_place_find_what_was_compiled(cache):
     moved = copy.deepcopy(small_model())
     moved.config._name_or_path = "elsewhere"
