@@ -576,6 +576,14 @@ def test_what_a_chat_template_refuses_is_said(plain, tokenizer, monkeypatch):
         plain.encode([{"role": "user", "content": "\ud800"}])
 
 
+def test_a_variable_of_the_template_that_is_not_the_callers_is_refused_and_not_ignored(plain, tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", f"{{{{ documents }}}}{TEMPLATE}")
+    said = [{"role": "u", "content": "hello"}]
+    with pytest.raises(UsageError, match="variable documents cannot be set"):
+        plain.encode(said, variables={"documents": [{"text": "hello"}]})
+    assert len(plain.encode(said, variables={"add_generation_prompt": True, "unknown": 1}))
+
+
 @pytest.mark.parametrize(
     ("method", "config", "says"),
     [

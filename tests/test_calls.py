@@ -184,6 +184,17 @@ def test_arguments_have_the_types_of_the_schema(schema, written, value):
     assert json.loads(arguments) == {"a": value}
 
 
+@pytest.mark.parametrize("family", ["Qwen 3 Coder", "GLM 4.6", "DeepSeek V3.2", "MiniMax M2"])
+@pytest.mark.parametrize("breaks", ["\n", "\n\n"])
+def test_line_breaks_at_the_end_of_a_text_are_kept(family, breaks):
+    """The templates of some families write one before the closing tag; another one is the text's, such as a file's."""
+    needles, text = (ANSWERS[family][key] for key in ("template", "answer"))
+    longer = text.replace("{x}", "{x}" + breaks)
+    name, given = calls_of(parts_of(needles, text))[0]
+    for cuts in ((), range(1, len(longer))):
+        assert calls_of(parts_of(needles, longer, cuts))[0] == [name, given | {"city": given["city"] + breaks}]
+
+
 def test_a_thought_that_the_prompt_has_begun():
     parts = parts_of("<think>", "Hm.\n</think>\n\nYes.\n", thinking=True)
     assert parts == [("thought", None, "Hm."), ("text", None, "Yes.\n")]

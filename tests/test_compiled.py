@@ -295,6 +295,18 @@ def test_other_weights_and_other_threads_find_nothing(cache):
         torch.set_num_threads(threads)
 
 
+def test_the_same_weights_in_other_code_find_nothing(cache):
+    """A class of the user's, or a newer version of a checkpoint's own code, may compute something else."""
+
+    class Louder(torch.nn.Linear):
+        def forward(self, rows):
+            return 2 * super().forward(rows)
+
+    model = copy.deepcopy(small_model())
+    model.model.layers[0].mlp.down_proj.__class__ = Louder
+    assert find_compiled(model, cache) is None
+
+
 def test_the_same_weights_from_another_place_find_what_was_compiled(cache):
     moved = copy.deepcopy(small_model())
     moved.config._name_or_path = "elsewhere"
@@ -481,6 +493,18 @@ def attending_alone(family):
     return tiny_model(config)
 
 
+def steered():
+    model = llama()
+    model.model.layers[1].register_forward_hook(lambda _layer, _given, states: states + 1)
+    return model
+
+
+def replaced():
+    model = llama()
+    model.model.layers[0].mlp.forward = lambda states: states
+    return model
+
+
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [
@@ -489,8 +513,10 @@ def attending_alone(family):
         (lambda: llama(head_dim=8), "heads have 8 numbers, .* multiples of 16; it runs uncompiled"),
         (lambda: attending_alone("gptj"), "gptj model attends in a way of its own.*it runs uncompiled"),
         (lambda: attending_alone("falcon"), "falcon model attends in a way of its own.*it runs uncompiled"),
+        (steered, r"module model\.layers\.1 of this model has a hook.*all models with these weights"),
+        (replaced, r"module model\.layers\.0\.mlp of this model"),
     ],
-    ids=["float16", "short-window", "small-heads", "gptj", "falcon"],
+    ids=["float16", "short-window", "small-heads", "gptj", "falcon", "hook", "replaced"],
 )
 def test_what_cannot_be_compiled_is_refused(model, sentence, tmp_path):
     with pytest.raises(UsageError, match=sentence):

@@ -46,8 +46,11 @@ NAMES = {
 """A Llama's weights: transformers' name -> GGUF's."""
 
 
-def write_gguf(file, *, architecture="llama", tokens=True, file_type=7, f16_of=None):
-    """Write a random Llama with the toy's tokenizer and 8-bit matrices, or F16 of the numbers of a dtype."""
+def write_gguf(file, *, architecture="llama", tokens=True, file_type=7, f16_of=None, merged=()):
+    """Write a random Llama with the toy's tokenizer and 8-bit matrices, or F16 of the numbers of a dtype.
+
+    Tensors whose names end with what is `merged` have F16's own numbers, as where an adapter was added to a model.
+    """
     tokenizer = json.loads(Path(TOY, "tokenizer.json").read_text())["model"]
     vocabulary = sorted(tokenizer["vocab"], key=tokenizer["vocab"].get)
     torch.manual_seed(0)
@@ -81,7 +84,8 @@ def write_gguf(file, *, architecture="llama", tokens=True, file_type=7, f16_of=N
         if array.ndim == 1:
             writer.add_tensor(ours, array)
         elif f16_of is not None:
-            writer.add_tensor(ours, weights[theirs].to(f16_of).to(torch.float16).numpy())
+            kept = torch.float16 if ours.endswith(tuple(merged)) else f16_of
+            writer.add_tensor(ours, weights[theirs].to(kept).to(torch.float16).numpy())
         else:
             packed = quants.quantize(array, GGMLQuantizationType.Q8_0)
             writer.add_tensor(ours, packed, raw_dtype=GGMLQuantizationType.Q8_0)
@@ -250,16 +254,17 @@ def test_drafted_text_of_a_file_is_plain_decodings(file):
 
 
 @pytest.mark.parametrize(
-    ("file_type", "f16_of", "dtype"),
+    ("file_type", "f16_of", "merged", "dtype"),
     [
-        (0, None, torch.float32),
-        (1, torch.float16, torch.float32),
-        (1, torch.bfloat16, torch.bfloat16),
-        (32, None, torch.bfloat16),
+        (0, None, (), torch.float32),
+        (1, torch.float16, (), torch.float32),
+        (1, torch.bfloat16, (), torch.bfloat16),
+        (1, torch.bfloat16, ("attn_q.weight", "attn_v.weight"), torch.float32),
+        (32, None, (), torch.bfloat16),
     ],
 )
-def test_weights_keep_the_precision_of_the_file(file_type, f16_of, dtype, tmp_path, cache):
-    file = write_gguf(tmp_path / "a.gguf", file_type=file_type, f16_of=f16_of)
+def test_weights_keep_the_precision_of_the_file(file_type, f16_of, merged, dtype, tmp_path, cache):
+    file = write_gguf(tmp_path / "a.gguf", file_type=file_type, f16_of=f16_of, merged=merged)
     assert loading.load_config(str(file)).dtype == dtype
 
 

@@ -198,11 +198,15 @@ def templated(
     if not template:
         raise UsageError("This model's tokenizer has no chat template; give the prompt as a text.")
     ours = {"messages", "documents", *inspect.signature(tokenizer.apply_chat_template).parameters}
-    named = set(re.findall(r"\w+", str(template))) - ours
+    named, given = set(re.findall(r"\w+", str(template))), variables or {}
+    if refused := sorted(name for name in ours & named & given.keys() if given[name] not in (None, True)):
+        raise UsageError(
+            f"The chat template's variable {refused[0]} cannot be set; leave it out, and put what it says into a message."
+        )
     try:
         text: str = tokenizer.apply_chat_template(
             messages, tools=tools or None, tokenize=False, add_generation_prompt=True,
-            **{name: value for name, value in (variables or {}).items() if name in named},
+            **{name: value for name, value in given.items() if name in named - ours},
         )  # fmt: skip
     except Exception as error:  # a template is a program that came with the model
         raise UsageError(

@@ -7,7 +7,8 @@ from foredraft.model.loading import load_model, load_outline
 def facts_of(model):
     weights = {name: (each.dtype, tuple(each.shape)) for name, each in model.state_dict().items()}
     ends = (model.generation_config.eos_token_id, model.generation_config.suppress_tokens)
-    return type(model), architecture(model.config), model.dtype, model.config.name_or_path, weights, ends
+    code = {type(each) for each in model.modules()}
+    return code, architecture(model.config), model.dtype, model.config.name_or_path, weights, ends
 
 
 def assert_outlined(name, dtype):

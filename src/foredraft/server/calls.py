@@ -119,7 +119,8 @@ class TaggedCall:
 
     `name` ends the name (its line break may be missing), `key` matches what precedes a value, and `written` is it with
     `{0}` for the argument's name, and `{1}` for whether it is a string; `close` follows a value, `end` the last one.
-    Values that the schema calls strings are as they are written, but for one line break at each end; others are JSON.
+    Values that the schema calls strings are as they are written, without the line breaks of `written` and `close`;
+    others are JSON.
     """
 
     name: str
@@ -139,14 +140,16 @@ class TaggedCall:
             return None
         at, key = begin + place + (0 if mark == "<" else len(mark)), re.compile(self.key)
         properties, written = schemas.get(name, {}).get("properties", {}), list[str]()
+        before, after = "\n" * self.written.endswith("\n"), "\n" * self.close.startswith("\n")
         while found := key.match(text, at):
             given, begun = properties.get(found[1], {}), f"{json.dumps(found[1])}: "
             value, close = first_mark(text[found.end() :], [self.close.strip(), self.close], last=last)
             if close is None:  # it goes on
                 if _types(given) == {"string"}:
-                    written.append(begun + json.dumps(text[found.end() :][:value].removeprefix("\n"))[:-1])
+                    written.append(begun + json.dumps(text[found.end() :][:value].removeprefix(before))[:-1])
                 return Reading(name, "{" + ", ".join(written), len(text) if last else -1)
-            given_text = text[found.end() :][:value].removeprefix("\n").removesuffix("\n")
+            given_text = text[found.end() :][:value].removeprefix(before)
+            given_text = given_text if close.startswith("\n") else given_text.removesuffix(after)
             written.append(begun + json.dumps(_typed(given_text, given)))
             at = found.end() + value + len(close)
         rest, opening = text[at:].lstrip(), self.written.partition("{0}")[0]

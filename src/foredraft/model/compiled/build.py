@@ -134,6 +134,11 @@ def _check(model: Any, *, precise: bool) -> None:
         raise UsageError(f"The model is on {model.device}; foredraft compiles for the CPU. Load it with --device cpu.")
     if dtype_name(model) not in _DTYPES or getattr(model, "is_quantized", False):
         raise UsageError(f"The model's dtype is {dtype_name(model)}; foredraft compiles {', '.join(_DTYPES)}.")
+    if (altered := _altered(model)) is not None:
+        raise UsageError(
+            f"The {altered} of this model has a hook, or a forward of its own, and what is compiled is kept for all "
+            "models with these weights; remove it, or let the model run uncompiled."
+        )
     file = integers_file(model)
     if precise and (file is None or not _rounds_rows(model)):
         raise UsageError(
@@ -157,6 +162,16 @@ def _check(model: Any, *, precise: bool) -> None:
         raise UsageError(
             f"The model's window of {support.window} tokens is too short to compile; it needs {CONTEXT + MOST_ROWS}."
         )
+
+
+def _altered(model: Any) -> str | None:
+    """Return the name of a module that does something else than its class, by its user's hook or function, if any."""
+    for name, module in model.named_modules():
+        hooks = (*vars(module)["_forward_pre_hooks"].values(), *vars(module)["_forward_hooks"].values())
+        # transformers' own keep hidden states
+        if "forward" in vars(module) or any(not hook.__module__.startswith("transformers.") for hook in hooks):
+            return f"module {name}" if name else type(module).__name__
+    return None
 
 
 def _weights_bytes(model: Any) -> int:

@@ -29,7 +29,7 @@ from foredraft.model.layers import LAST
 from foredraft.model.machine import processor_lines
 
 MOST_ROWS = 256  # of a compiled pass; longer prompts take several passes; chosen
-_FORMAT = 30  # of a folder; increased when the code that a package is compiled from changes
+_FORMAT = 31  # of a folder; increased when the code that a package is compiled from changes
 RECORD = "compiled.json"  # of a folder; it names the package
 _FOLDER = "compiled"
 _FILES = ".files"  # suffix of an empty file that says which checkpoint's files a package is of
@@ -184,11 +184,13 @@ def kernels_in(path: Path) -> tuple[str, ...]:
 
 
 def _setting(model: Any) -> str:
-    """Hash what a package depends on but the weights: architecture, dtype, threads, processor, library versions."""
+    """Hash what a package depends on but the weights: architecture and code, dtype, threads, processor, libraries."""
     flags = processor_lines("flags", "features", "model name")  # code compiled for other instructions may crash
     processor = (platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability(), *flags)
+    # of a checkpoint's own code, the name of the module holds the version
+    code = sorted({f"{kind.__module__}.{kind.__qualname__}" for kind in map(type, model.modules())})
     parts = (
-        _FORMAT, architecture(model.config), str(model.dtype), model.config._attn_implementation,  # noqa: SLF001  # transformers has no public name for it
+        _FORMAT, architecture(model.config), code, str(model.dtype), model.config._attn_implementation,  # noqa: SLF001  # transformers has no public name for it
         torch.get_num_threads(), torch.__version__, transformers.__version__, processor,
     )  # fmt: skip
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]

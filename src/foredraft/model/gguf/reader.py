@@ -4,7 +4,6 @@ The folder holds no weights: they are read from the file whenever the model is l
 package say. Does not know where folders are kept.
 """
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -86,14 +85,12 @@ def _dtype(metadata: Metadata, tensors: Tensors) -> str:
 
     It is enough for what was quantised, and for F16 made from bfloat16. Some families overflow in float16.
     """
-    kind, least = metadata.get("general.file_type"), None
-    if kind == _MOSTLY_F16:
-        halves = [name for name in tensors if tensors.stored(name)[1].name == "F16"]
-        least = min(halves, key=lambda name: math.prod(tensors.shapes[name]), default=None)
-    if least is None:
+    kind = metadata.get("general.file_type")
+    if kind != _MOSTLY_F16:
         return "float32" if kind == _ALL_F32 else "bfloat16"
-    numbers = torch.from_numpy(tensors.values(least))
-    return "bfloat16" if torch.equal(numbers, numbers.to(torch.bfloat16).float()) else "float32"
+    halves = (name for name in tensors if tensors.stored(name)[1].name == "F16")
+    numbers = (torch.from_numpy(tensors.sample(name)) for name in halves)  # of each: an adapter changes some of them
+    return "bfloat16" if all(torch.equal(each, each.to(torch.bfloat16).float()) for each in numbers) else "float32"
 
 
 def load_gguf(folder: Path, parts: Sequence[Path], dtype: torch.dtype | str, **options: Any) -> Any:

@@ -71,6 +71,11 @@ class Tensors:
         """Return the numbers of a small tensor, without counting it as used."""
         return _dequantised(*self.stored(name)).reshape(self.shapes[name])
 
+    def sample(self, name: str) -> npt.NDArray[np.float32]:
+        """Return numbers of a tensor without counting it as used: at most `NUMBERS_AT_ONCE`, in rows far apart."""
+        rows, kind = self.stored(name)
+        return _dequantised(rows[:: -(-rows.shape[0] * self.shapes[name][-1] // NUMBERS_AT_ONCE)], kind)
+
     def read(self, name: str, dtype: torch.dtype, rows_read: slice = slice(None)) -> torch.Tensor:
         """Return a tensor, or a part of it, rounded to `dtype`; a vector in float32, because arithmetic may follow."""
         self._used[name] += len(range(self.shapes[name][0])[rows_read])
