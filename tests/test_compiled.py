@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch._inductor.exc import InductorError
+from torch.torch_version import TorchVersion
 
 import foredraft.model.compiled.build as compiling_module
 import naive.compiled
@@ -521,6 +522,12 @@ def replaced():
 def test_what_cannot_be_compiled_is_refused(model, sentence, tmp_path):
     with pytest.raises(UsageError, match=sentence):
         compile_forward(model(), tmp_path)
+
+
+def test_a_torch_that_compiles_not_all_families_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.9.1+cpu"))
+    with pytest.raises(UsageError, match=r"torch 2\.9\.1\+cpu; foredraft compiles with 2\.13 or newer"):
+        compile_forward(small_model(), tmp_path)
 
 
 def test_a_model_too_large_for_the_containers_memory_is_refused(tmp_path, monkeypatch):

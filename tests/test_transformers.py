@@ -204,7 +204,7 @@ def test_only_filters_that_mean_the_same_are_taken_over(model):
     assert (list(left), options) == ([own], {"temperature": 0.5, "top_k": 5, "min_p": 0.1})
     kept = [TopPLogitsWarper(0.9), own]
     assert split_filters(kept) == (kept, {})
-    several = [TopKLogitsWarper(5, min_tokens_to_keep=2)]
+    several = [TopPLogitsWarper(0.9, min_tokens_to_keep=2)]
     assert split_filters(several) == (several, {})
     other_order = [TopPLogitsWarper(0.9), TemperatureLogitsWarper(0.5)]
     left, options = split_filters(other_order)

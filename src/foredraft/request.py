@@ -201,7 +201,7 @@ def templated(
     named, given = set(re.findall(r"\w+", str(template))), variables or {}
     if refused := sorted(name for name in ours & named & given.keys() if given[name] not in (None, True)):
         raise UsageError(
-            f"The chat template's variable {refused[0]} cannot be set; leave it out, and put what it says into a message."
+            f"The chat template's variable {refused[0]} cannot be set; leave it out, and say it in a message."
         )
     try:
         text: str = tokenizer.apply_chat_template(

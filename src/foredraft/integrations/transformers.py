@@ -76,7 +76,9 @@ def generate(
     streamer = dropped.get("streamer") if streamer is None else streamer
     assistant = dropped.get("assistant_model") if assistant_model is None else assistant_model
     config = generation_config
-    _refuse(model, input_ids, config, config.get_generation_mode(assistant), streamer, synced_gpus, model_kwargs)
+    mode, given = config.get_generation_mode(assistant), dropped.get("kwargs", {})
+    own_cache = any(given.get(name) is not None for name in _CACHES)
+    _refuse(model, input_ids, config, mode, streamer, synced_gpus, own_cache, model_kwargs)
     generators = generators_of(model)
     generator = generators.generator(model, speculative_config or {})
     max_length, eos, criteria = split_criteria(stopping_criteria)
@@ -283,10 +285,11 @@ def _by_step(values: Sequence[Sequence[torch.Tensor] | None]) -> tuple[torch.Ten
 
 
 def _dropped_arguments(frame: FrameType | None) -> Mapping[str, Any]:
-    """Return `generate`'s arguments that it does not pass to a callable: `streamer` and `assistant_model`.
+    """Return `generate`'s arguments as its caller gave them; model arguments are in `kwargs`.
 
-    transformers 5 passes only those that its `_sample` does not have (`_extract_generation_mode_kwargs`). The others
-    are read from the stack frame of the calling `generate`, which is one to four frames up, because of wrappers.
+    transformers 5 passes only those that its `_sample` does not have (`_extract_generation_mode_kwargs`), so without
+    `streamer` and `assistant_model`, and passes a cache whether or not the caller gave one. They are read from the
+    stack frame of the calling `generate`, which is one to four frames up, because of wrappers.
     """
     code = inspect.unwrap(GenerationMixin.generate).__code__
     for _ in range(4):
@@ -298,7 +301,7 @@ def _dropped_arguments(frame: FrameType | None) -> Mapping[str, Any]:
 
 def _refuse(
     model: Any, input_ids: torch.Tensor, config: Any, mode: GenerationMode, streamer: Any, synced_gpus: bool,
-    model_kwargs: Mapping[str, Any],
+    own_cache: bool, model_kwargs: Mapping[str, Any],
 ) -> None:  # fmt: skip
     is_wrapper = model.config.get_text_config() is not model.config
     foreign = [
@@ -321,7 +324,7 @@ def _refuse(
         (input_ids.shape[1] == 0, "inputs_embeds alone", "give input_ids"),
         (bool(outputs) and config.return_dict_in_generate, " and ".join(outputs),
          "run the finished sequences through the model once for them"),
-        (any(getattr(model_kwargs.get(name), "_is_user_defined", False) for name in _CACHES), "past_key_values",
+        (own_cache, "past_key_values",
          "leave it out: foredraft keeps a cache of its own, and reads the whole prompt again"),
         (cache is not None and ("offloaded" in cache or "quantized" in cache), f"cache_implementation={cache!r}",
          "leave it out: foredraft keeps a cache of its own"),

@@ -107,7 +107,7 @@ def load_model(
         loaded = _read(_source(model, dtype, options), dtype=chosen_dtype, **given)
         if "device_map" not in given and "quantization_config" not in given:
             loaded = loaded.to(chosen_device)
-    return loaded.eval()
+    return _finished(loaded)
 
 
 def load_outline(
@@ -133,7 +133,16 @@ def load_outline(
     outline.name_or_path = location
     with suppress(OSError):  # the checkpoint has none
         outline.generation_config = GenerationConfig.from_pretrained(location)
-    return outline.eval()
+    return _finished(outline)
+
+
+def _finished(model: Any) -> Any:
+    """Return a model in evaluation mode, with attention that caps scores where its configuration says so."""
+    config = model.config.get_text_config()
+    # before 5.21, transformers took `sdpa` for Gemma 2 and VaultGemma, which does not cap them
+    if getattr(config, "attn_logit_softcapping", None) and config._attn_implementation == "sdpa":  # noqa: SLF001  # transformers has no public name for it
+        model.set_attn_implementation("eager")
+    return model.eval()
 
 
 def _source(model: str, dtype: str | torch.dtype, options: LoadingOptions) -> str:

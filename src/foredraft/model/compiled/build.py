@@ -27,7 +27,7 @@ from foredraft.model.compiled.blocks import QuantisedRows, integers_file, packed
 from foredraft.model.compiled.experts import compiled_experts
 from foredraft.model.compiled.export import CONTEXT, Subject, run_pass
 from foredraft.model.compiled.latents import attended_latents, real_rotations
-from foredraft.model.compiled.library import CompiledLibrary, can_load, return_memory, weights_apart, weights_beside
+from foredraft.model.compiled.library import CompiledLibrary, return_memory, weights_apart, weights_beside
 from foredraft.model.compiled.package import (
     MOST_ROWS,
     CompiledRecord,
@@ -55,6 +55,8 @@ _PROBED_ROWS = (*range(1, 17), 17, 24, 31, 32, 33, 48, 63, 64, 65, 128, 255)
 around the sizes at which rows are divided among threads and caches."""
 _PROBED_AT_LEAST = 32  # rows compared for each number, in several passes if it is smaller (chosen)
 _DTYPES = ("float32", "bfloat16")
+_OLDEST_TORCH = "2.13"
+"""The first version that compiles all families; 2.12 fails with Nemotron-H, and older ones with the default model."""
 _LEAST_SHARED = 16 * 1024
 """Elements per thread above which elementwise work is divided among threads. With torch's 512, two threads synchronise
 twelve times per layer for a draft of four rows, which takes longer than the work."""
@@ -103,8 +105,7 @@ def compile_forward(
                     "drafts could change a text; generation goes on without it."
                 )
             path = package_path(folder, record)
-            if weights_beside(beside).exists():
-                place_file(weights_beside(beside), weights_beside(path))
+            place_file(weights_beside(beside), weights_beside(path))
             place_file(beside, path)
             write_record(folder, record)
             remove_unnamed(folder, record)
@@ -128,8 +129,8 @@ def _unfinished(folder: Path) -> Iterator[Path]:
 def _check(model: Any, *, precise: bool) -> None:
     """Raise UsageError with the reason for a model that cannot be compiled, or would gain nothing."""
     support, size = inspect(model.config), _weights_bytes(model)
-    if not can_load():
-        raise UsageError(f"This is torch {torch.__version__}; foredraft compiles with 2.8 or newer.")
+    if torch.__version__ < _OLDEST_TORCH:
+        raise UsageError(f"This is torch {torch.__version__}; foredraft compiles with {_OLDEST_TORCH} or newer.")
     if not runs_on_cpu(model):
         raise UsageError(f"The model is on {model.device}; foredraft compiles for the CPU. Load it with --device cpu.")
     if dtype_name(model) not in _DTYPES or getattr(model, "is_quantized", False):

@@ -42,12 +42,12 @@ def multiplied(module: Any, name: str, rows: torch.Tensor, experts: torch.Tensor
 def _run_experts(module: Any, rows: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
     """Run a module of experts for rows float[R, D], with the experts int64[R, A] of each and their shares float[R, A].
 
-    Computes what transformers' own functions do (`transformers.integrations.moe`). In early releases, such as 5.0,
-    all experts have a gate and none has a norm, and they do not say so.
+    Computes what transformers' own functions do (`transformers.integrations.moe`). In older releases, such as 5.16,
+    no experts have a norm, and they do not say so.
     """
     count, experts = chosen.shape[-1], chosen.reshape(-1)
     inputs = rows.repeat_interleave(count, dim=0)
-    if getattr(module, "has_gate", True):
+    if module.has_gate:
         inner = module._apply_gate(multiplied(module, "gate_up_proj", inputs, experts))  # noqa: SLF001  # their interface
     else:
         inner = module.act_fn(multiplied(module, "up_proj", inputs, experts))

@@ -19,7 +19,6 @@ import torch
 
 from foredraft.errors import told
 
-_USE_WEIGHTS = "UpdateUserManagedConstantBufferPairs"
 _SOFTLY = 1  # omp_pause_soft: settings are kept
 _CAPSULE_ADDRESS = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
@@ -29,13 +28,8 @@ _CAPSULE_OF = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char
 )
 
 
-def can_load() -> bool:
-    """Return whether this torch can pass tensors to compiled libraries and back."""
-    return hasattr(torch._C, "_aoti") and hasattr(torch._C._aoti, "alloc_tensors_by_stealing_from_void_ptrs")  # noqa: SLF001  # torch has no public name for it
-
-
 def weights_beside(package: Path) -> Path:
-    """Return the file of a package's weights; if it does not exist, they are in the library."""
+    """Return the file of a package's weights."""
     return package.with_suffix(".weights")
 
 
@@ -43,15 +37,10 @@ def weights_beside(package: Path) -> Path:
 def weights_apart(path: Path) -> Iterator[dict[str, Any]]:
     """Make torch's compiler write a library's weights to `path` until the block ends; yields the options it needs.
 
-    Libraries of an older torch cannot be given weights, and contain them. Compiling raises RuntimeError for weights in
-    a layout that only the vendor's library can read, and OSError if they cannot be written.
+    Compiling raises RuntimeError for weights in a layout that only the vendor's library can read, and OSError if they
+    cannot be written.
     """
     from torch._inductor.codecache import AotCodeCompiler  # slow to import, and needed by those who compile alone
-
-    interface = Path(torch.__file__).with_name("include") / "torch/csrc/inductor/aoti_runtime/interface.h"
-    if not interface.exists() or _USE_WEIGHTS not in interface.read_text(encoding="utf-8"):
-        yield {}
-        return
 
     theirs = AotCodeCompiler.compile  # which packs the graph's constants into the library
 
@@ -129,13 +118,12 @@ class CompiledLibrary:
         kept: list[int] = []
         # not when the process ends: another thread may be in a pass then
         weakref.finalize(self, _close, function("Delete", pointer), self._handle, kept).atexit = False
-        if weights_beside(path).exists():
-            weights = torch.load(weights_beside(path), mmap=True, weights_only=True)
-            kept += _pointers(list(weights.values()))
-            named = [_Weight(name.encode(), each) for name, each in zip(weights, kept, strict=True)]
-            use = function(_USE_WEIGHTS, pointer, pointer, size, ctypes.c_bool, ctypes.c_bool)
-            # of the buffer in use; all weights must be given
-            _check(use(self._handle, (_Weight * len(named))(*named), len(named), False, True))
+        weights = torch.load(weights_beside(path), mmap=True, weights_only=True)
+        kept += _pointers(list(weights.values()))
+        named = [_Weight(name.encode(), each) for name, each in zip(weights, kept, strict=True)]
+        use = function("UpdateUserManagedConstantBufferPairs", pointer, pointer, size, ctypes.c_bool, ctypes.c_bool)
+        # of the buffer in use; all weights must be given
+        _check(use(self._handle, (_Weight * len(named))(*named), len(named), False, True))
 
     def run(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Return the library's outputs; shapes of inputs are not checked. RuntimeError if the library fails."""

@@ -214,7 +214,7 @@ def package_hash(path: Path) -> str:
     """Return the SHA-256 of a package and its weights, in hexadecimal; "" if they cannot be read."""
     digest = hashlib.sha256()
     try:
-        for each in [path, weights_beside(path)] if weights_beside(path).exists() else [path]:
+        for each in (path, weights_beside(path)):
             with each.open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
     except OSError:

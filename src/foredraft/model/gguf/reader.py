@@ -56,7 +56,8 @@ def write_folder(parts: Sequence[Path], folder: Path) -> None:
         config.update({"bos_token_id": bos, "pad_token_id": padding, "eos_token_id": list(vocabulary.ends)})
         config.save_pretrained(folder)
         generation = GenerationConfig.from_model_config(config)
-        generation.suppress_tokens = metadata.get("tokenizer.ggml.suppress_tokens")
+        suppressed = metadata.get("tokenizer.ggml.suppress_tokens")
+        generation.suppress_tokens = None if suppressed is None else list(suppressed)
         generation.save_pretrained(folder)
     except (AttributeError, LookupError, TypeError, ValueError) as error:  # of a key that has another type, or is odd
         raise UnsupportedModelError(

@@ -25,7 +25,7 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "mamba2_chunk_scan": operators.mamba2_scan,
     "mamba_selective_scan": operators.mamba_scan,
 }
-"""What stands for each function of transformers' modules of recurrent models, from 5.16 on."""
+"""What stands for each function of transformers' modules of recurrent models."""
 
 
 _BLOCKS: dict[str, Callable[..., Any]] = {"RecurrentGemmaRecurrentBlock": operators.griffin_block}
@@ -77,7 +77,7 @@ def adopt(model: Any) -> None:
         raise UnsupportedModelError(
             f"Layer {min(missing)} of this {model.config.model_type} model keeps a recurrent state, and its code calls "
             f"none of the functions that foredraft replaces ({', '.join(_OPERATORS)}), so drafts cannot be verified; "
-            "load the model with transformers' own classes, of version 5.16 or newer."
+            "load the model with transformers' own classes."
         )
     for number, mixer in mixers:
         own = vars(mixer).get("forward")

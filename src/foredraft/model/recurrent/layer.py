@@ -9,13 +9,9 @@ from collections import defaultdict
 from typing import Any, NamedTuple
 
 import torch
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from foredraft.model.kv_cache import TreeLayer
-
-try:
-    from transformers.cache_utils import LinearAttentionCacheLayerMixin
-except ImportError:  # transformers before 5.8, whose recurrent models are refused
-    LinearAttentionCacheLayerMixin = object  # type: ignore[misc,assignment]  # a class instead of another
 
 
 class Reading(NamedTuple):
@@ -47,7 +43,7 @@ class OperatorLayer(LinearAttentionCacheLayerMixin):
 
     def __init__(self) -> None:
         super().__init__()
-        self.has_previous_state = defaultdict(bool)
+        self.has_previous_state = defaultdict(bool, {0: False})
 
     def lazy_initialization(self, *_states: Any, **_options: Any) -> None:
         """Do nothing: transformers initialises states that it keeps."""
