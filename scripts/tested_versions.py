@@ -33,9 +33,10 @@ SERVER = (
     "messages_of_anthropics_client",
 )  # fmt: skip
 TESTS = (
-    *(f"tests/test_{name}.py" for name in ("api", "engine", "families", "gguf", "transformers")),
-    *(f"tests/test_server.py::test_{name}" for name in SERVER),
+    *((f"tests/test_{name}.py",) for name in ("api", "engine", "families", "gguf", "transformers")),
+    tuple(f"tests/test_server.py::test_{name}" for name in SERVER),
 )
+"""Tests that run uncompiled, by the call of pytest."""
 COMPILED = (
     "tests/test_gguf.py::test_a_compiled_file_is_read_as_integers_except_what_was_changed_since",
     "tests/test_compiled.py::test_compiled_texts_equal_plain_texts",
@@ -92,10 +93,9 @@ class Environment:
     def tests(self) -> tuple[int, list[str]]:
         """Return how many tests passed, and the names of those that failed, or what pytest says where none ran."""
         passed, failed = 0, list[str]()
-        chosen = [TESTS, COMPILED] if self.row.compiles else [TESTS]
         left_out = [] if self.row == ROWS[-1] else ["-k", f"not ({NEWER_FAMILIES})"]
-        for names in chosen:
-            out = [word for name in COMPILED if names is TESTS for word in ("--deselect", name)]
+        for names in (*TESTS, COMPILED) if self.row.compiles else TESTS:
+            out = [word for name in COMPILED if names is not COMPILED for word in ("--deselect", name)]
             ran = self.run(
                 "python", "-m", "pytest", "-q", "-o", "pythonpath=scripts", "-p", "no:cacheprovider", "--tb=line",
                 "--show-capture=no", *out, *left_out, *names,
