@@ -78,6 +78,7 @@ def test_a_plain_step_is_no_verification():
     [
         ({"sigma_model": 0}, "sigma_model is 0"),
         ({"sigma_sample": 2000.0}, "sigma_sample is 2000"),
+        ({"sigma_model": 1e-200, "sigma_sample": 1e-200}, "sigma_model is 1e-200"),  # their squares are 0
         ({"theta0": 1.5}, "theta0 is 1.5"),
         ({"sigma": 1}, "has no option 'sigma'"),
     ],

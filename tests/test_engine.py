@@ -223,8 +223,12 @@ def test_the_draft_shrinks_at_the_limits(given):
 
 
 def test_an_oversized_draft_is_cut_before_it_is_verified():
-    _, records = run(Scripted(lambda view, budget: tree([1, 2, 3, 4], [-1, -1, -1, -1])), nodes=2)
+    drafter = Scripted(lambda view, budget: tree([1, 2, 3, 4], [-1, -1, -1, -1]))
+    _, records = run(drafter, nodes=2)
     assert {record.drafted for record in records[:-1]} == {2}
+    # also for a limit that int64 does not hold, as a model without a window may be given
+    seq, _ = run(drafter, nodes=2, max_new_tokens=2**64, eos=[ANSWER[first_occurrence(5)]])
+    assert seq.emitted.tolist() == ANSWER[: first_occurrence(5) + 1]
 
 
 def test_sources_name_who_drafted_each_token():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from foredraft.contracts import Chooser, Scores, SequenceView, TokenIds, Verdict
+from foredraft.graph.tree import MOST_IDS
 from foredraft.sampling import LogitsProcessor, SamplingOptions
 from foredraft.sampling.chooser import Sampler
 
@@ -58,7 +59,7 @@ class SequenceState:
     @property
     def useful_depth(self) -> int:
         """The greatest useful depth of a draft: the last token before the limit need not be drafted."""
-        return self._limit - self.length - 1
+        return min(self._limit - self.length - 1, MOST_IDS)  # compiled code takes no larger number than int64
 
     @property
     def emitted(self) -> TokenIds:
