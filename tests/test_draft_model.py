@@ -194,6 +194,15 @@ def test_a_vocabulary_that_only_has_more_ids_is_taken():
     assert pair_draft_model((draft().model, OtherWords(theirs)), generator().target, ours).vocabulary == 8192
 
 
+def test_spaces_of_a_sentencepiece_vocabulary_may_be_written_as_in_gguf():
+    """Of Gemma, transformers has U+2581 in tokens of several spaces, and llama.cpp's conversions the spaces."""
+    ours = {"\u2581" * count: count for count in range(1, 5)}
+    theirs = {text if number < 2 else " " * number: number for text, number in ours.items()}
+    model, target = draft().model, generator().target
+    for one, other in ((ours, theirs), (theirs, ours)):
+        assert pair_draft_model((model, OtherWords(other)), target, OtherWords(one)).vocabulary == 8192
+
+
 def test_a_pair_the_wrong_way_round_is_refused():
     with pytest.raises(UsageError, match=r"The pair is .* the model first"):
         pair_draft_model((generator().tokenizer, draft().model), generator().target, generator().tokenizer)

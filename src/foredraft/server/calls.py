@@ -85,6 +85,10 @@ class JsonCall:
         is_call = isinstance(name, str) and isinstance(given, dict)
         return Reading(name, json.dumps(given), end) if is_call else None
 
+    def write(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Return a call as it is written."""
+        return json.dumps({self.name: name, self.arguments: arguments}, ensure_ascii=False)
+
     def rule(self, name: str, schema: Mapping[str, Any], to: Notation) -> str:
         head = f'{{"{self.name}": {json.dumps(name)}, "{self.arguments}": '
         return f'{to.text(head)} {to.json(schema)} "}}"'
@@ -198,6 +202,10 @@ class PythonCall:
         except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):  # what Python's parser raises
             return None
         return Reading(name, json.dumps(given), stop)
+
+    def write(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Return a call as it is written."""
+        return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
 
     def rule(self, name: str, schema: Mapping[str, Any], to: Notation) -> str:
         _check(schema, *_OBJECT)

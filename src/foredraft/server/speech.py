@@ -5,7 +5,7 @@ not depend on how texts are generated or sent.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llguidance import LLMatcher
@@ -13,6 +13,7 @@ from llguidance import LLMatcher
 from foredraft.contracts import TokenIds
 from foredraft.errors import UsageError
 from foredraft.server.bodies import Shape, TextRequest, Tools
+from foredraft.server.calls import JsonCall, PythonCall
 from foredraft.server.dialects import GPT_OSS, Calls, Dialect, dialect_of
 from foredraft.server.notation import WHITE, Notation
 from foredraft.server.parts import Splitter
@@ -87,15 +88,34 @@ def for_template(tokenizer: Any, prompt: Any) -> Any:
     """Return a prompt as the tokenizer's chat template takes it.
 
     gpt-oss's refuses a thought beside a text in a message with a call, and writes either one as a thought: so the text
-    becomes the end of the thought.
+    becomes the end of the thought. Those of LFM 2 and Granite 3 write no calls, which are part of the text there.
     """
-    if not _is_conversation(prompt) or dialect_of(template_of(tokenizer)).thoughts != GPT_OSS:
+    template = template_of(tokenizer)
+    dialect = dialect_of(template)
+    if not _is_conversation(prompt):
         return prompt
-    return [
-        {**each, "thinking": f"{each['thinking']}\n\n{each['content']}", "content": ""}
-        if {"thinking", "tool_calls"} <= each.keys() and each["content"] else each
-        for each in prompt
-    ]  # fmt: skip
+    if dialect.thoughts == GPT_OSS:
+        return [
+            {**each, "thinking": f"{each['thinking']}\n\n{each['content']}", "content": ""}
+            if {"thinking", "tool_calls"} <= each.keys() and each["content"] else each
+            for each in prompt
+        ]  # fmt: skip
+    if dialect.calls is not None and "tool_calls" not in template:
+        return [
+            {**each, "content": each["content"] + _written(dialect.calls, each["tool_calls"])}
+            if "tool_calls" in each else each
+            for each in prompt
+        ]  # fmt: skip
+    return prompt
+
+
+def _written(calls: Calls, given: Sequence[Mapping[str, Any]]) -> str:
+    """Return the calls of a message as the model wrote them, in JSON or Python's notation."""
+    style = calls.style
+    if not isinstance(style, JsonCall | PythonCall):
+        return ""
+    written = [style.write(**each["function"]) + calls.end for each in given]
+    return calls.prefix + (calls.between or calls.prefix).join(written) + calls.suffix
 
 
 def _is_conversation(prompt: Any) -> bool:
