@@ -17,7 +17,7 @@ from foredraft.model.compiled.block_layers import (
 from foredraft.model.compiled.blocks import STRIP, QuantisedRows, layout_of, packed_blocks, read_blocks, rounded_blocks
 from foredraft.model.compiled.build import OPTIONS
 from foredraft.model.compiled.kernels import own_kernels
-from foredraft.model.compiled.library import CompiledLibrary
+from foredraft.model.compiled.library import CompiledLibrary, weights_apart, weights_beside
 from foredraft.model.compiled.rewriting import gate_products, merge_products
 from foredraft.model.layers import shared_copy
 from foredraft.model.machine import multiplies_integers
@@ -209,13 +209,13 @@ def test_a_row_is_what_the_dequantised_weights_give_alone_and_among_others(kind,
     model = Products(kind, gate).eval()
     rows = torch.randn(1, 256, model.depth).bfloat16()
     path = tmp_path / "blocks.pt2"
-    with torch.no_grad(), own_kernels():
+    with torch.no_grad(), own_kernels(), weights_apart(weights_beside(path)) as apart:
         dynamic = ({1: torch.export.Dim("rows", min=2, max=256)},)
         program = torch.export.export(model, (rows[:, :4],), strict=False, dynamic_shapes=dynamic)
         merge_products(program)
         gate_products(program)
         products = [node for node in program.graph.nodes if "multiply_blocks" in str(node.target)]
-        aoti_compile_and_package(program, package_path=str(path), inductor_configs=OPTIONS)
+        aoti_compile_and_package(program, package_path=str(path), inductor_configs=OPTIONS | apart)
     assert len(products) == 3
     package = CompiledLibrary(path)
     whole = package.run([rows])

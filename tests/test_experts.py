@@ -12,7 +12,7 @@ from foredraft.graph.layout import lay_out_text
 from foredraft.model.compiled.blocks import packed_blocks, read_blocks
 from foredraft.model.compiled.build import OPTIONS, compile_forward
 from foredraft.model.compiled.kernels import own_kernels
-from foredraft.model.compiled.library import CompiledLibrary, weights_beside
+from foredraft.model.compiled.library import CompiledLibrary, weights_apart, weights_beside
 from foredraft.model.compiled.package import package_path
 from foredraft.model.loading import load_model
 from support.causal_types import tiny_configuration
@@ -47,10 +47,10 @@ class Multiplied(nn.Module):
 def packaged(model, rows, experts, path):
     """Compile a module of rows and their experts, for any number of rows, and load it."""
     any_rows = torch.export.Dim("rows", min=2, max=256)
-    with torch.no_grad(), own_kernels():
+    with torch.no_grad(), own_kernels(), weights_apart(weights_beside(path)) as apart:
         dimensions = ({0: any_rows}, {0: any_rows})
         program = torch.export.export(model, (rows[:4], experts[:4]), strict=False, dynamic_shapes=dimensions)
-        aoti_compile_and_package(program, package_path=str(path), inductor_configs=OPTIONS)
+        aoti_compile_and_package(program, package_path=str(path), inductor_configs=OPTIONS | apart)
     return CompiledLibrary(path)
 
 

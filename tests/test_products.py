@@ -7,7 +7,7 @@ from torch._inductor import aoti_compile_and_package
 
 from foredraft.model.compiled.build import OPTIONS
 from foredraft.model.compiled.kernels import own_kernels
-from foredraft.model.compiled.library import CompiledLibrary
+from foredraft.model.compiled.library import CompiledLibrary, weights_apart, weights_beside
 from foredraft.model.compiled.rewriting import merge_products
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own calls
@@ -47,9 +47,9 @@ def test_products_are_right_however_they_are_divided(dtype, threads, tmp_path):
     model, rows = Products(dtype).eval(), torch.randn(256, max(depth for depth, _ in SHAPES)).to(dtype)
     any_rows = torch.export.Dim("rows", min=2, max=256)
     path = tmp_path / "products.pt2"
-    with torch.no_grad(), own_kernels():
+    with torch.no_grad(), own_kernels(), weights_apart(weights_beside(path)) as apart:
         program = torch.export.export(model, (rows[:4],), strict=False, dynamic_shapes=({0: any_rows},))
-        aoti_compile_and_package(program, package_path=str(path), inductor_configs=OPTIONS)
+        aoti_compile_and_package(program, package_path=str(path), inductor_configs=OPTIONS | apart)
     package = CompiledLibrary(path)
     whole = package.run([rows])
     for count in (1, 2, 5, 8, 16, 17, 31, 33, 256):
