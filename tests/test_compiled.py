@@ -50,6 +50,7 @@ from foredraft.model.named_target import load_target
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from forward_against_bandwidth import weight_bytes
+from support.causal_types import tiny_configuration
 from support.compilation import METHODS, SAMPLINGS, compiled_by, compiled_once, record_of, written
 from support.families import FAMILIES, VOCABULARY, configuration, each_of, prompt_of, random_tree, tiny_model
 from support.llamas import llama, small_model
@@ -516,8 +517,10 @@ def replaced():
         (lambda: attending_alone("falcon"), "falcon model attends in a way of its own.*it runs uncompiled"),
         (steered, r"module model\.layers\.1 of this model has a hook.*all models with these weights"),
         (replaced, r"module model\.layers\.0\.mlp of this model"),
+        # foredraft's own functions of its recurrent layers are no reason
+        (lambda: TorchTarget(tiny_model(tiny_configuration("lfm2"))).model, "window of 256 tokens is too short"),
     ],
-    ids=["float16", "short-window", "small-heads", "gptj", "falcon", "hook", "replaced"],
+    ids=["float16", "short-window", "small-heads", "gptj", "falcon", "hook", "replaced", "recurrent"],
 )
 def test_what_cannot_be_compiled_is_refused(model, sentence, tmp_path):
     with pytest.raises(UsageError, match=sentence):

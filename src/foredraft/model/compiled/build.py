@@ -70,6 +70,7 @@ OPTIONS = {
 }  # fmt: skip
 """Settings of torch's compiler."""
 
+_LIBRARIES = ("foredraft", "transformers", "torch")  # whose hooks and functions follow from the configuration
 _CODE_BYTES = 64 * 2**20  # a package beside its weights; those measured had 3 to 8 MiB; chosen
 Progress = Callable[[float, str], None]
 
@@ -168,9 +169,10 @@ def _check(model: Any, *, precise: bool) -> None:
 def _altered(model: Any) -> str | None:
     """Return the name of a module that does something else than its class, by its user's hook or function, if any."""
     for name, module in model.named_modules():
-        hooks = (*vars(module)["_forward_pre_hooks"].values(), *vars(module)["_forward_hooks"].values())
-        # transformers' own keep hidden states
-        if "forward" in vars(module) or any(not hook.__module__.startswith("transformers.") for hook in hooks):
+        own = vars(module)
+        found = [*own["_forward_pre_hooks"].values(), *own["_forward_hooks"].values(), own.get("forward")]
+        # transformers' own keep hidden states; None is also the module of torch's functions
+        if any((each.__module__ or "foredraft").partition(".")[0] not in _LIBRARIES for each in found if each):
             return f"module {name}" if name else type(module).__name__
     return None
 
