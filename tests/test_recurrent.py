@@ -27,6 +27,7 @@ from foredraft.sampling import SamplingOptions
 from support.batches import emitted, theirs
 from support.causal_types import STATES, tiny_configuration
 from support.families import GREEDY, VOCABULARY, prompt_of, random_tree, tiny_model, written
+from support.scripted import RandomTreeDrafter
 
 KINDS = ("lfm2", "qwen3_next", "kimi_linear", "bamba", "nemotron_h", "falcon_h1", "mamba", "zamba", "recurrent_gemma")
 """One family of each operator, and those with attention beside it, several scans in a layer, or code of their own."""
@@ -138,6 +139,16 @@ def test_a_text_goes_on_exactly_after_one_that_was_interrupted_in_a_commit(famil
         pass
     assert again.cached_tokens > len(prompt)
     assert emitted(again) == text[8:]
+
+
+@pytest.mark.parametrize(("family", "taps"), [("lfm2", "conv_L_cache"), ("mamba", "conv_kernel")])
+def test_a_convolution_of_one_tap_keeps_no_inputs(family, taps):
+    config = tiny_configuration(family)
+    setattr(config, taps, 1)
+    target, drafter = TorchTarget(tiny_model(config)), RandomTreeDrafter(3, VOCABULARY)
+    text, records = written(target, prompt_of(23), GREEDY, drafter, new_tokens=20)
+    assert text == theirs(target, prompt_of(23), 20)
+    assert sum(record.drafted for record in records) > 20
 
 
 @pytest.mark.parametrize("joint", [False, True], ids=["alone", "in batches"])

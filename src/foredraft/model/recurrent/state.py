@@ -91,7 +91,7 @@ class Convolution:
     inputs: torch.Tensor  # [H + R, D], of the rows held and of the last pass
 
     def commit(self, kept: I64) -> None:
-        self.history = torch.cat([self.history, self.inputs[kept]])[-len(self.history) :].clone()
+        self.history = torch.cat([self.history, self.inputs[kept]])[len(kept) :].clone()
         self.inputs = _none(self.inputs)
 
 
