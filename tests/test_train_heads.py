@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -294,6 +295,11 @@ def test_a_loss_that_is_no_number_stops_and_the_last_checkpoint_stays(model, tra
     state = torch.load(tmp_path / loop.CHECKPOINT, weights_only=True)
     assert state["step"] == 3
     assert all(torch.isfinite(weight).all() for weight in state["module"].values())
+
+
+def test_traces_whose_texts_are_all_held_out_are_refused(model, traces, tmp_path):
+    with pytest.raises(UsageError, match="no window to learn from"):
+        trained(exit_task(model, traces), tmp_path, replace(traces, held=np.ones_like(traces.held)))
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("unexpected pos 64 vs 0")])

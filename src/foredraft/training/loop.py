@@ -62,14 +62,16 @@ def train(
 ) -> "Run":  # fmt: skip
     """Train the task's module, or resume the run in `folder`, and report progress to `tell`.
 
-    `identity` names other settings that determine the weights; UsageError for a checkpoint with different ones. The
-    minutes are of training, those before a resumption included, and between checkpoints; these may change when a run is
-    resumed. `now` returns seconds.
+    `identity` names other settings that determine the weights. UsageError for a checkpoint with different ones, and if
+    all windows are held out. The minutes are of training, those before a resumption included, and between checkpoints;
+    these may change when a run is resumed. `now` returns seconds.
 
     The last checkpoint stays if the loss is not finite (NumericsError), or if the next one cannot be written
     (StoreError, also for one that is damaged).
     """
     trained, held = traces.split
+    if not len(trained):
+        raise UsageError("The traces hold no window to learn from: all texts are held out. Make traces of more.")
     folder.mkdir(parents=True, exist_ok=True)
     run = Run(task, folder, options, {**identity, "options": asdict(options), "windows": len(trained)})
     each = options.micro_batch * options.accumulation
