@@ -116,7 +116,8 @@ class RecordStates:
         assert applied in (0, len(kept)), "known text is committed whole"
         committed = np.arange(self._first(before), self._first(before) + self._taken + self._pending[before])
         self._pending[after] = len(kept) - applied
-        moved = np.append(committed, kept + row)[-(self._taken + self._pending[after]) :]
+        moved = np.append(committed, kept + row)
+        moved = moved[len(moved) - self._taken - self._pending[after] :]  # not of -0 on, where none are kept
         for store in self._stores:
             store[:, :, self._first(after) : self._first(after) + len(moved)] = store[:, :, moved]
 
