@@ -207,7 +207,7 @@ class CaliOptions:
     theta0: float = 0.5  # prior acceptance rate, with the weight of one token
 
     def __post_init__(self) -> None:
-        check_range(self, "sigma_model", "sigma_sample", least=1e-9, most=1000)
+        check_range(self, "sigma_model", "sigma_sample", least=1e-9, most=1000)  # whose squares are not 0
         check_range(self, "theta0", least=0, most=1)
 
 

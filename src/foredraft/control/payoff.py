@@ -161,8 +161,8 @@ def best_of_nodes(
     """Return how many nodes of `texts` drafts to verify, as `best_number` does, and the tokens and seconds of the step.
 
     `passes`, float64[M + 1], are seconds by nodes, and `drafted` those of drafting, spent also without nodes. The nodes
-    have the scores `best_first`, float32[N], and `most_accepted` is how many of them can be accepted. One call, as
-    after a pass, which evicts the caches, each one takes some 10 us.
+    have the scores `best_first`, float32[N], and `most_accepted` is how many of them can be accepted. It is one call
+    because each one takes some 10 microseconds after a pass, which evicts the caches.
     """
     tokens = expected_tokens(best_first, evidence, len(passes) - 1)
     seconds = np.empty(len(tokens), np.float64)

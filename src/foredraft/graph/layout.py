@@ -42,7 +42,7 @@ def lay_out(root: int, tokens: IntArray, parents: IntArray, at: int) -> Layout:
 
 @njit(cache=True)
 def _rows(root: int, tokens: IntArray, parents: IntArray, at: int) -> tuple[I64, I64, BoolArray]:
-    """Return token ids, positions and ancestors as in `Layout`, in one call: after a pass each one takes 10 us."""
+    """Return token ids, positions and ancestors as in `Layout`, in one call: each takes some 10 microseconds."""
     token_ids, positions = np.empty(len(tokens) + 1, np.int64), np.empty(len(tokens) + 1, np.int64)
     token_ids[0], positions[0] = root, at
     for node in range(len(tokens)):

@@ -2,8 +2,7 @@
 
 A batch is one pass over slots of one arena: of a compiled forward whose kernels give a row the same bits whatever other
 rows are in the pass, or of the uncompiled model, whose own attention, sinks and caps of scores included, runs for each
-sequence alone. Does not depend on what the rows mean, nor on how a batch is put
-together.
+sequence alone. Does not depend on what the rows mean, nor on how a batch is put together.
 """
 
 import sys

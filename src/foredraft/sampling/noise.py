@@ -12,7 +12,8 @@ from numba import njit
 from foredraft.graph.tree import F64, I64, FloatArray
 
 _TOKENS = 256  # of a part of the vocabulary whose noise is computed, or skipped, together; chosen
-_LEAST = 1.16e-10  # -log(u) of the largest u, rounded down
+_MARGIN = 1.0 - 1e-6  # on bounds that are compared in float32, which rounds by at most 6e-8
+_LEAST = 0.5 / 4294967296.0 * _MARGIN  # 1 - u of the largest u, below -log(u)
 
 
 @njit(cache=True, inline="always")
@@ -89,7 +90,7 @@ def _any_above(weights: FloatArray, least: float) -> bool:
 @njit(cache=True)
 def _may_win(weights: FloatArray, words: npt.NDArray[np.uint32], bar: float) -> bool:
     """Return whether a token with one of these weights, float32[n], may exceed `bar`; vectorised."""
-    hits, per_word = np.int32(0), np.float32(bar / 4294967296.0 * (1.0 - 1e-6))  # a margin above float32's rounding
+    hits, per_word = np.int32(0), np.float32(bar / 4294967296.0 * _MARGIN)
     for i in range(len(weights)):  # ~word is (1 - u) * 2^32, less 0.5
         hits += np.int32(weights[i] >= per_word * np.float32(words[i] ^ np.uint32(0xFFFFFFFF)))
     return bool(hits > 0)

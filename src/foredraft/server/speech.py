@@ -90,10 +90,10 @@ def for_template(tokenizer: Any, prompt: Any) -> Any:
     gpt-oss's refuses a thought beside a text in a message with a call, and writes either one as a thought: so the text
     becomes the end of the thought. Those of LFM 2 and Granite 3 write no calls, which are part of the text there.
     """
-    template = template_of(tokenizer)
-    dialect = dialect_of(template)
     if not _is_conversation(prompt):
         return prompt
+    template = template_of(tokenizer)
+    dialect = dialect_of(template)
     if dialect.thoughts == GPT_OSS:
         return [
             {**each, "thinking": f"{each['thinking']}\n\n{each['content']}", "content": ""}

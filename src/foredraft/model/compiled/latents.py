@@ -1,10 +1,9 @@
 """Latent attention (MLA) in a compiled forward: rows attend to latents, not to the keys and values made of them.
 
-DeepSeek-V2's rotary positions by complex numbers, for which the compiler has no code, become products of real ones.
-
 Instead of every slot's latents, a query is multiplied by its head's part of the matrix that expands them to keys, and
-what it attended to by the part for values (DeepSeek-AI 2024, "DeepSeek-V2", section 2.1.2). Uses transformers' names.
-Does not know how attention or products are computed.
+what it attended to by the part for values (DeepSeek-AI 2024, "DeepSeek-V2", section 2.1.2). That model's rotary
+positions by complex numbers, for which the compiler has no code, become products of real ones. Uses transformers'
+names. Does not know how attention or products are computed.
 """
 
 import sys
