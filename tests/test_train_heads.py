@@ -564,7 +564,8 @@ def test_medusa_heads_learn(model, traces, tmp_path):
     [
         (["--layers", "4"], "layers is 4; this model has 4, so it must be 1 to 3"),
         (["--layers", "0"], "layers is 0"),
-        (["--max-minutes", "0"], "Invalid value for '--max-minutes'"),
+        (["--max-minutes", "0"], "--max-minutes is 0"),
+        (["--max-minutes", "nan"], "--max-minutes is nan"),
         (["--save-dtype", "int4"], "There is no --save-dtype 'int4'. Did you mean 'int8'?"),
         (["--set", "rates=1"], "Did you mean 'rate'"),
         (["--traces", "windows=1"], "Did you mean 'window'"),

@@ -78,7 +78,7 @@ class Training:
         list[str] | None, typer.Option("--traces", help="NAME=VALUE of the traces, such as written_tokens=50000")
     ] = None
     max_minutes: Annotated[
-        float | None, typer.Option(help="Stop after so many minutes of training, with a finished head", min=0.001)
+        float | None, typer.Option(help="Stop after so many minutes of training, with a finished head")
     ] = None
     device: flags.DeviceOption = None
     dtype: flags.DtypeOption = "auto"
@@ -86,6 +86,8 @@ class Training:
     def options(self) -> "LoopOptions":
         from foredraft.training.loop import LoopOptions
 
+        if self.max_minutes is not None and not 0 < self.max_minutes < math.inf:
+            raise UsageError(f"--max-minutes is {self.max_minutes:g}; it must be above 0.")
         return assigned(LoopOptions, self.settings, "the training")
 
     def states(self, head: Head, keep: bool) -> Path | None:
