@@ -142,6 +142,9 @@ def test_arguments_come_while_they_are_written(family):
         ("[func_name1(params_name1=", "[1, 2, 3] is a list"),
         ("[func_name1(params_name1=", "[unknown(a=1)]"),
         ("<tool_call><function=", "a <function= of two"),
+        (HERMES, '<tool_call>{"arguments": {"a": 1e999}, "name": "f"}</tool_call>'),
+        ("<|tool_call_start|>", "<|tool_call_start|>[f(a=1e999)]"),
+        ("<|tool_call_start|>", '<|tool_call_start|>[f(**{"a": 1})]'),
     ],
 )  # fmt: skip
 def test_what_is_no_call_stays_text(needles, text):
@@ -173,7 +176,8 @@ def test_marks_inside_of_arguments_are_arguments():
         ({"anyOf": [{"type": "number"}, {"type": "null"}]}, "1.5", 1.5), ({"type": "boolean"}, "True", True),
         ({"type": "integer"}, "true", "true"), ({"type": "object"}, '{"a": 1}', {"a": 1}),
         ({"type": "string"}, '{"a": 1}', '{"a": 1}'), ({"type": "number"}, "NaN", "NaN"),
-        ({"type": None}, "12", 12), ({"anyOf": None}, "12", 12),
+        ({"type": None}, "12", 12), ({"anyOf": None}, "12", 12), ({"type": "number"}, "1e999", "1e999"),
+        ({"type": ["string", "null"]}, '"Paris"', "Paris"), ({"type": ["string", "null"]}, "Paris", "Paris"),
     ],
 )  # fmt: skip
 def test_arguments_have_the_types_of_the_schema(schema, written, value):
@@ -295,6 +299,27 @@ def test_what_a_form_cannot_enforce_is_refused(family, schema, keyword):
     tool = FunctionTool(name="f", parameters=whole | ({keyword: 1} if keyword == "minProperties" else {}))
     with pytest.raises(UsageError, match=re.escape(keyword)):
         grammar_of(None, Tools.of([tool], Choice("required")), dialect, {}, None, {})
+
+
+@pytest.mark.parametrize("family", ["Hermes", "LFM 2", "Gemma 4", "Qwen 3 Coder", "GLM 4.6"])
+@pytest.mark.parametrize("value", ["Paris", None])
+def test_a_text_that_may_be_missing_is_read_as_it_was_required(family, value):
+    """As pydantic writes it for `str | None`, which clients ask for strictly."""
+    schema = {"properties": {"a": {"anyOf": [{"type": "string"}, {"type": "null"}]}}, "required": ["a"]}
+    tool = FunctionTool(name="f", parameters=schema, strict=True)
+    dialect = dialect_of(f"{ANSWERS[family]['template']} tools")
+    thought = None if dialect.thoughts is None else False
+    grammar = grammar_of(None, Tools.of([tool], Choice("required")), dialect, {}, thought, {})
+    written, quoted = json.dumps(value), "null" if value is None else f'<|"|>{value}<|"|>'
+    text = {
+        "Hermes": f'<tool_call>\n{{"name": "f", "arguments": {{"a": {written}}}}}\n</tool_call>',
+        "LFM 2": f"<|tool_call_start|>[f(a={written})]<|tool_call_end|>",
+        "Gemma 4": f"<|tool_call>call:f{{a:{quoted}}}<tool_call|>",
+        "Qwen 3 Coder": f"<tool_call>\n<function=f>\n<parameter=a>\n{written}\n</parameter>\n</function>\n</tool_call>",
+        "GLM 4.6": f"<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>{written}</arg_value>\n</tool_call>",
+    }[family]
+    assert accepted(grammar, text)[1]
+    assert calls_of(parts_of(ANSWERS[family]["template"], text, schemas={"f": schema})) == [["f", {"a": value}]]
 
 
 @pytest.mark.parametrize("family", ["Hermes", "LFM 2", "Gemma 4", "Qwen 3 Coder"])

@@ -6,6 +6,7 @@ import re
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import httpx
@@ -131,6 +132,44 @@ def test_formats_are_refused_and_prompts_too_long_for_any_tokens(address):
     long = asked(address, messages=[{"role": "user", "content": "word " * 700_000}])
     assert (long.status_code, long.json()["error"]["code"]) == (400, "context_length_exceeded")
     assert "characters" in long.json()["error"]["message"]
+
+
+WORDS = "word " * 8000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("/tokenize", {"prompt": WORDS}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": WORDS}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "assistant", "content": "a", "reasoning_content": WORDS}]}),
+    ],
+)
+def test_a_long_body_keeps_no_short_one_waiting(generator, monkeypatch, route, body):
+    """Wherever its text is: here it is tokenized only when the short one is answered."""
+    service, answered = Service(generator, "toy", {"table": "none"}), threading.Event()
+    encode = service.encode
+
+    def encoded(prompt, *more):
+        if len(str(prompt)) > 1000:
+            assert answered.wait(20)
+        return encode(prompt, *more)
+
+    monkeypatch.setattr(service, "encode", encoded)
+    listening = Listening(service, port=0)
+    thread = threading.Thread(target=listening.run)
+    thread.start()
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            long = pool.submit(httpx.post, listening.address + route, json=body, timeout=60)
+            time.sleep(0.5)  # it has arrived
+            assert httpx.post(f"{listening.address}/tokenize", json={"prompt": "a"}, timeout=60).status_code == 200
+            answered.set()
+            assert long.result().status_code in (200, 400)
+    finally:
+        listening.stop()
+        thread.join()
 
 
 @pytest.mark.slow

@@ -145,6 +145,20 @@ def test_messages_have_a_block_for_each_part(server, told):
         assert counts[1] > counts[0] + 10
 
 
+@pytest.mark.parametrize(
+    ("written", "given"),
+    [("NaN", {}), ("1e999", {}), ("[" * 2000 + "]" * 2000, {}), (r'"\ud83d"', {"city": "\ud83d"})],
+    ids=("NaN", "too large", "too deep", "half a pair"),
+)
+def test_arguments_that_json_does_not_hold_fail_no_message(server, told, written, given):
+    """A number that no JSON has is left out; half of a character, which the model writes as in JSON, is sent as it is."""
+    told(f'</think><tool_call>\n{{"name": "weather", "arguments": {{"city": {written}}}}}\n</tool_call>')
+    body = {"max_tokens": 5000, "messages": ASKED, "tools": [{"name": "weather", "input_schema": SCHEMA}]}
+    answer = httpx.post(f"{server}/v1/messages", json=body, timeout=60)
+    assert answer.status_code == 200
+    assert answer.json()["content"][-1]["input"] == given
+
+
 def test_a_prompt_that_switches_thinking_off_has_no_thought(client, told):
     told(f"{SAID}")
     for extra in ({"reasoning_effort": "none"}, {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}):

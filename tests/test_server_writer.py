@@ -98,7 +98,10 @@ def test_a_text_that_nobody_waits_for_makes_room_at_once(writer):
 def speech_of(tokenizer):
     """Of a model that marks neither thoughts nor calls."""
     unmarked = Splitter(Dialect(None, None), None, thinking=False, parallel=True)
-    return SimpleNamespace(stream=lambda: (TextStream(tokenizer), frozenset()), splitter=lambda: unmarked)
+    none = frozenset()
+    return SimpleNamespace(
+        stream=lambda: (TextStream(tokenizer), none), splitter=lambda: unmarked, unsearched=lambda _: none
+    )
 
 
 def test_an_answer_that_nobody_takes_keeps_no_whole_rows_of_log_probabilities():

@@ -1,13 +1,18 @@
 """Marks that are special tokens: they are seen by what splits an answer, and other special tokens by nobody."""
 
+import asyncio
+
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from foredraft.contracts import StepRecord
 from foredraft.errors import UsageError
+from foredraft.server.answers import Choice as Answer
 from foredraft.server.bodies import Choice, FunctionTool, TextRequest, Tools
 from foredraft.server.speech import Speech, check_tools
+from foredraft.server.writer import Event
 
 SPECIAL = ["<pad>", "<end>", "<think>", "</think>", "<tool_call>", "</tool_call>"]
 WORDS = ["so", "yes", '{"name":', '"f",', '"arguments":', "{}}", "Hi"]
@@ -82,3 +87,21 @@ def test_tools_need_a_template_that_takes_them(tokenizer):
     for prompt, told in ((ASKED, True), ([{"role": "assistant", "content": "", "tool_calls": [1]}], False)):
         with pytest.raises(UsageError, match="leave out tools"):
             check_tools(tokenizer, prompt, told=told)
+
+
+def test_a_stop_string_is_not_found_in_a_mark_that_is_a_special_token(tokenizer):
+    """As little as where the text ends: a stop string such as ">" must not hide what follows a mark."""
+    def answered(stops):
+        answer = '<think> so </think> yes <tool_call> {"name": "f", "arguments": {}} </tool_call> <end>'
+        speech = Speech(tokenizer, ASKED, ids_of(tokenizer, "Hi"), TextRequest([], {}, TOOLS))
+        choice = Answer(speech, stops, None, None, asyncio.Event())
+        records = tuple(StepRecord((token,), 0, 0, (None,), {}) for token in tokenizer(answer).input_ids)
+        choice.receive(Event(records, "eos"))
+        choice.take()
+        return [(part.kind, part.text.strip()) for part in choice.blocks]
+
+    whole = [("thought", "so"), ("text", "yes"), ("call", "{}")]
+    assert answered(()) == whole
+    assert answered((">", "think")) == whole
+    assert answered(("es",)) == [("thought", "so"), ("text", "y")]
+    assert answered(("<tool_call>",)) == whole[:2], "which names the token"

@@ -51,8 +51,13 @@ class StopFilter:
         self._stops = stops
         self._held: list[Piece] = []
 
-    def push(self, pieces: list[Piece], *, last: bool = False) -> list[Piece]:
-        """Add pieces and return those that can be sent; `last` releases the text held back."""
+    def push(self, pieces: list[Piece], *, searched: bool = True, last: bool = False) -> list[Piece]:
+        """Add pieces and return those that can be sent; `last` releases the text held back.
+
+        Those that are not `searched` pass, and a stop string that has begun before them does not go on behind them.
+        """
+        if not searched:
+            return [*self.push([], last=True), *(pieces if self.found is None else [])]
         self._held += pieces
         if self.found is not None:
             return []
@@ -74,6 +79,7 @@ class Choice(Delta):
         self.stops, self.prediction = StopFilter(stops), prediction
         self.thought_tokens = 0  # without those of the marks
         self._stream, self._hidden = speech.stream()
+        self._unsearched = speech.unsearched(stops)
         self._splitter, self._logprobs, self._news = speech.splitter(), logprobs, news
         self._new = Delta()  # not taken yet
         self._failure: Exception | None = None
@@ -103,7 +109,7 @@ class Choice(Delta):
             for token, source in zip(record.emitted, record.sources, strict=True):
                 thought = self._splitter.thinking
                 if token not in self._hidden:
-                    self._split(self._stream.push(token), source)
+                    self._split(self._stream.push(token), source, searched=token not in self._unsearched)
                 self.thought_tokens += thought and self._splitter.thinking
                 if self._logprobs is not None:
                     self._new.tokens.append(self._logprobs.take(token))
@@ -113,8 +119,8 @@ class Choice(Delta):
             self._split(self._stream.finish(), None, last=True)
             self._new.finish = "stop" if event.finish in ("eos", "stop") else "length"
 
-    def _split(self, text: str, source: str | None, *, last: bool = False) -> None:
-        shown = self.stops.push([(text, source)] if text else [], last=last)
+    def _split(self, text: str, source: str | None, *, searched: bool = True, last: bool = False) -> None:
+        shown = self.stops.push([(text, source)] if text else [], searched=searched, last=last)
         self._new.parts += self._splitter.push(shown, last=last)
 
 

@@ -3,7 +3,6 @@
 Does not depend on how answers are generated.
 """
 
-import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
@@ -13,6 +12,7 @@ from pydantic import Field, PositiveInt, Tag, model_validator
 from foredraft.server import bodies
 from foredraft.server.answers import Answers
 from foredraft.server.bodies import Body
+from foredraft.server.calls import read_json
 from foredraft.server.metrics import drafting_of
 from foredraft.server.openai import TopK, usage_of
 from foredraft.server.parts import Part
@@ -171,8 +171,8 @@ def _block(part: Part, text: str) -> dict[str, Any]:
     if part.call is None:
         return {"type": "text", "text": text}
     try:
-        given = json.loads(text or "{}")
-    except ValueError:
+        given = read_json(text or "{}")
+    except (ValueError, RecursionError):
         given = {}
     return {"type": "tool_use", "id": part.call.id, "name": part.call.name, "input": given}
 

@@ -25,13 +25,14 @@ from foredraft.server import bodies
 from foredraft.server.answers import Answers
 from foredraft.server.anthropic import CountRequest, MessagesRequest
 from foredraft.server.openai import ChatRequest, CompletionRequest
-from foredraft.server.replies import RequestError, failure_of, sent
+from foredraft.server.replies import RequestError, failure_of, sent, written
 from foredraft.server.responses import ResponsesRequest
-from foredraft.server.service import LONG, Service
+from foredraft.server.service import Service
 
 AnyBody = TypeVar("AnyBody", bound=bodies.Body)
 
 _MOST_BYTES = 4 << 20  # of a body (chosen)
+_LONG = 1 << 15  # bytes of a body that is prepared by the threads for long ones; 20 ms of tokenizing (chosen)
 _BODY_SECONDS = 30.0  # for receiving a body, and for sending the end of a late answer (chosen)
 _PAGE = Path(__file__).with_name("page.html")
 _GENERATING = {
@@ -66,14 +67,14 @@ def _answering(service: Service, kind: type[Any]) -> Callable[[Request], Awaitab
     """Return the handler of a route that generates, whose body is of `kind`."""
 
     async def answer(request: Request) -> Response:
-        key, body = await _read(request, kind)
+        key, body, long = await _read(request, kind)
         body.model = service.name
-        answers = await service.begin(body.text_request(), key)
+        answers = await service.begin(body.text_request(), key, long=long)
         if body.stream:
             return _AnswerStream(service, answers, body)
         try:
             await _unless_gone(request, answers.ended())
-            return JSONResponse(body.whole(answers))
+            return Response(written(body.whole(answers)), media_type="application/json")
         finally:
             service.end(answers)
 
@@ -108,16 +109,16 @@ class _AnswerStream(StreamingResponse):
 def _add_tokens(app: FastAPI, service: Service) -> None:
     @app.post("/v1/messages/count_tokens")
     async def _count(request: Request) -> Response:
-        _, body = await _read(request, CountRequest)
+        _, body, long = await _read(request, CountRequest)
         asked = body.text_request()
-        ids = await service.in_turn(service.encode, asked.prompts[0], asked.tools.told, asked.variables)
+        ids = await service.in_turn(service.encode, asked.prompts[0], asked.tools.told, asked.variables, long=long)
         return JSONResponse({"input_tokens": len(ids)})
 
     @app.post("/tokenize")
     async def _tokenize(request: Request) -> Response:
-        _, body = await _read(request, bodies.TokenizeRequest)
+        _, body, long = await _read(request, bodies.TokenizeRequest)
         prompt = body.prompt if body.messages is None else [each.for_template() for each in body.messages]
-        ids, window = await service.in_turn(service.encode, prompt), service.generator.target.window
+        ids, window = await service.in_turn(service.encode, prompt, long=long), service.generator.target.window
         return JSONResponse({"tokens": ids.tolist(), "count": len(ids), "max_model_len": window})
 
 
@@ -165,8 +166,8 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, None]) -> Non
         task.cancel()
 
 
-async def _read(request: Request, kind: type[AnyBody]) -> tuple[str, AnyBody]:
-    """Return the key and the body of a request, after checking its size, key and model."""
+async def _read(request: Request, kind: type[AnyBody]) -> tuple[str, AnyBody, bool]:
+    """Return the key and the body of a request, and whether it is long, after checking its size, key and model."""
     key, data = _key(request), bytearray()
     try:
         async with asyncio.timeout(_BODY_SECONDS):
@@ -177,12 +178,12 @@ async def _read(request: Request, kind: type[AnyBody]) -> tuple[str, AnyBody]:
                     raise RequestError(413, problem, code="body_too_large")
     except TimeoutError as error:
         raise RequestError(408, f"The body took more than {_BODY_SECONDS:.0f} seconds; send it at once.") from error
-    validated = partial(kind.model_validate_json, bytes(data))
-    body = await request.app.state.in_turn(validated, long=True) if len(data) > LONG else validated()
+    validated, long = partial(kind.model_validate_json, bytes(data)), len(data) > _LONG
+    body = await request.app.state.in_turn(validated, long=True) if long else validated()
     model = getattr(body, "model", None)
     if model is not None:
         _check_model(request, model, "model")
-    return key, body
+    return key, body, long
 
 
 def _check_model(request: Request, model: str, param: str | None = None) -> None:

@@ -261,7 +261,7 @@ class Tools:
         """Return the tools; ValueError for a choice of a tool that is not there."""
         names = [each.name for each in functions]
         missing = [name for name in choice.names or () if name not in names]
-        if missing or (choice.mode == "required" and not names):
+        if missing or choice.names == [] or (choice.mode == "required" and not names):
             needed = missing[0] if missing else "a tool"
             raise ValueError(f"tool_choice needs {needed!r} in tools; there is {names or 'none'}")
         if choice.mode == "none":

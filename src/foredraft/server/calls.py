@@ -1,7 +1,9 @@
 """How models write tool calls: five styles, each of which reads a call as it is written, and says what it may be.
 
-A style reads the text behind the mark of a call, from the beginning at each time, so that the pieces in which the text
-comes do not matter. Does not know which model writes in which style.
+`read` takes the text behind the mark of a call, from the beginning at each time, so that the pieces in which the text
+comes do not matter, and returns what is known of the call, or None if it is none; `last` is as in `first_mark`. `rule`
+returns the expression for a call of a tool whose arguments have a schema; one with a keyword that would not be enforced
+is a UsageError. Does not know which model writes in which style.
 """
 
 import ast
@@ -9,7 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from foredraft.errors import UsageError
 from foredraft.options import shown
@@ -32,30 +34,13 @@ class Reading(NamedTuple):
     end: int = -1
 
 
-class Style(Protocol):
-    """How a call is written."""
-
-    @property
-    def listed(self) -> bool:
-        """Whether more calls may follow a comma or a semicolon."""
-
-    def read(self, text: str, schemas: Schemas, *, last: bool) -> Reading | None:
-        """Return what is known of the call that a text begins with, or None; `last` as in `first_mark`."""
-
-    def rule(self, name: str, schema: Mapping[str, Any], to: Notation) -> str:
-        """Return the expression for a call of a tool whose arguments have a schema.
-
-        A schema with a keyword that it would not enforce is a UsageError.
-        """
-
-
 @dataclass(frozen=True, slots=True)
 class JsonCall:
     """An object of a name and arguments: `{"name": "f", "arguments": {"a": 1}}`."""
 
     name: str = "name"
     arguments: str = "arguments"
-    listed: bool = False
+    listed: bool = False  # whether a bracket may precede the object
     bare: bool = False  # whether nothing marks the object but its first key
 
     def read(self, text: str, schemas: Schemas, *, last: bool) -> Reading | None:  # noqa: ARG002, PLR0911  # a style's signature; each way out is one fact
@@ -76,10 +61,10 @@ class JsonCall:
         if end is None:
             return None if last else Reading()
         try:
-            found = json.loads(text[at:end], parse_constant=_refused)
+            found = read_json(text[at:end])
             name = found.get("name", found.get("tool_name"))
             given = found.get("arguments") or found.get("parameters") or {}
-            given = json.loads(given, parse_constant=_refused) if isinstance(given, str) else given
+            given = read_json(given) if isinstance(given, str) else given
         except (ValueError, RecursionError):
             return None
         is_call = isinstance(name, str) and isinstance(given, dict)
@@ -100,7 +85,6 @@ class NamedCall:
 
     head: str
     written: str
-    listed: bool = False
 
     def read(self, text: str, schemas: Schemas, *, last: bool) -> Reading | None:  # noqa: ARG002  # a style's signature
         head = re.match(self.head, text)
@@ -132,7 +116,6 @@ class TaggedCall:
     written: str
     close: str
     end: str
-    listed: bool = False
 
     def read(self, text: str, schemas: Schemas, *, last: bool) -> Reading | None:
         begin = len(text) - len(text.lstrip())
@@ -183,7 +166,6 @@ class TaggedCall:
 class PythonCall:
     """A call in Python's notation: `f(a=1, b="x")`; JSON's true, false and null are taken too."""
 
-    listed: bool = True
     bare: bool = False  # whether nothing marks the call but a bracket and the name of a tool
 
     def read(self, text: str, schemas: Schemas, *, last: bool) -> Reading | None:
@@ -196,12 +178,12 @@ class PythonCall:
             return None if last else Reading()
         try:
             call = ast.parse(text[at:stop], mode="eval").body
-            if not isinstance(call, ast.Call) or call.args:
+            if not isinstance(call, ast.Call) or call.args or any(each.arg is None for each in call.keywords):
                 return None
-            given = {str(each.arg): _python_value(each.value) for each in call.keywords}
+            given = json.dumps({each.arg: _python_value(each.value) for each in call.keywords}, allow_nan=False)
         except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):  # what Python's parser raises
             return None
-        return Reading(name, json.dumps(given), stop)
+        return Reading(name, given, stop)
 
     def write(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Return a call as it is written."""
@@ -219,7 +201,6 @@ class BraceCall:
     """Gemma's notation, `call:f{a:<|"|>text<|"|>,b:[1]}`: JSON with bare keys, and another `quote`."""
 
     quote: str
-    listed: bool = False
 
     def read(self, text: str, schemas: Schemas, *, last: bool) -> Reading | None:  # noqa: ARG002  # a style's signature
         head = re.match(r"\s*call:\s*(?P<name>[\w.-]+)\s*(?=\{)", text)
@@ -252,6 +233,9 @@ class BraceCall:
         kinds = _types(given)
         if kinds and not kinds & {"string", "object", "array"}:
             return to.json(given)
+        if isinstance(given, dict) and "anyOf" in given:
+            _check(given, "anyOf")
+            return f"({' | '.join(self._value(each, to) for each in given['anyOf'])})"
         _check(given, *{"object": _OBJECT, "array": ("type", "items")}.get("".join(kinds), ("type", "enum")))
         if "enum" in given:
             quote, choices = self.quote, given["enum"]
@@ -271,8 +255,9 @@ class BraceCall:
         return f"({to.json({'type': plain})}" + (f" | {text})" if not kinds or "string" in kinds else ")")
 
 
+Style = JsonCall | NamedCall | TaggedCall | PythonCall | BraceCall
 _OBJECT = ("type", "properties", "required", "additionalProperties", "$defs", "definitions")
-_FORMS: Mapping[str, type] = {"enum": list, "required": list, "properties": dict, "items": dict}
+_FORMS: Mapping[str, type] = {"enum": list, "required": list, "anyOf": list, "properties": dict, "items": dict}
 _NOTES = ("title", "description", "default", "examples", "deprecated", "$schema", "$comment")  # which bind nothing
 
 
@@ -303,9 +288,11 @@ def _may_be_call(text: str) -> bool:
     return any(key.startswith(compact) or compact.startswith(key) for key in _FIRST_KEYS)
 
 
-def _refused(name: str) -> float:
-    """Refuse NaN and Infinity, which Python's JSON takes."""
-    raise ValueError(f"JSON has no {name}")
+def read_json(text: str) -> Any:
+    """Return the value of JSON; ValueError for what can be written as no JSON again, such as NaN and 1e999."""
+    value = json.loads(text)
+    json.dumps(value, allow_nan=False)
+    return value
 
 
 def _value_end(text: str, at: int, notation: str = "json") -> int | None:
@@ -328,7 +315,8 @@ def _types(schema: Any) -> set[str]:
 
 
 _OF_TYPE: Mapping[str, type | tuple[type, ...]] = {
-    "integer": int, "number": (int, float), "boolean": bool, "null": type(None), "object": dict, "array": list,
+    "string": str, "integer": int, "number": (int, float), "boolean": bool, "null": type(None), "object": dict,
+    "array": list,
 }  # fmt: skip
 
 
@@ -338,7 +326,7 @@ def _typed(text: str, schema: Mapping[str, Any]) -> Any:
     if kinds == {"string"}:
         return text
     try:
-        value = json.loads(text, parse_constant=_refused)
+        value = read_json(text)
     except (ValueError, RecursionError):
         value = {"True": True, "False": False, "None": None}.get(text, text)
     fits = any(isinstance(value, _OF_TYPE[kind]) for kind in kinds & _OF_TYPE.keys())
@@ -346,7 +334,7 @@ def _typed(text: str, schema: Mapping[str, Any]) -> Any:
     return value if not kinds or (fits and not is_number) else text
 
 
-def _python_value(node: ast.expr) -> Any:
+def _python_value(node: ast.expr | None) -> Any:
     """Return the value of a literal; ValueError for anything else."""
     if isinstance(node, ast.Name) and node.id in ("true", "false", "null"):
         return json.loads(node.id)
@@ -354,7 +342,5 @@ def _python_value(node: ast.expr) -> Any:
         return [_python_value(each) for each in node.elts]
     if isinstance(node, ast.Dict):
         pairs = zip(node.keys, node.values, strict=True)
-        return {str(_python_value(key)): _python_value(each) for key, each in pairs if key}
-    value = ast.literal_eval(node)
-    json.dumps(value, allow_nan=False)  # raises for bytes and the like
-    return value
+        return {str(_python_value(key)): _python_value(each) for key, each in pairs}
+    return ast.literal_eval(node)

@@ -42,6 +42,11 @@ class Calls:
     suffix: str = ""  # of the last call
     bare: str = ""  # a character that begins a call which no mark precedes, at the beginning of an answer
 
+    @property
+    def listed(self) -> bool:
+        """Whether more calls may follow a comma or a semicolon."""
+        return self.between in (", ", "; ")
+
 
 Row = TypeVar("Row", Thoughts, Calls)
 _BLANK = r"(?:\\n|[^\w<>])*"  # in a template: line breaks, and what ends one expression and begins the next

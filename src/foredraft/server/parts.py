@@ -119,7 +119,7 @@ class Splitter:
             return False
         self._take(reading.end)
         self._call, self._mark, self._after_mark = None, None, True
-        self._in_list, self._begins = self._calls.style.listed, False
+        self._in_list, self._begins = self._calls.listed, False
         return True
 
     def _read_separator(self) -> bool:

@@ -84,7 +84,13 @@ def _is_alternative(part: str | int) -> bool:
     return isinstance(part, str) and re.fullmatch(r"str|int|float|bool|_?[A-Z]\w*|.*\[.*", part) is not None
 
 
+def written(body: Mapping[str, Any]) -> bytes:
+    """Return a body in JSON. Half a surrogate pair, which a model may write, has no bytes in UTF-8, and is escaped."""
+    text = json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.encode("utf-8", "backslashreplace")
+
+
 def sent(event: Mapping[str, Any]) -> bytes:
     """Return an event as it is sent, under the name of its type where the protocol has types."""
     name = f"event: {event['type']}\n" if "type" in event else ""
-    return f"{name}data: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+    return b"%sdata: %s\n\n" % (name.encode(), written(event))

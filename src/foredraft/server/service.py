@@ -35,7 +35,6 @@ _UNLIMITED = 1 << 20  # default maximum of new tokens for a model without a wind
 _STEP_SECONDS = 0.2  # of a step that prefills, so that others wait no longer; fewer prompt tokens are in it (chosen)
 _MOST_FORMATS = 16  # kept prepared (chosen); clients send the same one with each request
 _SLOW_THREADS = 2  # so that one text or format that takes long delays none of the others (chosen)
-LONG = 1 << 15  # characters of a request, from which it is prepared by those threads; 20 ms of tokenizing (chosen)
 _MOST_PREDICTED = 1 << 18  # characters of all predictions of a request that are read; 0.2 s of tokenizing (chosen)
 
 
@@ -68,8 +67,11 @@ class Service:
         self.metrics = Metrics(name, self.writer)
         release_threads()  # from now on, passes run in the writer's thread
 
-    async def begin(self, request: TextRequest, key: str) -> Answers:
-        """Submit the texts of a request; UsageError if it is invalid, BusyError if too many texts are waiting."""
+    async def begin(self, request: TextRequest, key: str, *, long: bool) -> Answers:
+        """Submit the texts of a request; UsageError if it is invalid, BusyError if too many texts are waiting.
+
+        It is prepared by the threads for what takes `long`, or by that for the others.
+        """
         self._loop, news = asyncio.get_running_loop(), asyncio.Event()
         until, count = self._loop.time() + self._timeout, len(request.prompts) * request.n
         if count > (most := min(MOST_TEXTS, self.writer.most_texts)):
@@ -77,7 +79,6 @@ class Service:
         self.writer.check_room(self._preparing_now + count)
         self._preparing_now += count
         try:
-            long = sum(map(_characters, request.prompts)) + len(request.options.get("prediction") or "") > LONG
             prompts = await self.in_turn(self._encoded, request, long=long)
             matchers = {grammar: await self._matcher(grammar) for grammar in {speech.grammar for speech in prompts}}
             choices = await self.in_turn(self._choices, request, prompts, matchers, key, news, long=long)

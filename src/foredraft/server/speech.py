@@ -53,6 +53,11 @@ class Speech:
         hidden = frozenset(self._specials.values()) - shown if shown else frozenset()
         return TextStream(self._tokenizer, self.ids.tolist(), special=bool(shown)), hidden
 
+    def unsearched(self, stops: Sequence[str]) -> frozenset[int]:
+        """Return the ids in whose text stop strings are not looked for, as `StopStrings` does not: special tokens."""
+        held = any(special in stop for special in self._specials for stop in stops)
+        return frozenset() if held else frozenset(self._specials.values())
+
     def _thought(self) -> bool | None:
         """Return whether the prompt ends within a thought, or None if it ends behind one or there are none.
 
