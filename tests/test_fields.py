@@ -124,6 +124,19 @@ def test_templates_see_thoughts_calls_and_results():
     assert told == of_items == of_blocks
 
 
+def test_an_answer_that_was_cut_within_its_thought_is_an_answer():
+    """In each protocol, as templates refuse two questions in a row."""
+    thought = {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+    blocks = [{"type": "thinking", "thinking": "Hm.", "signature": ""}]
+    [of_items] = made("responses", input=[*ASKED, thought, *ASKED]).text_request().prompts
+    answer = {"role": "assistant", "content": blocks}
+    [of_blocks] = made("messages", messages=[*ASKED, answer, *ASKED]).text_request().prompts
+    cut = {"role": "assistant", "content": "", "reasoning_content": "Hm."}
+    [told] = made("chat", messages=[*ASKED, cut, *ASKED]).text_request().prompts
+    assert told == of_items == of_blocks
+    assert told[1]["reasoning_content"] == "Hm."
+
+
 @pytest.mark.parametrize("written", ["", '{"a": "b', "null"])
 def test_an_earlier_call_without_whole_arguments_has_none(written):
     call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": written}

@@ -207,6 +207,8 @@ def _messages(items: Sequence[_Item]) -> list[dict[str, Any]]:
         if isinstance(item, _ResultItem):
             messages.append({"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)})
         elif isinstance(item, ResponsesItem):
+            if thought and item.role != "assistant":  # an answer that was cut before it said anything
+                messages.append(with_parts({"role": "assistant", "content": ""}, thought, []))
             messages.append(with_parts(item.for_template(), thought if item.role == "assistant" else None, []))
         else:
             if not messages or messages[-1]["role"] != "assistant":
