@@ -151,7 +151,7 @@ def test_messages_have_a_block_for_each_part(server, told):
     ids=("NaN", "too large", "too deep", "half a pair"),
 )
 def test_arguments_that_json_does_not_hold_fail_no_message(server, told, written, given):
-    """A number that no JSON has is left out; half of a character, which the model writes as in JSON, is sent as it is."""
+    """A number that no JSON has is left out; half of a character, escaped as in JSON, is sent as it is."""
     told(f'</think><tool_call>\n{{"name": "weather", "arguments": {{"city": {written}}}}}\n</tool_call>')
     body = {"max_tokens": 5000, "messages": ASKED, "tools": [{"name": "weather", "input_schema": SCHEMA}]}
     answer = httpx.post(f"{server}/v1/messages", json=body, timeout=60)

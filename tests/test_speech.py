@@ -91,6 +91,7 @@ def test_tools_need_a_template_that_takes_them(tokenizer):
 
 def test_a_stop_string_is_not_found_in_a_mark_that_is_a_special_token(tokenizer):
     """As little as where the text ends: a stop string such as ">" must not hide what follows a mark."""
+
     def answered(stops):
         answer = '<think> so </think> yes <tool_call> {"name": "f", "arguments": {}} </tool_call> <end>'
         speech = Speech(tokenizer, ASKED, ids_of(tokenizer, "Hi"), TextRequest([], {}, TOOLS))

@@ -223,14 +223,9 @@ def _failed(request: Request, error: Exception) -> Response:
     headers: Mapping[str, str] = {}
     if isinstance(error, HTTPException):
         headers = error.headers or {}  # of status 405: the methods that are allowed
-        remedy = (
-            f"use {headers['Allow']}" if "Allow" in headers else f"the routes are {', '.join(_routes(request.app))}"
-        )
+        routes = {route.path for route in request.app.routes if isinstance(route, Route) and route.path != "/"}
+        remedy = f"use {headers['Allow']}" if "Allow" in headers else f"the routes are {', '.join(sorted(routes))}"
         error = RequestError(error.status_code, f"{request.method} {request.url.path}: {error.detail}; {remedy}.")
     failure, is_anthropics = failure_of(error), request.url.path.startswith("/v1/messages")
     body = MessagesRequest.failed(failure) if is_anthropics else bodies.GenerationRequest.failed(failure)
     return JSONResponse(body, failure.status, headers={**headers, **failure.headers})
-
-
-def _routes(app: FastAPI) -> list[str]:
-    return sorted({route.path for route in app.routes if isinstance(route, Route) and route.path != "/"})

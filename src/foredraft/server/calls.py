@@ -250,9 +250,8 @@ class BraceCall:
             return f'"[" ({item} ("," {item})*)? "]"'
         text = f"{to.text(self.quote)} {to.until(self.quote)}"
         plain = sorted(kinds - {"string", "object", "array"}) or ["number", "boolean", "null"]
-        if kinds == {"string"}:
-            return text
-        return f"({to.json({'type': plain})}" + (f" | {text})" if not kinds or "string" in kinds else ")")
+        mixed = f"({to.json({'type': plain})}" + (f" | {text})" if not kinds or "string" in kinds else ")")
+        return text if kinds == {"string"} else mixed
 
 
 Style = JsonCall | NamedCall | TaggedCall | PythonCall | BraceCall

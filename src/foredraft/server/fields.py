@@ -88,7 +88,7 @@ TABLE = (
     Row("messages", "user_profile_id", None, _LABEL),
     Row("messages", "diagnostics", None, "asks why a cache was missed; the answer is the same"),
     Row("messages", "inference_geo", None, "the server is where it is"),
-    Row("messages responses", "context_management", None, "shortens a conversation that is too long, which is refused here"),
+    Row("messages responses", "context_management", None, "shortens a conversation; one that is too long is refused"),
     Row("messages", "mcp_servers", ([],), "this server runs no tools of its own"),
     Row("messages", "container", (), "this server runs no tools of its own"),
     Row("messages", "output_format", (), "use output_config.format"),
@@ -121,7 +121,7 @@ def is_ignored(body: str, name: str, value: Any, honoured: Iterable[str]) -> boo
     row = _ROWS.get((body, name))
     if row is None:
         others = [*honoured, *(known for place, known in _ROWS if place == body)]
-        near = difflib.get_close_matches(name, others, 1)
+        near = difflib.get_close_matches(name[:80], others, 1)
         advice = f"did you mean {near[0]!r}?" if near else "leave it out."
         raise PydanticCustomError(UNKNOWN, f"This server has no field '{{name}}' here; {advice}", {"name": name[:80]})
     if row.harmless is None or any(type(value) is type(each) and value == each for each in row.harmless):

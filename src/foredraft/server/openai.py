@@ -21,6 +21,7 @@ _MOST_BIASES = 4096  # token ids of `logit_bias` (chosen)
 _LEAST_PENALTY = 0.01  # of repetitions, as logits are divided by it; transformers takes any above 0; chosen
 _Id = Annotated[int, Field(strict=True)]
 _Penalty = Annotated[float, Field(ge=-2, le=2)]
+_Biases = Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], bodies.at_most(_MOST_BIASES)]
 _OneStopOrMore = Annotated[bodies.Stops, BeforeValidator(lambda given: [given] if isinstance(given, str) else given)]
 
 
@@ -75,16 +76,14 @@ class _Prediction(Body):
 class _Request(bodies.GenerationRequest):
     """The common part of both routes; the fields from `top_k` on are extensions."""
 
-    stream_options: _StreamOptions | None = None
+    stream_options: _StreamOptions = _StreamOptions()
     n: Annotated[int, Field(ge=1, le=bodies.MOST_TEXTS)] = 1
-    response_format: _ResponseFormat | None = None
+    response_format: _ResponseFormat = _ResponseFormat()
     prediction: _Prediction | None = None
-    stop: _OneStopOrMore | None = None
+    stop: _OneStopOrMore = Field(default_factory=list)
     frequency_penalty: _Penalty = 0.0
     presence_penalty: _Penalty = 0.0
-    logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], bodies.at_most(_MOST_BIASES)] | None = (
-        None
-    )
+    logit_bias: _Biases = Field(default_factory=dict)
     top_k: TopK | None = None
     min_p: bodies.Share | None = None
     repetition_penalty: Annotated[float, Field(ge=_LEAST_PENALTY, le=10)] = 1.0
@@ -100,26 +99,22 @@ class _Request(bodies.GenerationRequest):
     def _fields_agree(self) -> Self:
         if self.return_sources and not self.stream:
             raise ValueError("return_sources needs stream to be true")
-        if self.ignore_eos and self._shape is not None:
+        if self.ignore_eos and self.response_format.shape is not None:
             raise ValueError("ignore_eos and response_format exclude each other; leave one of them out")
         return self
-
-    @property
-    def _shape(self) -> bodies.Shape | None:
-        return None if self.response_format is None else self.response_format.shape
 
     def _request(
         self, prompts: Sequence[Any], most: int | None, logprobs: int | None, tools: Tools | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> TextRequest:  # fmt: skip
         options = self.options(most, top_k=self.top_k, min_p=self.min_p) | {
-            "stop_strings": self.stop or (), "repetition_penalty": self.repetition_penalty,
+            "stop_strings": self.stop, "repetition_penalty": self.repetition_penalty,
             "prediction": text_of(self.prediction.content) if self.prediction else None,
             "eos_token_id": () if self.ignore_eos else None,
         }  # fmt: skip
         return TextRequest(
-            prompts, options, tools or Tools(), variables or {}, self.n, logprobs, self.logit_bias or {},
-            self.presence_penalty, self.frequency_penalty, self._shape, self.speculative,
+            prompts, options, tools or Tools(), variables or {}, self.n, logprobs, self.logit_bias,
+            self.presence_penalty, self.frequency_penalty, self.response_format.shape, self.speculative,
         )  # fmt: skip
 
     def _whole(self, choices: list[dict[str, Any]], answers: Answers) -> dict[str, Any]:
@@ -128,7 +123,7 @@ class _Request(bodies.GenerationRequest):
 
     async def events(self, answers: Answers) -> AsyncIterator[dict[str, Any]]:
         head = self._head(self.chunk_object, answers)
-        counted = self.stream_options is not None and self.stream_options.include_usage
+        counted = self.stream_options.include_usage
         async for choice, pieces in self._parts(answers):
             sources = {"sources": pieces} if self.return_sources else {}
             yield head | {"choices": [choice]} | sources | ({"usage": None} if counted else {})

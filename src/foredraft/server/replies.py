@@ -18,8 +18,6 @@ from foredraft.server.writer import BusyError, StoppingError
 
 _RETRY_SECONDS = 2  # value of the Retry-After header (chosen)
 _LOG = logging.getLogger("foredraft.server")
-_LATE = "The answer took longer than this server allows; request fewer tokens."
-_INTERNAL = "An internal error occurred; see the server's log."
 _KINDS = (
     (PromptTooLongError, 400, "invalid_request_error", "context_length_exceeded"),
     (UsageError, 400, "invalid_request_error", None),
@@ -58,10 +56,12 @@ def failure_of(error: Exception) -> RequestError:
         if isinstance(error, raised):
             return RequestError(status, message, kind, code=code)
     if isinstance(error, TimeoutError):
-        return RequestError(504, _LATE, "timeout_error")
+        message = "The answer took longer than this server allows; request fewer tokens."
+        return RequestError(504, message, "timeout_error")
     _LOG.error("A request failed.", exc_info=error)
-    is_safe = isinstance(error, ForedraftError) and "/" not in message  # a slash may belong to a path
-    return RequestError(500, message if is_safe else _INTERNAL, "server_error")
+    if not isinstance(error, ForedraftError) or "/" in message:  # a slash may belong to a path
+        message = "An internal error occurred; see the server's log."
+    return RequestError(500, message, "server_error")
 
 
 def _of_body(error: ValidationError) -> RequestError:
@@ -70,18 +70,14 @@ def _of_body(error: ValidationError) -> RequestError:
     # of those that fit equally, one with a reason of ours
     own = (UNKNOWN, REFUSED)
     first = max(errors, key=lambda each: (len(each["loc"]) + (each["type"] in own), each["type"] == "value_error"))
-    named = [each for each in first["loc"] if not _is_alternative(each)]
+    # without the names of the alternatives of a field, which are no fields or items
+    named = [each for each in first["loc"] if not re.fullmatch(r"str|int|float|bool|_?[A-Z]\w*|.*\[.*", str(each))]
     message, code = first["msg"].removeprefix("Value error, "), None
     if first["type"] in (UNKNOWN, REFUSED):
         named, code = [*named, first["ctx"]["name"]], first["type"]
     place = ".".join(str(each)[:80] for each in named) or None
     shown = message if code == UNKNOWN or not place else f"{place}: {message}"
     return RequestError(400, f"{shown.rstrip('.?')}.", param=place, code=code)
-
-
-def _is_alternative(part: str | int) -> bool:
-    """Return whether a part of a pydantic location names an alternative of a field, and no field or item."""
-    return isinstance(part, str) and re.fullmatch(r"str|int|float|bool|_?[A-Z]\w*|.*\[.*", part) is not None
 
 
 def written(body: Mapping[str, Any]) -> bytes:
