@@ -74,6 +74,7 @@ def test_what_clients_send_is_taken(route, fields):
          "tool_choice needs 'a tool'"),
         ("chat", {"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools.0"),
         ("chat", {"functions": [FUNCTION]}, "use tools"),
+        ("chat", {"tools": [TOOL], "ignore_eos": True}, "strict, named or required exclude each other"),
         ("responses", {"tools": [FUNCTION | {"type": "function", "parameters": {"properties": 3}}]}, "properties"),
         ("chat", {"tools": [TOOL], "tool_choice": {"type": "function"}}, "name a tool"),
         ("chat", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},

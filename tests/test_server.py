@@ -17,7 +17,7 @@ import httpx
 import openai
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, ByT5Tokenizer
 
 from foredraft.api import Generator, load
 from foredraft.cache_folder import CACHE_VARIABLE
@@ -315,6 +315,24 @@ def test_a_completion_keeps_the_space_after_its_prompt():
     whole = [text for text in written if "\ufffd" not in text]  # a stream shows what precedes a wrong byte
     assert set(whole) <= set(texts)
     assert any(text.startswith(" ") for text in whole)
+
+
+def test_a_tokenizer_in_python_does_without_formats_and_log_probabilities():
+    """As those of remote code are, such as Kimi's: what needs the bytes of tokens is refused, and all else works."""
+    tokenizer = ByT5Tokenizer(extra_ids=0)
+    service = Service(load((tiny_llama(len(tokenizer)), tokenizer), method="none", compile=False), "small", {})
+    listening = Listening(service, port=0)
+    thread = threading.Thread(target=listening.run)
+    thread.start()
+    body = {"prompt": "Hello", "max_tokens": 3}
+    try:
+        answers = [httpx.post(f"{listening.address}/v1/completions", json=body | fields, timeout=PATIENCE)
+                   for fields in ({}, {"logprobs": 1}, {"response_format": {"type": "json_object"}})]  # fmt: skip
+    finally:
+        listening.stop()
+        thread.join()
+    assert [answer.status_code for answer in answers] == [200, 400, 400]
+    assert all("need another tokenizer" in answer.json()["error"]["message"] for answer in answers[1:])
 
 
 def test_too_many_prompts_are_refused(client):

@@ -11,7 +11,7 @@ from foredraft.contracts import StepRecord
 from foredraft.errors import UsageError
 from foredraft.server.answers import Choice as Answer
 from foredraft.server.bodies import Choice, FunctionTool, TextRequest, Tools
-from foredraft.server.speech import Speech, check_tools
+from foredraft.server.speech import Speech, for_template
 from foredraft.server.writer import Event
 
 SPECIAL = ["<pad>", "<end>", "<think>", "</think>", "<tool_call>", "</tool_call>"]
@@ -81,12 +81,12 @@ def test_a_thought_may_precede_a_format_only_if_it_can_be_told_from_the_text(tok
 
 
 def test_tools_need_a_template_that_takes_them(tokenizer):
-    check_tools(tokenizer, ASKED, told=True)
+    assert for_template(tokenizer, ASKED, told=True) == ASKED
     tokenizer.chat_template = "{{ messages }}"
-    check_tools(tokenizer, ASKED, told=False)
+    assert for_template(tokenizer, ASKED) == ASKED
     for prompt, told in ((ASKED, True), ([{"role": "assistant", "content": "", "tool_calls": [1]}], False)):
         with pytest.raises(UsageError, match="leave out tools"):
-            check_tools(tokenizer, prompt, told=told)
+            for_template(tokenizer, prompt, told=told)
 
 
 def test_a_stop_string_is_not_found_in_a_mark_that_is_a_special_token(tokenizer):

@@ -333,13 +333,13 @@ def _typed(text: str, schema: Mapping[str, Any]) -> Any:
     return value if not kinds or (fits and not is_number) else text
 
 
-def _python_value(node: ast.expr | None) -> Any:
+def _python_value(node: ast.expr) -> Any:
     """Return the value of a literal; ValueError for anything else."""
     if isinstance(node, ast.Name) and node.id in ("true", "false", "null"):
         return json.loads(node.id)
     if isinstance(node, ast.List | ast.Tuple):
         return [_python_value(each) for each in node.elts]
     if isinstance(node, ast.Dict):
-        pairs = zip(node.keys, node.values, strict=True)
-        return {str(_python_value(key)): _python_value(each) for key, each in pairs}
+        keys = [_python_value(key) for key in node.keys if key is not None]
+        return dict(zip(map(str, keys), map(_python_value, node.values), strict=True))  # ValueError for `**`
     return ast.literal_eval(node)

@@ -155,6 +155,8 @@ class ChatRequest(_Request, bodies.ConversationRequest):
     def _is_consistent(self) -> Self:
         if self.max_tokens and self.max_completion_tokens and self.max_tokens != self.max_completion_tokens:
             raise ValueError("max_tokens and max_completion_tokens are the same field; give one of them")
+        if self.ignore_eos and self._tools.bound:
+            raise ValueError("ignore_eos and tools that are strict, named or required exclude each other; drop one")
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs to be true")
         return self

@@ -15,7 +15,7 @@ import llguidance.hf
 from foredraft.contracts import Learner, TokenIds
 from foredraft.drafters import method_names
 from foredraft.drafters.prediction import ChainDrafter
-from foredraft.errors import PromptTooLongError, UsageError
+from foredraft.errors import PromptTooLongError, UsageError, told
 from foredraft.generator import CACHE_BYTES, Generator
 from foredraft.model.compiled.library import release_threads
 from foredraft.options import check_known
@@ -24,7 +24,7 @@ from foredraft.server.answers import Answers, Choice
 from foredraft.server.bodies import MOST_TEXTS, Speculation, TextRequest
 from foredraft.server.metrics import Metrics
 from foredraft.server.processors import GRAMMAR, Constraint, Logprobs, Penalties, matcher_of
-from foredraft.server.speech import Speech, check_tools, for_template
+from foredraft.server.speech import Speech, for_template
 from foredraft.server.writer import Event, Job, Writer
 from foredraft.speculation import parse_speculation
 
@@ -110,13 +110,12 @@ class Service:
         self, prompt: Any, tools: Sequence[Mapping[str, Any]] = (), variables: Mapping[str, Any] | None = None
     ) -> TokenIds:
         """Return the ids of a text, a conversation, or ids; UsageError if the chat template does not support tools."""
-        check_tools(self.generator.tokenizer, prompt, told=bool(tools))
-        window = self.generator.target.window
+        given, window = for_template(self.generator.tokenizer, prompt, told=bool(tools)), self.generator.target.window
         if window is not None and (size := _characters(prompt)) > window * self._longest:
             raise PromptTooLongError(
                 f"The prompt has {size:,} characters, which cannot be at most {window:,} tokens; shorten it."
             )
-        return self.generator.encode(for_template(self.generator.tokenizer, prompt), tools, variables)
+        return self.generator.encode(given, tools, variables)
 
     def generator_for(self, key: str, speculative: Speculation | bool | None) -> Generator:
         """Return the generator of a request; UsageError for an unknown method or option."""
@@ -138,9 +137,15 @@ class Service:
         return own.sibling(**parse_speculation(method, config).drafting)
 
     def _make_grammar_tokenizer(self) -> llguidance.LLTokenizer:
-        """Return the tokenizer for formats and the bytes of tokens; takes half a second."""
+        """Return the tokenizer for formats and the bytes of tokens, in half a second; UsageError for one in Python."""
         size, eos = self.generator.target.vocabulary, self.generator.eos_token_ids()
-        return llguidance.hf.from_tokenizer(self.generator.tokenizer, n_vocab=size, eos_token=list(eos) or None)
+        try:
+            return llguidance.hf.from_tokenizer(self.generator.tokenizer, n_vocab=size, eos_token=list(eos) or None)
+        except ValueError as error:
+            raise UsageError(
+                f"Formats, strict or required tools and log-probabilities need another tokenizer than this model has "
+                f"({told(error)}); leave them out."
+            ) from error
 
     async def _matcher(self, grammar: str | None) -> llguidance.LLMatcher | None:
         """Return what matches the grammar of an answer, if it has one; UsageError as `matcher_of`."""
@@ -159,17 +164,14 @@ class Service:
         key: str, news: asyncio.Event,
     ) -> list[Choice]:  # fmt: skip
         generator = self.generator_for(key, request.speculative)
-        made = [
-            self._choice(generator, speech, request, matchers[speech.grammar], number, news)
+        return [
+            self._choice(generator, speech, request, matchers[speech.grammar], number, key, news)
             for speech in prompts for number in range(request.n)
         ]  # fmt: skip
-        for choice in made:
-            choice.job.run.owner = key
-        return made
 
     def _choice(
         self, generator: Generator, speech: Speech, request: TextRequest, matcher: llguidance.LLMatcher | None,
-        number: int, news: asyncio.Event,
+        number: int, key: str, news: asyncio.Event,
     ) -> Choice:  # fmt: skip
         target, ids = generator.target, speech.ids
         logprobs = None if request.logprobs is None else Logprobs(request.logprobs, self._grammar_tokenizer.result())
@@ -190,6 +192,7 @@ class Service:
             arguments["drafter"] = ChainDrafter(drafter, constraint.chains, GRAMMAR)
         choice = Choice(speech, options.get("stop_strings", ()), logprobs, predicted, news)
         choice.job = Job(generator.begin(ids, **arguments), partial(self._deliver, choice))
+        choice.job.run.owner = key
         return choice
 
     def _deliver(self, choice: Choice, event: Event) -> None:

@@ -79,18 +79,8 @@ def template_of(tokenizer: Any) -> str:
     return str(getattr(tokenizer, "chat_template", None))
 
 
-def check_tools(tokenizer: Any, prompt: Any, *, told: bool) -> None:
-    """Raise UsageError if tools, or the calls in a prompt, cannot be told by the tokenizer's chat template."""
-    called = _is_conversation(prompt) and any("tool_calls" in each for each in prompt)
-    if (told or called) and dialect_of(template_of(tokenizer)).calls is None:
-        raise UsageError(
-            "This model's chat template does not support tools in a format that this server knows; leave out tools, "
-            "and messages with tool_calls."
-        )
-
-
-def for_template(tokenizer: Any, prompt: Any) -> Any:
-    """Return a prompt as the tokenizer's chat template takes it.
+def for_template(tokenizer: Any, prompt: Any, *, told: bool = False) -> Any:
+    """Return a prompt as the tokenizer's chat template takes it; UsageError for calls, or `told` tools, that it cannot.
 
     gpt-oss's refuses a thought beside a text in a message with a call, and writes either one as a thought: so the text
     becomes the end of the thought. Those of LFM 2 and Granite 3 write no calls, which are part of the text there.
@@ -99,6 +89,11 @@ def for_template(tokenizer: Any, prompt: Any) -> Any:
         return prompt
     template = template_of(tokenizer)
     dialect = dialect_of(template)
+    if dialect.calls is None and (told or any("tool_calls" in each for each in prompt)):
+        raise UsageError(
+            "This model's chat template does not support tools in a format that this server knows; leave out tools, "
+            "and messages with tool_calls."
+        )
     if dialect.thoughts == GPT_OSS:
         return [
             {**each, "thinking": f"{each['thinking']}\n\n{each['content']}", "content": ""}
