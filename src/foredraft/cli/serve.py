@@ -3,6 +3,7 @@
 Does not depend on the protocols; they are in `foredraft.server`.
 """
 
+import gc
 import logging
 import os
 from dataclasses import dataclass
@@ -94,4 +95,6 @@ def serve(
     header = " -H 'Authorization: Bearer KEY'" if keys else ""
     body = f'{{"messages": [{{"role": "user", "content": "What is a hash table?"}}], "model": "{served_name}"}}'
     typer.echo(f"curl {listening.address}/v1/chat/completions{header} -d '{body}'")
+    gc.collect()
+    gc.freeze()  # else each full collection goes through the objects of torch too, and stops all texts for 0.3 seconds
     listening.run()
