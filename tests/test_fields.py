@@ -46,6 +46,7 @@ def made(route, **fields):
         ("responses", {"include": ["reasoning.encrypted_content"], "parallel_tool_calls": True}),
         ("responses", {"reasoning": {"effort": "low", "summary": "auto"}, "text": {"verbosity": "high"}}),
         ("responses", {"tools": [FUNCTION | {"type": "function", "strict": True}], "tool_choice": "required"}),
+        ("responses", {"tools": [FUNCTION | {"type": "function", "defer_loading": False}]}),
         ("responses", {"tools": [FUNCTION | {"type": "function"}], "tool_choice": {"type": "function", "name": "f"}}),
         ("messages", {"tools": [], "thinking": {"type": "enabled", "budget_tokens": 9}, "metadata": {"user_id": "u"}}),
         ("messages", {"tools": [{"name": "f", "input_schema": {}, "cache_control": {"type": "ephemeral"}}],
