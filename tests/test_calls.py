@@ -197,6 +197,15 @@ def test_line_breaks_at_the_end_of_a_text_are_kept(family, breaks):
         assert calls_of(parts_of(needles, longer, cuts))[0] == [name, given | {"city": given["city"] + breaks}]
 
 
+@pytest.mark.parametrize("quote", ['"', "'", '"""'])
+@pytest.mark.parametrize("text", ["a\n  b\r\n\nc", r"a\nb", "one (\n[", "a \\\\ b\n"])
+def test_a_text_of_several_lines_is_an_argument_in_pythons_form(quote, text):
+    written = f"<|tool_call_start|>[f(a={quote}{text}{quote}, b=1)]<|tool_call_end|>"
+    value = text.replace(r"\n", "\n").replace("\\\\", "\\")
+    for cuts in ((), range(1, len(written))):
+        assert calls_of(parts_of("<|tool_call_start|>", written, cuts)) == [["f", {"a": value, "b": 1}]]
+
+
 def test_a_thought_that_the_prompt_has_begun():
     parts = parts_of("<think>", "Hm.\n</think>\n\nYes.\n", thinking=True)
     assert parts == [("thought", None, "Hm."), ("text", None, "Yes.\n")]

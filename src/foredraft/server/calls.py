@@ -177,7 +177,7 @@ class PythonCall:
         if stop is None:
             return None if last else Reading()
         try:
-            call = ast.parse(text[at:stop], mode="eval").body
+            call = ast.parse(_NESTED["python"].sub(_without_breaks, text[at:stop]), mode="eval").body
             if not isinstance(call, ast.Call) or call.args or any(each.arg is None for each in call.keywords):
                 return None
             given = json.dumps({each.arg: _python_value(each.value) for each in call.keywords}, allow_nan=False)
@@ -331,6 +331,11 @@ def _typed(text: str, schema: Mapping[str, Any]) -> Any:
     fits = any(isinstance(value, _OF_TYPE[kind]) for kind in kinds & _OF_TYPE.keys())
     is_number = isinstance(value, bool) and "boolean" not in kinds
     return value if not kinds or (fits and not is_number) else text
+
+
+def _without_breaks(found: re.Match[str]) -> str:
+    """Return a string with its line breaks escaped: models write them as they are, and Python takes none."""
+    return re.sub(r"(?<!\\)\n", r"\\n", found[0].replace("\r", r"\r"))
 
 
 def _python_value(node: ast.expr) -> Any:
