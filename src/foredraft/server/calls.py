@@ -3,7 +3,8 @@
 `read` takes the text behind the mark of a call, from the beginning at each time, so that the pieces in which the text
 comes do not matter, and returns what is known of the call, or None if it is none; `last` is as in `first_mark`. `rule`
 returns the expression for a call of a tool whose arguments have a schema; one with a keyword that would not be enforced
-is a UsageError. Does not know which model writes in which style.
+is a UsageError. `write` returns a call as it is written, in the styles in which templates write none. Does not know
+which model writes in which style.
 """
 
 import ast
@@ -71,7 +72,6 @@ class JsonCall:
         return Reading(name, json.dumps(given), end) if is_call else None
 
     def write(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Return a call as it is written."""
         return json.dumps({self.name: name, self.arguments: arguments}, ensure_ascii=False)
 
     def rule(self, name: str, schema: Mapping[str, Any], to: Notation) -> str:
@@ -130,15 +130,15 @@ class TaggedCall:
         before, after = "\n" * self.written.endswith("\n"), "\n" * self.close.startswith("\n")
         while found := key.match(text, at):
             given, begun = properties.get(found[1], {}), f"{json.dumps(found[1])}: "
-            value, close = first_mark(text[found.end() :], [self.close.strip(), self.close], last=last)
+            length, close = first_mark(text[found.end() :], [self.close.strip(), self.close], last=last)
+            value = text[found.end() :][:length].removeprefix(before)
             if close is None:  # it goes on
                 if _types(given) == {"string"}:
-                    written.append(begun + json.dumps(text[found.end() :][:value].removeprefix(before))[:-1])
+                    written.append(begun + json.dumps(value)[:-1])
                 return Reading(name, "{" + ", ".join(written), len(text) if last else -1)
-            given_text = text[found.end() :][:value].removeprefix(before)
-            given_text = given_text if close.startswith("\n") else given_text.removesuffix(after)
-            written.append(begun + json.dumps(_typed(given_text, given)))
-            at = found.end() + value + len(close)
+            value = value if close.startswith("\n") else value.removesuffix(after)
+            written.append(begun + json.dumps(_typed(value, given)))
+            at = found.end() + length + len(close)
         rest, opening = text[at:].lstrip(), self.written.partition("{0}")[0]
         is_key = opening.startswith(rest) or (rest.startswith(opening) and len(rest) < _LONGEST_HEAD)
         if not last and (self.end.startswith(rest) or is_key):
@@ -186,7 +186,6 @@ class PythonCall:
         return Reading(name, given, stop)
 
     def write(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Return a call as it is written."""
         return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
 
     def rule(self, name: str, schema: Mapping[str, Any], to: Notation) -> str:

@@ -170,5 +170,4 @@ def dialect_of(template: str) -> Dialect:
 
 
 def _fitting(rows: Sequence[Row], template: str) -> Row | None:
-    """Return the first row whose needle is found in a template, or None."""
     return next((row for row in rows if re.search(row.needle, template, re.DOTALL)), None)

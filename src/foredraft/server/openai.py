@@ -230,7 +230,6 @@ class CompletionRequest(_Request):
                 yield self._choice(number, delta), pieces
 
     def _choice(self, number: int, delta: Delta) -> dict[str, Any]:
-        """Return an answer, or the next part of it."""
         tokens = [each.token for each in delta.tokens]
         logprobs = None if self.logprobs is None else {
             "tokens": [each.text for each in tokens],
