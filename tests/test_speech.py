@@ -91,10 +91,10 @@ def test_tools_need_a_template_that_takes_them(tokenizer):
 
 def test_a_stop_string_is_not_found_in_a_mark_that_is_a_special_token(tokenizer):
     """As little as where the text ends: a stop string such as ">" must not hide what follows a mark."""
+    marked = '<think> so </think> yes <tool_call> {"name": "f", "arguments": {}} </tool_call> <end>'
 
-    def answered(stops):
-        answer = '<think> so </think> yes <tool_call> {"name": "f", "arguments": {}} </tool_call> <end>'
-        speech = Speech(tokenizer, ASKED, ids_of(tokenizer, "Hi"), TextRequest([], {}, TOOLS))
+    def answered(stops, answer=marked, prompt=ASKED, tools=TOOLS):
+        speech = Speech(tokenizer, prompt, ids_of(tokenizer, "Hi"), TextRequest([], {}, tools))
         choice = Answer(speech, stops, None, None, asyncio.Event())
         records = tuple(StepRecord((token,), 0, 0, (None,), {}) for token in tokenizer(answer).input_ids)
         choice.receive(Event(records, "eos"))
@@ -106,3 +106,4 @@ def test_a_stop_string_is_not_found_in_a_mark_that_is_a_special_token(tokenizer)
     assert answered((">", "think")) == whole
     assert answered(("es",)) == [("thought", "so"), ("text", "y")]
     assert answered(("<tool_call>",)) == whole[:2], "which names the token"
+    assert answered(("o yes",), "Hi so <pad> yes", "Hi", Tools()) == [("text", "Hi s")], "special tokens are no text"

@@ -37,6 +37,10 @@ class Speech:
         added = tokenizer.added_tokens_decoder.items()
         self._specials = {each.content: number for number, each in added if each.special}
         self._added = {each.content: number for number, each in added}
+        marks = self._dialect.marks(called=self._called)
+        self._shown = frozenset(
+            number for text, number in self._specials.items() if any(text in mark for mark in marks)
+        )
         self._begun = self._thought()
         shape, tools = request.shape, request.tools
         self.grammar = grammar_of(shape, tools, self._dialect, self._specials, self._begun, self._added)
@@ -48,15 +52,13 @@ class Speech:
 
     def stream(self) -> tuple[TextStream, frozenset[int]]:
         """Return what decodes an answer, and the ids that are left out: the special tokens that are in no mark."""
-        marks = self._dialect.marks(called=self._called)
-        shown = {number for text, number in self._specials.items() if any(text in mark for mark in marks)}
-        hidden = frozenset(self._specials.values()) - shown if shown else frozenset()
-        return TextStream(self._tokenizer, self.ids.tolist(), special=bool(shown)), hidden
+        hidden = frozenset(self._specials.values()) - self._shown if self._shown else frozenset()
+        return TextStream(self._tokenizer, self.ids.tolist(), special=bool(self._shown)), hidden
 
     def unsearched(self, stops: Sequence[str]) -> frozenset[int]:
-        """Return the ids in whose text stop strings are not looked for, as `StopStrings` does not: special tokens."""
+        """Return the ids in whose text stop strings are not looked for, as `StopStrings` does not: those of marks."""
         held = any(special in stop for special in self._specials for stop in stops)
-        return frozenset() if held else frozenset(self._specials.values())
+        return frozenset() if held else self._shown
 
     def _thought(self) -> bool | None:
         """Return whether the prompt ends within a thought, or None if it ends behind one or there are none.
