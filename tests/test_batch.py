@@ -509,6 +509,17 @@ def test_many_prompts_are_written_as_each_alone(compiled):
         assert written.finish_reason == "length"
 
 
+def test_prompts_beyond_a_batchs_usual_memory_are_written_as_each_alone(compiled, monkeypatch):
+    """A GiB holds 8,000 tokens of a model of 8 billion parameters."""
+    monkeypatch.setattr(Generator.batch, "__defaults__", (256 * 2 * 2 * 2 * 16 * compiled.dtype.itemsize, None))
+    writer = generator(compiled, "none")
+    assert writer.batch()._passes._arena.most_slots == 256
+    runs = [writer.begin(np.arange(length) % VOCABULARY, SamplingOptions(), max_new_tokens=90) for length in (300, 20)]
+    for run in writer.write(runs):
+        prompt = run.seq.view().ids[: run.seq.prompt_length]
+        assert emitted(run) == alone(compiled, prompt, SamplingOptions(), 90)
+
+
 def test_an_arena_keeps_what_it_leases_apart():
     """Random leases compared with copies: written, partly committed, moved, closed and reused."""
     rng = np.random.default_rng(2)
