@@ -9,7 +9,7 @@ import filelock
 import pytest
 import torch
 
-from foredraft.cache_folder import CACHE_VARIABLE
+from foredraft.cache_folder import CACHE_VARIABLE, cache_folder
 from foredraft.cli import main
 from foredraft.model.compiled.package import write_record
 from support.compilation import record_of
@@ -43,6 +43,16 @@ def made(path, days=0.0):
     path.write_text("{}")
     used = time.time() - days * DAY
     os.utime(path, (used, used))
+
+
+def test_the_folder_may_begin_with_a_tilde_and_one_of_nobody_is_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"HOME": str(tmp_path / "home"), "USERPROFILE": str(tmp_path / "home")}.items():
+        monkeypatch.setenv(name, value)
+    for named, path in {"~/own": tmp_path / "home" / "own", "~nobody-here/own": tmp_path / "~nobody-here" / "own"}.items():
+        monkeypatch.setenv(CACHE_VARIABLE, named)
+        cache_folder()
+        assert path.is_dir()
 
 
 def compiled(folder, version):
