@@ -2,8 +2,11 @@
 
 import json
 import os
+import subprocess
+import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import filelock
 import pytest
@@ -53,6 +56,23 @@ def test_the_folder_may_begin_with_a_tilde_and_one_of_nobody_is_a_name(tmp_path,
         monkeypatch.setenv(CACHE_VARIABLE, named)
         cache_folder()
         assert path.is_dir()
+
+
+@pytest.mark.parametrize(("mode", "same"), [(0o700, True), (0o777, False)])
+def test_kernels_are_kept_where_the_folder_cannot_be_written_but_not_where_others_can_write(tmp_path, mode, same):
+    """One folder for all processes; numba runs the code that it finds there."""
+    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+    environment |= {CACHE_VARIABLE: "/dev/null/none", "TMPDIR": str(tmp_path)}
+    code = "import foredraft, os; print(os.environ['NUMBA_CACHE_DIR'])"
+
+    def folder():
+        run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        return Path(run.stdout.strip())
+
+    first = folder()
+    assert first.parent == tmp_path
+    first.chmod(mode)
+    assert (folder() == first) is same
 
 
 def compiled(folder, version):
