@@ -104,7 +104,6 @@ class Generator:
         self._record_models()
 
     def _record_models(self) -> None:
-        """Record the passes of the drafter's models if the target's are."""
         for each in self.drafter.needs.models if self.target.recordings is not None else ():
             if each.recordings is None:  # what it is off by rounding changes drafts, not the text
                 each.recordings = recorded_forward(each.model, same_bits=False)

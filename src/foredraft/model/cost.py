@@ -132,7 +132,6 @@ def _timed_pass(target: TorchTarget, cache: TreeCache, rows: int, context: int) 
 
 
 def _identity(target: TorchTarget) -> str:
-    """Return a hash of what the cost depends on: model, dtype, device, threads and machine."""
     device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else platform.processor()
     parts = (
         _FORMAT, architecture(target.outline.config), dtype_name(target.outline), str(target.device),

@@ -218,7 +218,6 @@ def _as_sentence() -> Iterator[None]:
 
 
 def _compiled(subject: Subject, path: Path, *, precise: bool) -> CompiledRecord:
-    """Compile the forward to the file `path`, and return its record."""
     dequantised = _compile(subject, path, precise=precise)
     kernels = kernels_in(path)
     if any("linear_pointwise" in kernel for kernel in kernels):
