@@ -160,11 +160,6 @@ class Verdict:
     top_tokens: IntArray | None = None
     top_probabilities: FloatArray | None = None  # float32[N + 1, K], at temperature 1, descending, within 3 % or exact
 
-    @property
-    def last_row(self) -> int:
-        """The row of the last accepted node, or the root's row 0 if none was accepted."""
-        return self.path[-1] + 1 if self.path else 0
-
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:

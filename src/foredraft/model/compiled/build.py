@@ -255,7 +255,10 @@ def _compile(subject: Subject, path: Path, *, precise: bool) -> str:
         cached = product_bytes(subject.model) <= last_cache()
         contexts.enter_context(own_kernels(cached=cached, tiles=not quantised, precise=precise))
         contexts.enter_context(compiled_experts(subject.model))
-        contexts.enter_context(_precise_logits(subject.model))
+        # the LM head returns its sums, which are in float32: rounded to bfloat16, the two most probable tokens of a row
+        # in twenty have equal logits
+        head = subject.model.get_output_embeddings()
+        contexts.enter_context(head.register_forward_hook(lambda _module, _inputs, logits: logits.float()))
         contexts.enter_context(compiled_attention(subject.forward))
         arguments = (*subject.arguments(token_ids, _TRACED_SCORED), *subject.buffers())
         program = torch.export.export(subject.forward, arguments, strict=False, dynamic_shapes=subject.dynamic())
@@ -265,16 +268,6 @@ def _compile(subject: Subject, path: Path, *, precise: bool) -> str:
         gate_products(program)
         aoti_compile_and_package(program, package_path=str(path), inductor_configs=OPTIONS | apart)
     return dequantised
-
-
-@contextmanager
-def _precise_logits(model: Any) -> Iterator[None]:
-    """Make a model's LM head return its sums in float32, as kernels compute them, until the block ends.
-
-    Rounded to bfloat16, the two most probable tokens of a row in twenty have equal logits.
-    """
-    with model.get_output_embeddings().register_forward_hook(lambda _module, _inputs, logits: logits.float()):
-        yield
 
 
 @torch.inference_mode()

@@ -86,7 +86,7 @@ def own_kernels(*, cached: bool = False, tiles: bool = True, precise: bool = Fal
     # each takes its operation's arguments, and returns the kernel's call as torch's compiler represents it
     lowered: dict[Any, Callable[..., Any]] = {
         operations.attend: partial(_lowered_attention, tiled=tiles),
-        operations.written: _lowered_rows,
+        operations.written: lambda rows: ExternKernel.require_contiguous(_kept(lowerings.clone)(rows)),
         operations.delta_rows: _lowered_recurrence,
         operations.multiply_experts: _lowered_experts,
         operations.multiply_blocks: partial(_lowered_blocks, reading=reading),
@@ -214,12 +214,6 @@ def _lowered_attention(
 def _halves(dtype: torch.dtype) -> int:
     """Return how many numbers of `dtype` lie in a lane of a vector."""
     return torch.float32.itemsize // dtype.itemsize
-
-
-def _lowered_rows(rows: Any) -> Any:
-    copied = lowerings.clone(rows)
-    copied.realize()
-    return ExternKernel.require_contiguous(copied)
 
 
 def _lowered_recurrence(query: Any, key: Any, value: Any, decay: Any, strength: Any, *others: Any) -> Any:
