@@ -4,6 +4,7 @@ import copy
 import gc
 import json
 import shutil
+import tempfile
 import warnings
 from contextlib import nullcontext
 from dataclasses import replace
@@ -220,6 +221,14 @@ def test_the_bytes_of_a_pass_leave_out_an_embedding_that_is_only_looked_up():
     embedding = VOCABULARY * 32 * 4
     assert weight_bytes(untied) == 4 * sum(weight.numel() for weight in untied.parameters()) - embedding
     assert weight_bytes(tied) == weight_bytes(untied)
+
+
+def test_a_package_is_loaded_where_the_temporary_folder_takes_none(cache, monkeypatch):
+    folder = compiled_folder(small_model(), cache)
+    before = set(folder.iterdir())
+    monkeypatch.setattr(tempfile, "tempdir", "/dev/null/none")
+    CompiledForward(folder, read_record(folder))
+    assert set(folder.iterdir()) == before
 
 
 def test_passes_round_alike_up_to_the_most_rows_that_are_compiled(cache):
