@@ -108,7 +108,7 @@ def read_curve(path: Path) -> CostCurve | None:
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
         curve = CostCurve(tuple(map(int, stored["rows"])), tuple(map(float, stored["seconds"])))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, OverflowError, KeyError, TypeError):
         return None
     ascending = curve.rows[:1] == (1,) and all(few < more for few, more in itertools.pairwise(curve.rows))
     sound = ascending and len(curve.rows) == len(curve.seconds) and all(0 < each < 1e4 for each in curve.seconds)
