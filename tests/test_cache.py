@@ -75,6 +75,15 @@ def test_kernels_are_kept_where_the_folder_cannot_be_written_but_not_where_other
     assert (folder() == first) is same
 
 
+def test_kernels_run_where_the_disk_is_full(cache):
+    code = "import numpy as np; from foredraft.sampling.noise import gumbel_noise; print(len(gumbel_noise(1, 2, np.arange(3))))"
+    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+    full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); "  # no file takes a byte
+    command = [sys.executable, "-B", "-c", full + code]
+    run = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+    assert (run.stdout.strip(), run.returncode) == ("3", 0), run.stderr
+
+
 def compiled(folder, version):
     folder.mkdir(parents=True)
     write_record(folder, replace(record_of(), torch=version))
