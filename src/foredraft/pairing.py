@@ -57,7 +57,8 @@ def given_pair(model: Any) -> tuple[Any, Any]:
         transformer, tokenizer = model
     except (TypeError, ValueError) as error:
         raise UsageError("Give a model as a name, a folder, or a pair (transformers model, tokenizer).") from error
-    if not isinstance(transformer, torch.nn.Module) or isinstance(tokenizer, torch.nn.Module) or not callable(tokenizer):
+    talks = callable(tokenizer) and not isinstance(tokenizer, torch.nn.Module)
+    if not (isinstance(transformer, torch.nn.Module) and talks):
         kinds = f"({type(transformer).__name__}, {type(tokenizer).__name__})"
         raise UsageError(f"The pair is {kinds}; give (transformers model, transformers tokenizer), the model first.")
     return text_model(transformer.eval()), text_tokenizer(tokenizer)
