@@ -243,10 +243,6 @@ class Learner(Protocol):
 class Saver(Protocol):
     """A drafter that can save what it learned from texts."""
 
-    @property
-    def saves(self) -> bool:
-        """Whether its options name a path for `save`."""
-
     def save(self) -> None:
         """Write what was learned to the path in its options, if they name one; StoreError if it cannot."""
 

@@ -159,7 +159,7 @@ class Generator:
 
     def save(self) -> None:
         """Save what the drafter learned, if its options say where; StoreError if the file cannot be written."""
-        if isinstance(self.drafter, Saver) and self.drafter.saves:
+        if isinstance(self.drafter, Saver):
             self.drafter.save()
 
     def forget(self) -> None:

@@ -5,9 +5,10 @@ Its modules are the first that numba compiles, so what numba does where a compil
 
 from typing import Any
 
-from numba.core.caching import Cache
+from numba.core import caching
 
-_keep = Cache.save_overload
+_cache: Any = caching.Cache
+_keep = _cache.save_overload
 
 
 def _keep_where_possible(cache: Any, *kernel: Any) -> None:
@@ -19,4 +20,4 @@ def _keep_where_possible(cache: Any, *kernel: Any) -> None:
             raise
 
 
-Cache.save_overload = _keep_where_possible
+_cache.save_overload = _keep_where_possible
