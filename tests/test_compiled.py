@@ -42,11 +42,10 @@ from foredraft.model.compiled.package import (
     read_record,
     write_record,
 )
-from foredraft.model.kv_cache import Span
 from foredraft.model.layers import LAST, usual_taps
 from foredraft.model.loading import load_model
 from foredraft.model.machine import multiplies_by_pairs
-from foredraft.model.mask import attention_mask
+from foredraft.model.mask import joined_mask
 from foredraft.model.named_target import load_target
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
@@ -137,12 +136,10 @@ def test_how_bfloat16_is_multiplied_follows_from_the_processor_alone(monkeypatch
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_mask_hides_the_same_slots_in_every_dtype(dtype):
-    span = Span(None)
-    span.stored = 9
     for nodes in (0, 1, 12):
         tokens, parents = random_tree(np.random.default_rng(nodes), nodes)
         layout = lay_out(1, tokens, parents, 9)
-        usual, quick = (attention_mask(layout, span, span.window, each) for each in (torch.float64, dtype))
+        usual, quick = (joined_mask([layout], [9], each) for each in (torch.float64, dtype))
         assert quick.dtype == dtype
         assert quick.shape == (1, 1, nodes + 1, nodes + 10)
         assert torch.equal(quick == torch.finfo(dtype).min, usual == torch.finfo(torch.float64).min)
