@@ -228,6 +228,14 @@ def test_a_package_is_loaded_where_the_temporary_folder_takes_none(cache, monkey
     assert set(folder.iterdir()) == before
 
 
+@pytest.mark.skipif(not machine.has_avx2(), reason="without, products are torch's everywhere")
+def test_a_forward_whose_products_would_be_torchs_is_not_compiled(tmp_path, monkeypatch):
+    """As where the folder in which torch tries its instructions takes no programs."""
+    monkeypatch.setattr("torch._inductor.cpu_vec_isa.valid_vec_isa_list", list)
+    with pytest.raises(ForedraftError, match="TORCHINDUCTOR_CACHE_DIR"):
+        compile_forward(small_model(), tmp_path)
+
+
 def test_passes_round_alike_up_to_the_most_rows_that_are_compiled(cache):
     folder = compiled_folder(small_model(), cache)
     record = read_record(folder)
