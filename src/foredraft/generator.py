@@ -326,7 +326,7 @@ class Generator:
             batch = self.batch(None)
         except OutOfMemoryError:
             return None
-        return batch if batch.keeps_prefixes else None
+        return batch if batch.passes.keeps_prefixes else None
 
     def join(self, batch: Batch, prompt: Prompt, *, chat: bool = False, **options: Unpack[GenerationArguments]) -> Run:
         """Add a text to a batch, with the arguments of `generate`; OutOfMemoryError if its prompt finds no room."""
