@@ -123,6 +123,8 @@ def test_what_stands_in_the_wrong_place_is_named(pair, plain):
         foredraft.load(pair[::-1])
     with pytest.raises(UsageError, match=r"The pair is \(LlamaForCausalLM, LlamaForCausalLM\)"):
         foredraft.load((pair[0], pair[0]))
+    with pytest.raises(UsageError, match=r"The pair is \(LlamaForCausalLM, Tokenizer\)"):
+        foredraft.load((pair[0], pair[1].backend_tokenizer))
     with pytest.raises(UsageError, match="this list holds 'one', a text: use generate_all for many"):
         plain.generate(["one", "two"])
 

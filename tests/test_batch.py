@@ -202,7 +202,7 @@ def test_a_drafter_that_keeps_no_promise_ends_its_text_alone(compiled, proposed)
         list(steps_of(batch))
     assert isinstance(bad.failure, AttributeError)
     assert emitted(good) == alone(compiled, prompt, SamplingOptions(), 9)
-    assert batch.memory_use == 0
+    assert batch.passes.memory_use == 0
     assert repr(bad)
 
 
@@ -307,7 +307,7 @@ def test_a_text_whose_drafter_fails_to_start_leaves_no_memory_in_use(compiled, m
         with pytest.raises(RuntimeError, match="no drafting today"):
             batch.join(prepared)
     assert len(batch) == 0
-    assert batch.memory_use == 0
+    assert batch.passes.memory_use == 0
     lane = batch.join(writer.begin(prompt, sampling, max_new_tokens=8))
     finish(batch)
     assert emitted(lane) == alone(compiled, prompt, sampling, 8)
@@ -507,6 +507,17 @@ def test_many_prompts_are_written_as_each_alone(compiled):
         expected = writer.generate(prompts[number // 2], seed=40 + number % 2, **options)
         assert (written.token_ids, written.seed) == (expected.token_ids, expected.seed)
         assert written.finish_reason == "length"
+
+
+def test_prompts_beyond_a_batchs_usual_memory_are_written_as_each_alone(compiled, monkeypatch):
+    """A GiB holds 8,000 tokens of a model of 8 billion parameters."""
+    monkeypatch.setattr(Generator.batch, "__defaults__", (256 * 2 * 2 * 2 * 16 * compiled.dtype.itemsize, None))
+    writer = generator(compiled, "none")
+    assert writer.batch().passes._arena.most_slots == 256
+    runs = [writer.begin(np.arange(length) % VOCABULARY, SamplingOptions(), max_new_tokens=90) for length in (300, 20)]
+    for run in writer.write(runs):
+        prompt = run.seq.view().ids[: run.seq.prompt_length]
+        assert emitted(run) == alone(compiled, prompt, SamplingOptions(), 90)
 
 
 def test_an_arena_keeps_what_it_leases_apart():

@@ -2,14 +2,17 @@
 
 import json
 import os
+import subprocess
+import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import filelock
 import pytest
 import torch
 
-from foredraft.cache_folder import CACHE_VARIABLE
+from foredraft.cache_folder import CACHE_VARIABLE, cache_folder
 from foredraft.cli import main
 from foredraft.model.compiled.package import write_record
 from support.compilation import record_of
@@ -43,6 +46,44 @@ def made(path, days=0.0):
     path.write_text("{}")
     used = time.time() - days * DAY
     os.utime(path, (used, used))
+
+
+def test_the_folder_may_begin_with_a_tilde_and_one_of_nobody_is_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for named, path in {"~/own": "home/own", "~nobody-here/own": "~nobody-here/own"}.items():
+        monkeypatch.setenv(CACHE_VARIABLE, named)
+        cache_folder()
+        assert (tmp_path / path).is_dir()
+
+
+@pytest.mark.parametrize(("mode", "same"), [(0o700, True), (0o777, False)])
+def test_kernels_are_kept_where_the_folder_cannot_be_written_but_not_where_others_can_write(tmp_path, mode, same):
+    """One folder for all processes; numba runs the code that it finds there."""
+    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+    environment |= {CACHE_VARIABLE: "/dev/null/none", "TMPDIR": str(tmp_path)}
+    code = "import foredraft, os; print(os.environ['NUMBA_CACHE_DIR'])"
+
+    def folder():
+        run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        return Path(run.stdout.strip())
+
+    first = folder()
+    assert first.parent == tmp_path
+    first.chmod(mode)
+    assert (folder() == first) is same
+
+
+def test_kernels_run_where_the_disk_is_full(cache):
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); "  # no file takes a byte
+        "import numpy; from foredraft.sampling.noise import gumbel_noise; print(gumbel_noise(1, 2, numpy.arange(3)))"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+    run = subprocess.run(
+        [sys.executable, "-B", "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.stdout, run.stderr
 
 
 def compiled(folder, version):

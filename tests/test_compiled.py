@@ -4,6 +4,7 @@ import copy
 import gc
 import json
 import shutil
+import tempfile
 import warnings
 from contextlib import nullcontext
 from dataclasses import replace
@@ -41,11 +42,10 @@ from foredraft.model.compiled.package import (
     read_record,
     write_record,
 )
-from foredraft.model.kv_cache import Span
 from foredraft.model.layers import LAST, usual_taps
 from foredraft.model.loading import load_model
 from foredraft.model.machine import multiplies_by_pairs
-from foredraft.model.mask import attention_mask
+from foredraft.model.mask import joined_mask
 from foredraft.model.named_target import load_target
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
@@ -136,12 +136,10 @@ def test_how_bfloat16_is_multiplied_follows_from_the_processor_alone(monkeypatch
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_mask_hides_the_same_slots_in_every_dtype(dtype):
-    span = Span(None)
-    span.stored = 9
     for nodes in (0, 1, 12):
         tokens, parents = random_tree(np.random.default_rng(nodes), nodes)
         layout = lay_out(1, tokens, parents, 9)
-        usual, quick = (attention_mask(layout, span, span.window, each) for each in (torch.float64, dtype))
+        usual, quick = (joined_mask([layout], [9], each) for each in (torch.float64, dtype))
         assert quick.dtype == dtype
         assert quick.shape == (1, 1, nodes + 1, nodes + 10)
         assert torch.equal(quick == torch.finfo(dtype).min, usual == torch.finfo(torch.float64).min)
@@ -220,6 +218,22 @@ def test_the_bytes_of_a_pass_leave_out_an_embedding_that_is_only_looked_up():
     embedding = VOCABULARY * 32 * 4
     assert weight_bytes(untied) == 4 * sum(weight.numel() for weight in untied.parameters()) - embedding
     assert weight_bytes(tied) == weight_bytes(untied)
+
+
+def test_a_package_is_loaded_where_the_temporary_folder_takes_none(cache, monkeypatch):
+    folder = compiled_folder(small_model(), cache)
+    before = set(folder.iterdir())
+    monkeypatch.setattr(tempfile, "tempdir", "/dev/null/none")
+    CompiledForward(folder, read_record(folder))
+    assert set(folder.iterdir()) == before
+
+
+@pytest.mark.skipif(not machine.has_avx2(), reason="without, products are torch's everywhere")
+def test_a_forward_whose_products_would_be_torchs_is_not_compiled(tmp_path, monkeypatch):
+    """As where the folder in which torch tries its instructions takes no programs."""
+    monkeypatch.setattr("torch._inductor.cpu_vec_isa.valid_vec_isa_list", list)
+    with pytest.raises(ForedraftError, match="TORCHINDUCTOR_CACHE_DIR"):
+        compile_forward(small_model(), tmp_path)
 
 
 def test_passes_round_alike_up_to_the_most_rows_that_are_compiled(cache):

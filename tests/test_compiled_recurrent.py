@@ -174,14 +174,14 @@ def test_texts_in_shared_passes_are_those_of_plain_decoding(compiled, parts, mon
     expected = [written(target, prompt, GREEDY, NoDrafter(), new_tokens=NEW_TOKENS)[0] for prompt in given]
     batch, runs = writer.batch(), []
     passes = counted(batch, monkeypatch)
-    theirs = type(batch._passes._run).__call__
+    theirs = type(batch.passes._run).__call__
 
     def limited(self, *arguments):
         if parts and len(Lineage(*arguments[6]).sequences) > 1:
             raise MemoryError
         return theirs(self, *arguments)
 
-    monkeypatch.setattr(type(batch._passes._run), "__call__", limited)
+    monkeypatch.setattr(type(batch.passes._run), "__call__", limited)
     for number, (prompt, text) in enumerate(zip(given, expected, strict=True)):
         drafter = drafters(prompt, text)[number % 4]
         runs.append(batch.join(writer.begin(prompt, GREEDY, max_new_tokens=NEW_TOKENS, drafter=drafter)))

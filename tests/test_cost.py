@@ -74,7 +74,13 @@ def test_figures_of_passes_that_had_fewer_threads_are_not_kept(target, passes, t
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'{"rows": [1, 2], "seconds": [1]}', b'{"rows": [1], "seconds": [-1]}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"{", b'{"rows": [1, 2], "seconds": [1]}', b'{"rows": [1], "seconds": [-1]}',
+        b'{"rows": [1, Infinity], "seconds": [1, 2]}',
+    ],
+)  # fmt: skip
 def test_a_damaged_file_is_measured_anew_and_replaced(target, passes, tmp_path, content):
     passes(lambda rows: 0.01)
     measured = measured_cost(target, tmp_path)

@@ -10,7 +10,6 @@ from foredraft.sampling.logits import (
     largest_of_row,
     rough_sum,
     top_by_blocks,
-    top_from_bits,
     top_on_device,
     top_probabilities,
 )
@@ -19,7 +18,8 @@ pytestmark = pytest.mark.kernels
 
 
 def copied_from_device(logits, k):
-    return top_from_bits(top_on_device(logits, min(k, logits.shape[1])))
+    tokens, bits = top_on_device(logits, min(k, logits.shape[1])).numpy()
+    return tokens, bits.view(np.float32)
 
 
 def of_blocks(logits, k):

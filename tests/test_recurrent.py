@@ -118,7 +118,7 @@ def test_a_text_goes_on_exactly_after_one_that_was_interrupted_in_a_commit(famil
     target, prompt = TorchTarget(model_of(family)), prompt_of(30)
     writer = Generator(target, None, method="none")
     batch = writer.batch()
-    if not batch.keeps_prefixes:
+    if not batch.passes.keeps_prefixes:
         pytest.skip("texts of this family share nothing")
     run = writer.begin(prompt, GREEDY, max_new_tokens=20)
     records = steps(run, batch)
@@ -129,7 +129,7 @@ def test_a_text_goes_on_exactly_after_one_that_was_interrupted_in_a_commit(famil
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(batch._passes._arena.states, "commit", interrupted)
+        patch.setattr(batch.passes._arena.states, "commit", interrupted)
         with pytest.raises(KeyboardInterrupt):
             next(records)
     text = theirs(target, prompt, 16)

@@ -652,7 +652,7 @@ def test_a_compiled_server_reuses_prefixes_for_one_key_alone(packages, monkeypat
     question = [{"role": "system", "content": "Be brief. " * 20}, *QUESTION]
     expected = [alone.generate(question, **each).text for each in renamed(fields)]
     service = Service(generator, "toy", {"table": "none"})
-    assert service.writer.batch.keeps_prefixes
+    assert service.writer.batch.passes.keeps_prefixes
     drafters = [service.generator_for(key, None).drafter for key in (KEY, KEY, OTHER)]
     assert drafters[0] is drafters[1] is not drafters[2], "what is learned is kept apart"
     listening = Listening(service, port=0, keys=(KEY, OTHER))

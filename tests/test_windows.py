@@ -211,7 +211,7 @@ def test_keys_are_computed_from_latents_of_slots_in_use_alone(made):
         finish(batch)
     finally:
         hook.remove()
-    assert 0 < max(seen) < 4096 < batch._passes._arena.most_slots
+    assert 0 < max(seen) < 4096 < batch.passes._arena.most_slots
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,10 @@ Public names are imported on first use, so that `import foredraft` is fast.
 
 import importlib
 import os
+import stat
 import tempfile
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from foredraft.cache_folder import cache_folder
@@ -43,8 +46,23 @@ def _let_numba_cache() -> None:
     try:
         folder = str(cache_folder(f"numba-{__version__}"))
     except StoreError:
-        folder = tempfile.mkdtemp(prefix="foredraft-numba-")
+        folder = _temporary_folder()
     os.environ["NUMBA_CACHE_DIR"] = folder
+
+
+def _temporary_folder() -> str:
+    """Return a folder for numba in the system's temporary one; the same for every process, if it is this user's alone.
+
+    Numba runs what it finds there.
+    """
+    user = getattr(os, "getuid", int)()  # none on Windows, where each process has a folder of its own
+    folder = Path(tempfile.gettempdir(), f"foredraft-numba-{__version__}-{user}")
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if stat.S_ISDIR(found.st_mode) and found.st_uid == user and not found.st_mode & 0o077:
+        return str(folder)
+    return tempfile.mkdtemp(prefix="foredraft-numba-")
 
 
 _let_numba_cache()

@@ -21,9 +21,15 @@ def temporary_beside(path: Path) -> Path:
     return path.with_name(f"{path.name}.{uuid.uuid4().hex}{TEMPORARY_SUFFIX}")
 
 
+def followed(path: Path) -> Path:
+    """Return the file that a symbolic link leads to, as a rename would replace the link; other paths as they are."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Yield a file that replaces `path`, synced to disk, when the block ends; an error keeps the old file only."""
+    path = followed(path)
     temporary = temporary_beside(path)
     try:
         with temporary.open("wb") as file:
@@ -58,6 +64,8 @@ def store_file(path: Path, data: bytes) -> None:
 def check_place(path: Path, *, folder: bool = False) -> None:
     """Raise StoreError if `path`, a file or a `folder`, cannot be written later, before the work is done."""
     found = next(place for place in (path, *path.absolute().parents) if os.path.exists(place))  # noqa: PTH110  # Path.exists may raise
+    if found == path and not (path.is_dir() or path.is_file()):  # a rename would replace even /dev/null
+        raise StoreError(f"{path} cannot be written later: it is a device or a pipe. Name another place.")
     if found == path and path.is_dir() != folder:
         kinds = ("file", "folder") if folder else ("folder", "file")
         raise StoreError(f"{path} cannot be written later: it is a {kinds[0]}, not a {kinds[1]}. Name another place.")

@@ -15,7 +15,8 @@ CACHE_VARIABLE = "FOREDRAFT_CACHE"
 
 def cache_path() -> Path:
     """Return the cache folder's path: `$FOREDRAFT_CACHE`, or the platform's user cache folder. It need not exist."""
-    return Path(os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("foredraft"))
+    named = os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("foredraft")
+    return Path(os.path.expanduser(named))  # noqa: PTH111  # Path.expanduser raises for an unknown user
 
 
 def cache_folder(name: str = "") -> Path:

@@ -160,11 +160,6 @@ class Verdict:
     top_tokens: IntArray | None = None
     top_probabilities: FloatArray | None = None  # float32[N + 1, K], at temperature 1, descending, within 3 % or exact
 
-    @property
-    def last_row(self) -> int:
-        """The row of the last accepted node, or the root's row 0 if none was accepted."""
-        return self.path[-1] + 1 if self.path else 0
-
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
@@ -247,10 +242,6 @@ class Learner(Protocol):
 @runtime_checkable
 class Saver(Protocol):
     """A drafter that can save what it learned from texts."""
-
-    @property
-    def saves(self) -> bool:
-        """Whether its options name a path for `save`."""
 
     def save(self) -> None:
         """Write what was learned to the path in its options, if they name one; StoreError if it cannot."""

@@ -104,7 +104,6 @@ class Generator:
         self._record_models()
 
     def _record_models(self) -> None:
-        """Record the passes of the drafter's models if the target's are."""
         for each in self.drafter.needs.models if self.target.recordings is not None else ():
             if each.recordings is None:  # what it is off by rounding changes drafts, not the text
                 each.recordings = recorded_forward(each.model, same_bits=False)
@@ -158,15 +157,9 @@ class Generator:
         self._curve = None
         return made
 
-    @property
-    def texts_at_once(self) -> int:
-        """How many texts a batch writes at once; one where passes are recorded, as recordings are of one sequence."""
-        recordings = self.target.recordings
-        return TEXTS_AT_ONCE if recordings is None or recordings.failed else 1
-
     def save(self) -> None:
         """Save what the drafter learned, if its options say where; StoreError if the file cannot be written."""
-        if isinstance(self.drafter, Saver) and self.drafter.saves:
+        if isinstance(self.drafter, Saver):
             self.drafter.save()
 
     def forget(self) -> None:
@@ -212,7 +205,20 @@ class Generator:
             for number in range(times):
                 given: GenerationArguments = {**options, "seed": (seed + number) % SEED_LIMIT}
                 runs.append(self.start(prompt, chat=chat, **given | {"logits_processor": next(processors)}))
-        return [self.result(run) for run in write_all(self.batch(), runs, self.texts_at_once)]
+        return [self.result(run) for run in self.write(runs)]
+
+    def write(self, runs: Sequence[Run]) -> Sequence[Run]:
+        """Write texts that were started, several at once, and return them; raises what `generate_all` does.
+
+        Where passes are recorded, texts follow one another, as recordings are of one sequence.
+        """
+        recordings = self.target.recordings
+        most = TEXTS_AT_ONCE if recordings is None or recordings.failed else 1
+        try:
+            batch = self.batch(tokens=max((run.seq.limit for run in runs), default=0))
+        except OutOfMemoryError:  # few texts are as long as they may be
+            batch = self.batch()
+        return write_all(batch, runs, most)
 
     def stream(
         self, prompt: Prompt, *, chat: bool = False, batch: Batch | None = None,
@@ -294,15 +300,19 @@ class Generator:
         shared = self.amount.name == "measured" and self.amount.needs_cost
         return Run(seq, guarded, control, context, self.target, shared)
 
-    def batch(self, cache_bytes: int | None = CACHE_BYTES, step_seconds: float | None = None) -> Batch:
+    def batch(
+        self, cache_bytes: int | None = CACHE_BYTES, step_seconds: float | None = None, *, tokens: int = 0
+    ) -> Batch:
         """Return an empty batch, whose texts share forward passes and a KV cache of at most `cache_bytes`.
 
         None is room for two texts that fill the model's window. UsageError unless it is a whole number, at least 1.
-        Prompts are prefilled in pieces with which a step takes at most about `step_seconds`, if given.
+        There is room for a text of so many `tokens` in any case. Prompts are prefilled in pieces with which a step
+        takes at most about `step_seconds`, if given.
         """
         if cache_bytes is not None and ((given := whole_number(cache_bytes)) is None or given < 1):
             raise UsageError(f"cache_bytes is {shown(cache_bytes)}; it must be a whole number of bytes, or None.")
-        passes = joint_passes(self.target, cache_bytes, self.drafter.needs.hidden) or SequentialPasses(self.target)
+        shared = joint_passes(self.target, cache_bytes, self.drafter.needs.hidden, tokens)
+        passes = shared or SequentialPasses(self.target)
         most = passes.most_rows
         control = MeasuredControl(lambda: self.cost, most - 1, self._costs, most_rows=most)
         return Batch(passes, control, step_seconds)
@@ -316,7 +326,7 @@ class Generator:
             batch = self.batch(None)
         except OutOfMemoryError:
             return None
-        return batch if batch.keeps_prefixes else None
+        return batch if batch.passes.keeps_prefixes else None
 
     def join(self, batch: Batch, prompt: Prompt, *, chat: bool = False, **options: Unpack[GenerationArguments]) -> Run:
         """Add a text to a batch, with the arguments of `generate`; OutOfMemoryError if its prompt finds no room."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 
 from foredraft.errors import ForedraftWarning, UsageError
 from foredraft.model.head_files import CONFIG_FILE
@@ -57,9 +58,9 @@ def given_pair(model: Any) -> tuple[Any, Any]:
         transformer, tokenizer = model
     except (TypeError, ValueError) as error:
         raise UsageError("Give a model as a name, a folder, or a pair (transformers model, tokenizer).") from error
-    if not isinstance(transformer, torch.nn.Module) or tokenizer is None or isinstance(tokenizer, torch.nn.Module):
+    if not isinstance(transformer, torch.nn.Module) or isinstance(tokenizer, torch.nn.Module | Tokenizer | None):
         kinds = f"({type(transformer).__name__}, {type(tokenizer).__name__})"
-        raise UsageError(f"The pair is {kinds}; give (transformers model, tokenizer), the model first.")
+        raise UsageError(f"The pair is {kinds}; give (transformers model, transformers tokenizer), the model first.")
     return text_model(transformer.eval()), text_tokenizer(tokenizer)
 
 

@@ -157,13 +157,13 @@ def encoded(
 
 
 def checked_text(text: str) -> str:
-    """Return the text of a prompt; UsageError for a lone surrogate, left when bytes that are not UTF-8 are read."""
+    """Return a prompt's text; UsageError for a lone surrogate, left when bytes that are not UTF-8 are read."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise UsageError(
-            f"The prompt has {text[error.start]!a} at character {error.start}, which UTF-8 cannot encode; read the "
-            "prompt as UTF-8, or leave the character out."
+            f"The text has {text[error.start]!a} at character {error.start}, which UTF-8 cannot encode; read it as "
+            "UTF-8, or leave the character out."
         ) from error
     return text
 

@@ -95,13 +95,9 @@ def _context(tokenizer: Any, prompt: Sequence[int]) -> list[int]:
     count = _CONTEXT
     while True:
         tail = list(prompt[-count:])
-        special = [at for at, token in enumerate(tail) if _is_special(tokenizer, token)]
-        if special:
-            return tail[special[-1] + 1 :]
+        for at, token in reversed(list(enumerate(tail))):
+            if not decode(tokenizer, [token]) and decode(tokenizer, [token], special=True):
+                return tail[at + 1 :]
         if count >= len(prompt) or decode(tokenizer, tail).strip(_INCOMPLETE):
             return tail
         count *= 2
-
-
-def _is_special(tokenizer: Any, token: int) -> bool:
-    return not decode(tokenizer, [token]) and bool(decode(tokenizer, [token], special=True))

@@ -54,9 +54,9 @@ def drafters(prompt, text):
 
 def counted(batch, monkeypatch):
     """The number of rows of each of a batch's passes from now on."""
-    found, forward = [], batch._passes.forward
+    found, forward = [], batch.passes.forward
     monkeypatch.setattr(
-        batch._passes, "forward", lambda rows: found.append(sum(each.layout.rows for each in rows)) or forward(rows)
+        batch.passes, "forward", lambda rows: found.append(sum(each.layout.rows for each in rows)) or forward(rows)
     )
     return found
 

@@ -87,7 +87,7 @@ def serve(
     target = generator.target
     faster = " (`foredraft compile` makes it faster)" if target.device.type == "cpu" else ""
     compiled = "compiled" if target.compiled is not None else f"not compiled{faster}"
-    shared = "" if service.writer.batch.keeps_prefixes else " Each text of a step has a pass of its own."
+    shared = "" if service.writer.batch.passes.keeps_prefixes else " Each text of a step has a pass of its own."
     say(f"{served_name} is {compiled}; method {generator.method}.{shared}", "dim")
     if not keys and host not in LOOPBACK:
         say("Whoever reaches this address can use the server; --api-key restricts it.", "yellow")

@@ -107,7 +107,6 @@ def check_texts(traces: Path, data: list[Path], options: "TraceOptions") -> None
 def make_traces(generator: "Generator", data: list[Path], out: Path, options: "TraceOptions") -> None:
     """Write texts into the folder `out` and label them; UsageError for a window longer than the model's."""
     from foredraft.corpus.documents import ReadReport
-    from foredraft.engine.batch import write_all
     from foredraft.model.fingerprint import fingerprint
     from foredraft.training.sources import in_turns, read_sources
     from foredraft.training.traces import label_texts, write_texts
@@ -133,7 +132,7 @@ def make_traces(generator: "Generator", data: list[Path], out: Path, options: "T
         return generator.begin(generator.encode(text.prompt), **generator.arguments({"max_new_tokens": most, **how}))
 
     def write(texts: "Sequence[Asked]", most: int) -> list[list[int]]:
-        runs = write_all(generator.batch(), [begin(text, most) for text in texts], generator.texts_at_once)
+        runs = generator.write([begin(text, most) for text in texts])
         return [list(generator.result(run).token_ids) for run in runs]
 
     with working_in_phases("writing") as tell:

@@ -18,7 +18,7 @@ import numpy as np
 from foredraft.contracts import NO_BUDGET, Budget, Draft, Verdict
 from foredraft.control.payoff import cut
 from foredraft.errors import UsageError
-from foredraft.graph.tree import depths
+from foredraft.graph.tree import ROOT, depths
 from foredraft.options import check_range
 
 _BETA_STREAM, _CALI_STREAM = 0xBE7A, 0xCA11  # arbitrary: keep draws with the same seed independent
@@ -96,7 +96,8 @@ class LevelControl:
         """Count accepted levels, and whether one was rejected, unless the text ended before it."""
         (verdict,) = verdicts
         draft, accepted = verdict.draft, len(verdict.path)
-        rejected = len(verdict.tokens) > accepted and bool((draft.parents == verdict.last_row - 1).any())
+        last = verdict.path[-1] if accepted else ROOT
+        rejected = len(verdict.tokens) > accepted and bool((draft.parents == last).any())
         self._rule.observe(Outcome(int(depths(draft.parents).max(initial=0)), accepted, rejected))
 
     def _answer(self, chance: float | None) -> bool:

@@ -142,7 +142,6 @@ class AutoDrafter:
         self, options: AutoOptions, table: OwnWords, library: Library, neural: Drafter | None = None
     ) -> None:  # fmt: skip
         self.options, self.table, self.library, self.neural = options, table, library, neural
-        self.saves = options.memory is not None
         self.kept = _Kept(self._saved_words())
         self.rates: Mapping[bool, Rates] = {sampled: prior_rates(sampled=sampled) for sampled in (False, True)}
         self.worth = {sampled: Worth() for sampled in (False, True)}  # of the neural drafter in the last text

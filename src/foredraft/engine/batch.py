@@ -60,7 +60,7 @@ class Batch:
     def __init__(
         self, passes: Passes, control: MeasuredControl | None = None, step_seconds: float | None = None
     ) -> None:
-        self._passes, self._control, self._step_seconds = passes, control, step_seconds
+        self.passes, self._control, self._step_seconds = passes, control, step_seconds
         self._runs: dict[Run, int] = {}  # in order of joining, and when they joined
         self._changed = False  # whether suspended runs may go on: a run left, or a piece of a prompt was prefilled
 
@@ -70,16 +70,6 @@ class Batch:
     def __contains__(self, run: Run) -> bool:
         return run in self._runs
 
-    @property
-    def memory_use(self) -> float:
-        """The used share of the KV cache memory, 0 to 1."""
-        return self._passes.memory_use
-
-    @property
-    def keeps_prefixes(self) -> bool:
-        """Whether a text that begins as an earlier one did is not computed anew."""
-        return self._passes.keeps_prefixes
-
     def join(self, run: Run) -> Run:
         """Add a text, which is returned, from the next step on.
 
@@ -87,13 +77,13 @@ class Batch:
         room, if others wait for room, or if the batch has a text for each row of a pass; PromptTooLongError for a
         prompt that needs more room than there is.
         """
-        if run.target is not self._passes.target:
+        if run.target is not self.passes.target:
             raise UsageError("The text is of another model than the batch; join it to a batch of its own generator.")
-        if not self._passes.returns(run.drafter.needs.hidden):
+        if not self.passes.returns(run.drafter.needs.hidden):
             raise UsageError("The batch was made for another method; make one after `use` or `attach`.")
         if hasattr(run, "drafting") or run.records:
             raise UsageError("The text was begun already; start another one with the same prompt.")
-        if len(self._runs) >= self._passes.most_rows:
+        if len(self._runs) >= self.passes.most_rows:
             raise OutOfMemoryError(f"The batch has {len(self._runs)} texts, as many as a pass has rows.")
         waits = self._follows(run)
         if not waits and any(_is_suspended(each) and not self._follows(each) for each in self._runs):
@@ -104,7 +94,7 @@ class Batch:
         except BaseException:
             self._close(cache)
             raise
-        control = self._control if run.shared and self._passes.keeps_prefixes else None
+        control = self._control if run.shared and self.passes.keeps_prefixes else None
         run.shared = control is not None
         if control is not None:
             run.control = control
@@ -113,19 +103,19 @@ class Batch:
 
     def _open(self, run: Run) -> Any:
         ids = run.seq.view().ids
-        cache = self._passes.open(ids, len(ids) + _AHEAD, run.owner)
+        cache = self.passes.open(ids, len(ids) + _AHEAD, run.owner)
         if run.cached_tokens is None:
             run.cached_tokens = int(cache.length)
         return cache
 
     def _close(self, cache: Any) -> None:
         if cache is not None:
-            self._passes.close(cache)
+            self.passes.close(cache)
 
     def _follows(self, run: Run) -> bool:
         """Return whether an earlier run is prefilling a prefix of `run` that is worth waiting for."""
         ids = run.seq.view().ids[:-1]
-        for other in self._runs if self._passes.keeps_prefixes else ():
+        for other in self._runs if self.passes.keeps_prefixes else ():
             if other is run:
                 return False
             if _is_suspended(other) or other.owner != run.owner or not _waiting(other):
@@ -171,7 +161,7 @@ class Batch:
         began = perf_counter_ns()
         parts = self._plan()
         planned = perf_counter_ns()
-        results = self._passes.forward([part.rows() for part in parts]) if parts else []
+        results = self.passes.forward([part.rows() for part in parts]) if parts else []
         passed = perf_counter_ns()
         for part, result in zip(parts, results, strict=True):
             self._settle(part, result, began)
@@ -190,7 +180,7 @@ class Batch:
         for run in self._runs:
             if not run.ended and not _is_suspended(run):
                 (filling if _waiting(run) else ready).append(run)
-        parts = self._verifications(ready, self._passes.most_rows - (_PIECE if filling else 0))
+        parts = self._verifications(ready, self.passes.most_rows - (_PIECE if filling else 0))
         parts += self._pieces(filling, parts) if filling else []
         return [part for part in parts if self._has_room(part)]
 
@@ -232,7 +222,7 @@ class Batch:
         Each has an equal share of the rows, so that a short prompt does not wait for the end of a long one.
         """
         others = sum(part.layout.rows for part in verifications)
-        left = self._passes.most_rows - others
+        left = self.passes.most_rows - others
         if verifications:
             left = min(left, _PIECE)
         if self._control is not None and self._step_seconds is not None:
@@ -255,7 +245,7 @@ class Batch:
         """
         run = part.run
         try:
-            self._passes.reserve(run.seq.cache, part.layout)
+            self.passes.reserve(run.seq.cache, part.layout)
         except OutOfMemoryError as error:
             if part.dropped_draft():
                 return self._has_room(part)
@@ -273,7 +263,7 @@ class Batch:
         run, scores = part.run, result.scores
         if isinstance(scores, OutOfMemoryError):
             if part.dropped_draft():  # the text goes on where a pass of its root finds memory
-                self._settle(part, self._passes.forward([part.rows()])[0], began)
+                self._settle(part, self.passes.forward([part.rows()])[0], began)
             else:
                 _end(run, scores)
             return
@@ -290,7 +280,7 @@ class Batch:
             part.drafting += took[-1]
             if not run.shared:
                 # a pass that is shared with other texts does not show the cost of this one's rows
-                forward = 0 if self._passes.keeps_prefixes else result.nanoseconds
+                forward = 0 if self.passes.keeps_prefixes else result.nanoseconds
                 other = sum(parts) - result.nanoseconds
                 run.control.observe([part.verdict], part.layout.rows, forward / 1e9, other / 1e9, part.drafting / 1e9)
         except Exception as error:  # noqa: BLE001  # whatever a logits processor raises ends its text alone

@@ -40,15 +40,15 @@ class SequenceState:
         # float[m, W] with room at the end, of the tokens before `_stated`: what a drafter reads in the view
         self._states: torch.Tensor | None = None
         self._begun = self._stated = 0  # positions: of the first token with states, and after the last one
-        self._limit = len(prompt) + max_new_tokens
+        self.limit = len(prompt) + max_new_tokens  # of tokens, the prompt's included
         self._limit_reason: FinishReason = "length"
-        if window is not None and window < self._limit:
-            self._limit, self._limit_reason = window, "window"
+        if window is not None and window < self.limit:
+            self.limit, self._limit_reason = window, "window"
         self._ids: TokenIds = np.empty(len(prompt) + min(max_new_tokens, 1024), np.int64)
         self._ids[: len(prompt)] = prompt
         self._eos, self._stop = frozenset(eos), stop
         self._sampler = Sampler(sampling, processors)
-        if self.length >= self._limit:
+        if self.length >= self.limit:
             self.finish = self._limit_reason
 
     @property
@@ -59,7 +59,7 @@ class SequenceState:
     @property
     def useful_depth(self) -> int:
         """The greatest useful depth of a draft: the last token before the limit need not be drafted."""
-        return min(self._limit - self.length - 1, MOST_IDS)  # compiled code takes no larger number than int64
+        return min(self.limit - self.length - 1, MOST_IDS)  # compiled code takes no larger number than int64
 
     @property
     def emitted(self) -> TokenIds:
@@ -109,7 +109,7 @@ class SequenceState:
             self._ending = "eos"
         elif stopped:
             self._ending = "stop"
-        elif self.length + len(tokens) >= self._limit:
+        elif self.length + len(tokens) >= self.limit:
             self._ending = self._limit_reason
         return self._ending is not None
 

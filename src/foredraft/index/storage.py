@@ -21,7 +21,7 @@ import filelock
 import numpy as np
 import numpy.typing as npt
 
-from foredraft.atomic_file import check_place, place_file, unwritable
+from foredraft.atomic_file import check_place, followed, place_file, unwritable
 from foredraft.errors import StoreError, UsageError
 from foredraft.options import user_path
 
@@ -286,7 +286,7 @@ def write_store(
     Raises StoreError if another process writes the file, it exists and `overwrite` is not set, the folder is not
     writable, or the disk is full.
     """
-    path = Path(path)
+    path = followed(Path(path))
     folder = path.with_name(path.name + BUILDING_SUFFIX)
     lock = write_lock(path.with_name(path.name + ".lock"), path) if exclusive else contextlib.nullcontext()
     with lock:

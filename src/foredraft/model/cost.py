@@ -108,7 +108,7 @@ def read_curve(path: Path) -> CostCurve | None:
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
         curve = CostCurve(tuple(map(int, stored["rows"])), tuple(map(float, stored["seconds"])))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, OverflowError, KeyError, TypeError):
         return None
     ascending = curve.rows[:1] == (1,) and all(few < more for few, more in itertools.pairwise(curve.rows))
     sound = ascending and len(curve.rows) == len(curve.seconds) and all(0 < each < 1e4 for each in curve.seconds)
@@ -132,7 +132,6 @@ def _timed_pass(target: TorchTarget, cache: TreeCache, rows: int, context: int) 
 
 
 def _identity(target: TorchTarget) -> str:
-    """Return a hash of what the cost depends on: model, dtype, device, threads and machine."""
     device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else platform.processor()
     parts = (
         _FORMAT, architecture(target.outline.config), dtype_name(target.outline), str(target.device),

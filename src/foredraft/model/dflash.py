@@ -18,7 +18,7 @@ from foredraft.errors import StoreError, UsageError
 from foredraft.graph.layout import Layout, lay_out_text
 from foredraft.graph.tree import IntArray
 from foredraft.model.kv_cache import TreeCache
-from foredraft.model.mask import attention_mask
+from foredraft.model.mask import joined_mask
 from foredraft.model.speculators import Speculator
 from foredraft.model.state_heads import StateCache, StateHead, StateLayers, load_state_head
 
@@ -59,7 +59,7 @@ class DFlashLayers(StateLayers):
         """Return what every layer is given besides its rows: float[1, R, D] `like` these."""
         positions = torch.from_numpy(layout.positions[None]).to(like.device)
         return {
-            "attention_mask": attention_mask(layout, cache.spans[None], None, like.dtype).to(like.device),
+            "attention_mask": joined_mask([layout], [cache.length], like.dtype).to(like.device),
             "position_ids": positions,
             "position_embeddings": self.rotary(like, positions),
             "past_key_values": cache,

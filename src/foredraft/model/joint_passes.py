@@ -123,16 +123,18 @@ class _Compiled:
 class JointPasses:
     """Runs one pass for all sequences, see `Passes`: compiled from when that is possible on, before by `forward`.
 
-    Keys, values and states take at most `most_bytes`; None is room for two texts that fill the model's window.
+    Keys, values and states take at most `most_bytes`; None is room for two texts that fill the model's window. There is
+    room for `tokens` tokens in any case.
     """
 
     keeps_prefixes = True
     most_rows = MOST_ROWS
 
     def __init__(
-        self, target: TorchTarget, forward: _Uncompiled | _Compiled, most_bytes: int | None, hidden: tuple[int, ...]
-    ) -> None:
-        self.target, self._most_bytes, self._hidden = target, most_bytes, hidden
+        self, target: TorchTarget, forward: _Uncompiled | _Compiled, most_bytes: int | None, hidden: tuple[int, ...],
+        tokens: int,
+    ) -> None:  # fmt: skip
+        self.target, self._most_bytes, self._hidden, self._tokens = target, most_bytes, hidden, tokens
         self._begin(forward)
 
     def _begin(self, forward: _Uncompiled | _Compiled) -> None:
@@ -142,6 +144,7 @@ class JointPasses:
         slots, places = 2 * (self.target.window or MOST_SLOTS), _PLACES
         if most_bytes is not None:
             slots = int(max(most_bytes - _LEAST_PLACES * state, 0) // (slot + state / STATE_TOKENS))
+            slots = max(slots, self._tokens)
             places = min(_LEAST_PLACES + slots // STATE_TOKENS, _MOST_PLACES)
         self._arena = Arena(forward.shapes, self.target.dtype, slots, forward.states if state else None, places)
         self.close = self._arena.close
@@ -222,10 +225,12 @@ def _compiled_pass(target: TorchTarget, hidden: tuple[int, ...]) -> _Compiled | 
     return _Compiled(target, compiled)
 
 
-def joint_passes(target: TorchTarget, most_bytes: int | None, hidden: tuple[int, ...] = ()) -> JointPasses | None:
+def joint_passes(
+    target: TorchTarget, most_bytes: int | None, hidden: tuple[int, ...] = (), tokens: int = 0
+) -> JointPasses | None:
     """Return what runs joint passes of a target's sequences, where it gives the same texts, else None.
 
-    `most_bytes` is as in `JointPasses`, and `hidden` are the layers whose states drafters need.
+    `most_bytes` and `tokens` are as in `JointPasses`, and `hidden` are the layers whose states drafters need.
     """
     forward: _Uncompiled | _Compiled | None = _compiled_pass(target, hidden)
     alone = target.recordings is not None or not runs_on_cpu(target.outline) or set(hidden) - {LAST}
@@ -234,4 +239,4 @@ def joint_passes(target: TorchTarget, most_bytes: int | None, hidden: tuple[int,
         # there is no list of what other attention raises
         with suppress(Exception), torch.inference_mode(), target.waiting.lock:
             forward = _Uncompiled(target.model, target.dtype)
-    return None if forward is None else JointPasses(target, forward, most_bytes, hidden)
+    return None if forward is None else JointPasses(target, forward, most_bytes, hidden, tokens)

@@ -13,7 +13,6 @@ from numba import njit
 
 from foredraft.graph.layout import Layout
 from foredraft.graph.tree import BoolArray
-from foredraft.model.kv_cache import Span
 
 
 def seen_rows(layout: Layout, window: int | None = None) -> BoolArray:
@@ -25,21 +24,13 @@ def seen_rows(layout: Layout, window: int | None = None) -> BoolArray:
     return seen & near
 
 
-def attention_mask(layout: Layout, span: Span, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-    """Return the additive mask [1, 1, R, S + R] of R rows after S stored slots, held rows included, on the CPU.
-
-    A row sees no more than `window` positions, its own included; None for all. The span may store more of them.
-    """
-    return joined_mask([layout], [span.stored - len(layout.held)], dtype, window)
-
-
 def joined_mask(
     layouts: Sequence[Layout], committed: Sequence[int], dtype: torch.dtype, window: int | None = None
 ) -> torch.Tensor:
     """Return the additive mask of several sequences' R rows, [1, 1, R, W]; a row's columns are its sequence's slots.
 
     These are so many `committed` ones before the root, then the held rows and the pass's own; W is the largest sum of
-    the three. A row sees no more than `window` positions, its own included; None for all.
+    the three. A row sees no more than `window` positions, its own included; None for all. The mask is on the CPU.
     """
     rows = sum(layout.rows for layout in layouts)
     width = max(count + len(layout.held) + layout.rows for count, layout in zip(committed, layouts, strict=True))

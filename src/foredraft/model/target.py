@@ -24,7 +24,7 @@ from foredraft.model.gguf.files import quantised_file
 from foredraft.model.heads import ids_of
 from foredraft.model.kv_cache import TreeCache, TreeLayer
 from foredraft.model.layers import LAST, tapped_states
-from foredraft.model.mask import attention_mask
+from foredraft.model.mask import joined_mask
 from foredraft.model.recordings import RecordedForward
 from foredraft.model.recurrent.adoption import adopt
 from foredraft.model.recurrent.state import StateLayer, begin
@@ -245,7 +245,8 @@ class TorchTarget:
         masks: dict[str, torch.Tensor | None] = {}
         for kind, window in kinds.items():
             span = cache.spans.get(window) or cache.spans[None]  # a layer with a window may keep all slots
-            masks[kind] = attention_mask(layout, span, window, self.dtype).to(self.device)
+            committed = span.stored - len(layout.held)
+            masks[kind] = joined_mask([layout], [committed], self.dtype, window).to(self.device)
         if len(masks) == 1:
             return masks[kind]
         return masks | dict.fromkeys(("linear_attention", *UNMASKED_LAYERS.intersection(self.support.layer_types)))

@@ -60,7 +60,10 @@ class Sampler:
                 scored = self._row(scores.logits[row], prefix, path) if rows is None else rows[row]
                 token = drawn(scored, self._seed, position, *self._filters)
             if token < 0:
-                raise NumericsError(_unusable(position))
+                raise NumericsError(
+                    f"No token can be chosen at position {position}: the scores are NaN or infinite, or a filter left "
+                    "none. Check the model's weights and dtype, and the logits processors."
+                )
             return int(token)
 
         return choose
@@ -96,10 +99,3 @@ class Sampler:
             if (forced := np.isposinf(row)).any():  # no other token is left
                 row = np.where(forced, np.float32(0), np.float32(-np.inf))
         return row
-
-
-def _unusable(position: int) -> str:
-    return (
-        f"No token can be chosen at position {position}: the scores are NaN or infinite, or a filter left none. "
-        "Check the model's weights and dtype, and the logits processors."
-    )

@@ -34,7 +34,8 @@ def top_probabilities(logits: torch.Tensor, k: int) -> tuple[IntArray, FloatArra
     """
     k = min(k, logits.shape[-1])
     if logits.device.type != "cpu":
-        return top_from_bits(top_on_device(logits, k))
+        tokens, bits = top_on_device(logits, k).cpu().numpy()
+        return tokens, bits.view(np.float32)
     found = np.empty((len(logits), k), np.int32), np.empty((len(logits), k), np.float32)
     top_of_rows(rows_of(logits), *found)
     return found
@@ -61,12 +62,6 @@ def top_on_device(logits: torch.Tensor, k: int) -> torch.Tensor:
     largest, places = rows.topk(k, dim=-1)
     probabilities = (largest.float() - logits.float().logsumexp(dim=-1, keepdim=True)).exp()
     return torch.stack([tokens.gather(1, places).to(torch.int32), probabilities.view(torch.int32)])
-
-
-def top_from_bits(bits: torch.Tensor) -> tuple[IntArray, FloatArray]:
-    """Copy to the host what `top_on_device` returns."""
-    tokens, probabilities = bits.cpu().numpy()
-    return tokens, probabilities.view(np.float32)
 
 
 def block_maxima(logits: torch.Tensor) -> torch.Tensor:

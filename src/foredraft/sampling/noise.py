@@ -17,10 +17,10 @@ _LEAST = 0.5 / 4294967296.0 * _MARGIN  # 1 - u of the largest u, below -log(u)
 
 
 @njit(cache=True, inline="always")
-def _philox(
+def philox(
     c0: np.uint64, c1: np.uint64, c2: np.uint64, c3: np.uint64, k0: np.uint64, k1: np.uint64
 ) -> tuple[np.uint64, np.uint64]:
-    """Return the four words of a counter under a key, two to an integer, the first in its lower half.
+    """Return Philox-4x32-10 of a counter under a key: four words, two to an integer, the first in its lower half.
 
     Words are the lower halves of 64 bits, because compilers vectorise these products best; what is above is ignored.
     """
@@ -33,22 +33,11 @@ def _philox(
 
 
 @njit(cache=True)
-def philox(counter: npt.NDArray[np.uint32], key: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    """Return Philox-4x32-10 of one counter, uint32[4], under a key, uint32[2], as uint32[4]."""
-    pairs = np.empty(2, np.uint64)
-    pairs[0], pairs[1] = _philox(
-        np.uint64(counter[0]), np.uint64(counter[1]), np.uint64(counter[2]), np.uint64(counter[3]),
-        np.uint64(key[0]), np.uint64(key[1]),
-    )  # fmt: skip
-    return pairs.view(np.uint32)
-
-
-@njit(cache=True)
 def _words(first: int, position: int, seed: np.uint64, pairs: npt.NDArray[np.uint64]) -> None:
     """Set `pairs`, uint64[2 n], to the words of 4 n tokens from 4 `first` on, two to an integer; vectorised."""
     k0, k1, zero = seed & np.uint64(0xFFFFFFFF), seed >> np.uint64(32), np.uint64(0)
     for i in range(len(pairs) // 2):
-        pairs[2 * i], pairs[2 * i + 1] = _philox(np.uint64(first + i), np.uint64(position), zero, zero, k0, k1)
+        pairs[2 * i], pairs[2 * i + 1] = philox(np.uint64(first + i), np.uint64(position), zero, zero, k0, k1)
 
 
 @njit(cache=True, inline="always")

@@ -27,7 +27,7 @@ class Metrics:
         for name, words, read in (
             ("num_requests_running", "Texts in the batch.", lambda: writer.running),
             ("num_requests_waiting", "Texts that wait to join the batch.", lambda: writer.waiting),
-            ("kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", lambda: writer.batch.memory_use),
+            ("kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", lambda: writer.batch.passes.memory_use),
         ):
             self._made(Gauge, name, words).set_function(read)
         self._prompts = self._made(Counter, "prompt_tokens", "Tokens of prompts.")

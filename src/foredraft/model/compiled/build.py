@@ -45,7 +45,7 @@ from foredraft.model.compiled.rewriting import gate_products, merge_products, su
 from foredraft.model.families import COMPILED_RECURRENT, INDEXED
 from foredraft.model.gguf.files import quantised_file
 from foredraft.model.kv_cache import Span
-from foredraft.model.machine import COMPILING, last_cache, multiplies_integers, usable_memory
+from foredraft.model.machine import COMPILING, has_avx2, last_cache, multiplies_integers, usable_memory
 from foredraft.model.rounding import dtype_name
 from foredraft.model.support import inspect
 
@@ -195,6 +195,10 @@ def _rounds_rows(model: Any) -> bool:
     return multiplies_integers() and model.dtype == torch.bfloat16
 
 
+def _has_compiler() -> bool:
+    return any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++", "c++") if name)
+
+
 @contextmanager
 def _as_sentence() -> Iterator[None]:
     """Turn any exception of torch's exporter and compiler into a ForedraftError."""
@@ -209,16 +213,13 @@ def _as_sentence() -> Iterator[None]:
                 f"The compiled forward cannot be written ({cause.strerror or cause}); generation goes on without it. "
                 "Make room, or set FOREDRAFT_CACHE to a folder you can write to."
             ) from error
-        compilers = (os.environ.get("CXX", ""), "g++", "clang++", "c++")
-        missing = not any(shutil.which(name) for name in compilers if name)
-        remedy = "Install a C++ compiler (g++)" if missing else "Please report it with the model's name"
+        remedy = "Please report it with the model's name" if _has_compiler() else "Install a C++ compiler (g++)"
         raise ForedraftError(
             f"The forward cannot be compiled ({told(cause)}); generation goes on without it. {remedy}."
         ) from error
 
 
 def _compiled(subject: Subject, path: Path, *, precise: bool) -> CompiledRecord:
-    """Compile the forward to the file `path`, and return its record."""
     dequantised = _compile(subject, path, precise=precise)
     kernels = kernels_in(path)
     if any("linear_pointwise" in kernel for kernel in kernels):
@@ -239,9 +240,16 @@ def _compiled(subject: Subject, path: Path, *, precise: bool) -> CompiledRecord:
 def _compile(subject: Subject, path: Path, *, precise: bool) -> str:
     """Trace the forward and compile it to the file `path`; return the record's `dequantised`."""
     from torch._inductor import aoti_compile_and_package  # the documented compiler; slow to import
+    from torch._inductor.cpu_vec_isa import valid_vec_isa_list
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     from foredraft.model.compiled.kernels import own_kernels  # slow to import too
 
+    if has_avx2() and _has_compiler() and not valid_vec_isa_list():  # torch's products would take the place of ours
+        raise ForedraftError(
+            f"torch cannot run what the C++ compiler makes in {cache_dir()}, as in a folder that is full or takes no "
+            "programs (noexec). Set TORCHINDUCTOR_CACHE_DIR to another one; generation goes on without compiled passes."
+        )
     dequantised, quantised = "", 0
     token_ids = np.zeros(_TRACED_ROWS, np.int64)
     with ExitStack() as contexts:
@@ -256,7 +264,10 @@ def _compile(subject: Subject, path: Path, *, precise: bool) -> str:
         cached = product_bytes(subject.model) <= last_cache()
         contexts.enter_context(own_kernels(cached=cached, tiles=not quantised, precise=precise))
         contexts.enter_context(compiled_experts(subject.model))
-        contexts.enter_context(_precise_logits(subject.model))
+        # the LM head returns its sums, which are in float32: rounded to bfloat16, the two most probable tokens of a row
+        # in twenty have equal logits
+        head = subject.model.get_output_embeddings()
+        contexts.enter_context(head.register_forward_hook(lambda _module, _inputs, logits: logits.float()))
         contexts.enter_context(compiled_attention(subject.forward))
         arguments = (*subject.arguments(token_ids, _TRACED_SCORED), *subject.buffers())
         program = torch.export.export(subject.forward, arguments, strict=False, dynamic_shapes=subject.dynamic())
@@ -266,16 +277,6 @@ def _compile(subject: Subject, path: Path, *, precise: bool) -> str:
         gate_products(program)
         aoti_compile_and_package(program, package_path=str(path), inductor_configs=OPTIONS | apart)
     return dequantised
-
-
-@contextmanager
-def _precise_logits(model: Any) -> Iterator[None]:
-    """Make a model's LM head return its sums in float32, as kernels compute them, until the block ends.
-
-    Rounded to bfloat16, the two most probable tokens of a row in twenty have equal logits.
-    """
-    with model.get_output_embeddings().register_forward_hook(lambda _module, _inputs, logits: logits.float()):
-        yield
 
 
 @torch.inference_mode()

@@ -83,9 +83,10 @@ def own_kernels(*, cached: bool = False, tiles: bool = True, precise: bool = Fal
     table: dict[Any, Any] = lowerings.lowerings
     locality, tiles = _ALL_CACHES if cached else 0, tiles and has_tiles()
     reading = {"locality": locality, "stands_out": 0.0 if precise else _STANDS_OUT}
+    # each takes its operation's arguments, and returns the kernel's call as torch's compiler represents it
     lowered: dict[Any, Callable[..., Any]] = {
         operations.attend: partial(_lowered_attention, tiled=tiles),
-        operations.written: _lowered_rows,
+        operations.written: lambda rows: ExternKernel.require_contiguous(_kept(lowerings.clone)(rows)),
         operations.delta_rows: _lowered_recurrence,
         operations.multiply_experts: _lowered_experts,
         operations.multiply_blocks: partial(_lowered_blocks, reading=reading),
@@ -116,7 +117,6 @@ def own_kernels(*, cached: bool = False, tiles: bool = True, precise: bool = Fal
 
 @cache
 def _template(name: str) -> Any:
-    """Return the Jinja template of a kernel's C++ source."""
     sources = FileSystemLoader(Path(__file__).parent)
     return Environment(loader=sources, undefined=StrictUndefined).get_template(f"{name}.cpp.jinja")  # noqa: S701  # C++ takes no escapes
 
@@ -175,7 +175,6 @@ def _lowered_attention(
     query: Any, key: Any, value: Any, mask: Any, ranges: Any, scaling: float, sinks: Any = None, softcap: float = 0.0,
     *, tiled: bool,
 ) -> Any:  # fmt: skip
-    """Return the kernel's call as torch's compiler represents it; the arguments are those of `attend`."""
     given = {"query": query, "key": key, "value": value, "mask": mask}
     inputs = {name: ExternKernel.require_stride1(ExternKernel.realize_input(tensor)) for name, tensor in given.items()}
     inputs |= _contiguous({"ranges": ranges} if sinks is None else {"ranges": ranges, "sinks": sinks})
@@ -217,15 +216,7 @@ def _halves(dtype: torch.dtype) -> int:
     return torch.float32.itemsize // dtype.itemsize
 
 
-def _lowered_rows(rows: Any) -> Any:
-    """Return rows that the compiler keeps in memory one after another."""
-    copied = lowerings.clone(rows)
-    copied.realize()
-    return ExternKernel.require_contiguous(copied)
-
-
 def _lowered_recurrence(query: Any, key: Any, value: Any, decay: Any, strength: Any, *others: Any) -> Any:
-    """Return the kernel's call as torch's compiler represents it; the arguments are those of `delta_rows`."""
     given = {"query": query, "key": key, "value": value, "decay": decay, "strength": strength}
     # the last may be left out
     given |= dict(zip(("slots", "parents", "sequences", "matrices", "records", "rate"), others, strict=False))
@@ -252,7 +243,6 @@ def _lowered_recurrence(query: Any, key: Any, value: Any, decay: Any, strength: 
 
 
 def _lowered_experts(rows: Any, weights: Any, experts: Any) -> Any:
-    """Return the kernel's call as torch's compiler represents it; the arguments are those of `multiply_experts`."""
     (count, depth), (matrices, width, _) = rows.get_size(), weights.get_size()
     if depth % (2 * LANES) or width % _SUMMED:
         raise NotImplementedError(f"experts' matrices of {width} by {depth} numbers have no kernel")
@@ -273,7 +263,6 @@ def _lowered_experts(rows: Any, weights: Any, experts: Any) -> Any:
 
 
 def _lowered_blocks(rows: Any, blocks: Any, precise: bool, gate: str = "", *, reading: dict[str, float]) -> Any:
-    """Return the kernel's call as torch's compiler represents it; the arguments are those of `multiply_blocks`."""
     *leading, depth = rows.get_size()
     inputs = {"rows": lowerings.view(rows, [prod(leading), depth]), "blocks": blocks}
     dtype = torch.float32 if precise else rows.get_dtype()
@@ -282,14 +271,12 @@ def _lowered_blocks(rows: Any, blocks: Any, precise: bool, gate: str = "", *, re
 
 
 def _lowered_expert_blocks(rows: Any, blocks: Any, experts: Any, gate: str = "", *, reading: dict[str, float]) -> Any:
-    """Return the kernel's call as torch's compiler represents it; arguments are those of `multiply_expert_blocks`."""
     inputs = {"rows": rows, "blocks": blocks, "experts": experts}
     count = int(blocks.get_size()[0])
     return _integer_call("expert_blocks", inputs, rows.get_dtype(), gate, matrices=count, **reading)
 
 
 def _integer_call(template: str, given: Mapping[str, Any], dtype: torch.dtype, gate: str, **values: Any) -> Any:
-    """Return the call of a kernel that multiplies `rows` by `blocks`, as torch's compiler represents it."""
     (count, depth), (*_, strips, _, size) = given["rows"].get_size(), given["blocks"].get_size()
     written = int(strips) // (2 if gate else 1)
     return _kernel_call(

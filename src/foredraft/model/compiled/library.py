@@ -97,11 +97,14 @@ class CompiledLibrary:
 
     def __init__(self, path: Path) -> None:
         torch.cpu._init_amx()  # noqa: SLF001  # asks the system for AMX, as torch's compiler does
-        with zipfile.ZipFile(path) as package, tempfile.TemporaryDirectory() as folder:
+        with zipfile.ZipFile(path) as package:
             name = next((name for name in package.namelist() if name.endswith(".so")), None)
             if name is None:
                 raise RuntimeError("it holds no library")
-            library = ctypes.CDLL(package.extract(name, folder))  # stays in memory when the file is gone
+            try:
+                library = _loaded(package, name)
+            except OSError:  # the system's temporary folder is full, or takes no programs
+                library = _loaded(package, name, path.parent)
         pointer, size, text = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p
 
         def function(name: str, *types: Any) -> Any:
@@ -131,6 +134,12 @@ class CompiledLibrary:
         inputs, outputs = (ctypes.c_void_p * len(given))(*given), (ctypes.c_void_p * self._outputs)()
         _check(self._run(self._handle, inputs, len(given), outputs, self._outputs, None, None))
         return _tensors(outputs)
+
+
+def _loaded(package: zipfile.ZipFile, name: str, place: Path | None = None) -> ctypes.CDLL:
+    """Load a library of an archive through a folder in `place`; it stays in memory when the file is gone."""
+    with tempfile.TemporaryDirectory(dir=place) as folder:
+        return ctypes.CDLL(package.extract(name, folder))
 
 
 def _close(delete: Callable[[ctypes.c_void_p], int], handle: ctypes.c_void_p, weights: list[int]) -> None:

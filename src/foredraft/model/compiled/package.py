@@ -155,7 +155,7 @@ def read_record(folder: Path) -> CompiledRecord | None:
         return CompiledRecord(**data | {"kernels": tuple(data["kernels"]), "shapes": shapes, "taps": taps})
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, OverflowError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(f"The record of compiled forwards {path} is damaged. {_REMEDY}") from error
 
 

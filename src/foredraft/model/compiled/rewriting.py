@@ -140,7 +140,6 @@ def merge_products(program: torch.export.ExportedProgram, *, apart: bool = False
 
 
 def _merge(graph: Graph, group: list[Node]) -> None:
-    """Replace several linear maps of the same rows by one."""
     operation, (rows, *others) = group[0].target, group[0].args
     with graph.inserting_before(group[0]):
         given = [
