@@ -1,8 +1,12 @@
 """Files that are replaced at once: by one writer, and by several of one process."""
 
+import os
+from pathlib import Path
+
 import pytest
 
-from foredraft.atomic_file import replacing
+from foredraft.atomic_file import check_place, replacing, store_file
+from foredraft.errors import StoreError
 
 
 def test_two_writers_of_one_process_do_not_share_a_temporary_file(tmp_path):
@@ -30,3 +34,33 @@ def test_an_error_while_writing_keeps_the_old_file_alone(tmp_path):
         write_half()
     assert path.read_bytes() == b"the old one"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_file_that_a_link_names_is_replaced_and_the_link_stays(tmp_path):
+    file, link = tmp_path / "file", tmp_path / "link"
+    link.symlink_to(file)
+    store_file(link, b"new")
+    assert file.read_bytes() == b"new"
+    assert link.is_symlink()
+
+
+def test_a_place_is_refused_if_the_temporary_file_has_too_long_a_name(tmp_path):
+    long = tmp_path / ("n" * 240)  # of itself it may have 255
+    with pytest.raises(StoreError, match=r"cannot be written later: .* is not writable \(File name too long\)"):
+        check_place(long)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not Path("/proc/self/comm").is_file(), reason="a file of Linux")
+def test_a_place_in_a_folder_that_takes_no_files_is_refused_though_the_file_can_be_written():
+    with pytest.raises(StoreError, match=r"cannot be written later: /proc/\d+ is not writable"):
+        check_place(Path("/proc/self/comm"))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no such files")
+def test_a_pipe_is_refused_and_not_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(StoreError, match=r"pipe cannot be written later: it is a device or pipe, not a file"):
+        check_place(pipe)
+    assert pipe.is_fifo()

@@ -158,6 +158,14 @@ def test_a_shell_can_complete_verbs():
     command = [sys.executable, "-m", "foredraft"]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert result.stdout.split() == ["generate"]
+    assert result.returncode == 0
+
+
+@pytest.mark.parametrize(("typed", "status"), [("foredraft gen", 0), ("foredraft nothing-like-it", 1)])
+def test_fish_is_told_by_the_status_whether_there_are_completions(typed, status):
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "_FOREDRAFT_COMPLETE": "complete_fish"}
+    environment |= {"_TYPER_COMPLETE_FISH_ACTION": "is-args", "_TYPER_COMPLETE_ARGS": typed}
+    assert subprocess.run([sys.executable, "-m", "foredraft"], env=environment, check=False).returncode == status
 
 
 def test_help_names_every_verb_and_the_library_s_defaults(run):

@@ -5,7 +5,6 @@ Does not depend on what the files contain.
 
 import contextlib
 import os
-import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ def temporary_beside(path: Path) -> Path:
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Yield a file that replaces `path`, synced to disk, when the block ends; an error keeps the old file only."""
+    path = path.resolve()  # the file that a link names is replaced, not the link
     temporary = temporary_beside(path)
     try:
         with temporary.open("wb") as file:
@@ -58,16 +58,20 @@ def store_file(path: Path, data: bytes) -> None:
 def check_place(path: Path, *, folder: bool = False) -> None:
     """Raise StoreError if `path`, a file or a `folder`, cannot be written later, before the work is done."""
     found = next(place for place in (path, *path.absolute().parents) if os.path.exists(place))  # noqa: PTH110  # Path.exists may raise
-    if found == path and path.is_dir() != folder:
-        kinds = ("file", "folder") if folder else ("folder", "file")
-        raise StoreError(f"{path} cannot be written later: it is a {kinds[0]}, not a {kinds[1]}. Name another place.")
+    if found == path and not (path.is_dir() if folder else path.is_file()):
+        wanted, kind = ("folder", "file") if folder else ("file", "folder" if path.is_dir() else "device or pipe")
+        raise StoreError(f"{path} cannot be written later: it is a {kind}, not a {wanted}. Name another place.")
     if found != path and not found.is_dir():
         raise StoreError(f"{path} cannot be written later: {found} is a file, not a folder. Name another place.")
+    place = found if found.is_dir() else path.resolve().parent
+    trial = temporary_beside(place / (path.name or "trial"))
     try:  # permissions are not enough: /proc has them but takes no files
-        with tempfile.TemporaryFile(dir=found) if found.is_dir() else found.open("ab"):
-            pass
+        trial.touch(exist_ok=False)
+        trial.unlink()
     except OSError as error:
-        raise StoreError(f"{path} cannot be written later: {found} is not writable. Name another place.") from error
+        raise StoreError(
+            f"{path} cannot be written later: {place} is not writable ({error.strerror}). Name another place."
+        ) from error
 
 
 def place_file(complete: Path, path: Path) -> None:
