@@ -88,9 +88,10 @@ def test_unfinished_conversions_go_unless_they_go_on(cache, listed):
 def test_what_is_not_ours_or_still_of_use_is_left(cache, listed):
     (cache / "gguf").mkdir()
     (cache / "gguf/link").symlink_to(cache.parent)
-    for name in ("mine.txt", "numba-0.1/a.nbi", "standard-library-3.12-0.trigrams"):
+    library = "standard-library-3.12-0.trigrams"
+    for name in ("mine.txt", "numba-0.1/a.nbi", library, f"{library}.lock", f"{library}.wait"):
         made(cache / name, 1000)
-    assert listed("--prune") == ({"link", "numba-0.1", "standard-library-3.12-0.trigrams"}, set())
+    assert listed("--prune") == ({"link", "numba-0.1", library}, set())
     assert (cache / "mine.txt").exists()
 
 

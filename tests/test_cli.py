@@ -25,6 +25,7 @@ from foredraft.cli.screen import Ink
 from foredraft.cli.serve import name_of
 from foredraft.drafters import drafter_class, method_names
 from foredraft.errors import UsageError
+from foredraft.generation import Piece
 from foredraft.request import GenerationArguments, GenerationOptions
 from support.toys import TOY
 
@@ -537,6 +538,26 @@ def test_long_work_is_told_on_a_pipe_and_short_work_is_not(capsys, monkeypatch):
         time.sleep(0.5)
         tell(0.9, "quick work")
     assert capsys.readouterr().err.splitlines() == ["loading a model ...", "compiling ..."]
+
+
+def test_a_table_cuts_nothing_off(capsys):
+    labels = ['transformers:{"prompt_lookup_num_tokens": 10}', 'transformers:{"assistant_model": "SMALL"}']
+    screen.show_table(("method", *("a heading of some width",) * 6), [(label, *"123456") for label in labels])
+    _, rows = capsys.readouterr().out.rsplit("─", 1)
+    assert re.sub(r"[\s\d]", "", rows) == re.sub(r"[\s\d]", "", "".join(labels))
+
+
+def test_a_path_with_brackets_is_shown_as_it_is(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with screen.working("loading models[/v2]") as tell:
+        tell(0.5, "loading models[/v2]")
+    assert "models[/v2]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("control", ["\x1b[2J", "\x9b2J"])
+def test_a_text_sends_no_control_sequence_to_a_terminal(capsys, control):
+    Ink(True, []).print([Piece(f"a{control}b", 5, None)])
+    assert control not in capsys.readouterr().out
 
 
 def test_a_phase_without_work_is_told_as_none_done(monkeypatch):

@@ -29,6 +29,7 @@ _KINDS = {  # of entries, by their names in the cache folder
     "numba-*": "numba kernels",
 }
 _LOCK = ".wait"  # suffix of a lock's file
+_LOCKS = (_LOCK, ".lock")  # the second of a table
 _MOST_DAYS, _MOST_COSTS = 90, 200  # of measured costs: since a model was loaded, and how many (chosen)
 _DAY = 86_400  # seconds
 
@@ -77,7 +78,7 @@ def entries(cache: Path) -> list[Entry]:
     for pattern, kind in _KINDS.items():
         for path in sorted(cache.glob(pattern)):
             with suppress(FileNotFoundError):  # another process has removed it
-                if path.suffix != _LOCK:
+                if path.suffix not in _LOCKS:
                     days = (now - path.stat().st_mtime) / _DAY
                     found.append(Entry(path, kind, _bytes(path), days, _unneeded(path, kind, days)))
     costs = sorted((entry for entry in found if entry.kind == _COST), key=lambda entry: entry.days)

@@ -62,7 +62,7 @@ def prove(
         rows = [{"setting": name, **asdict(proof), "identical": proof.identical} for name, proof in texts]
         show_json({"texts": finite(rows)})
     else:
-        _show(texts, dtype)
+        show(texts, dtype)
     if differing := sum(not proof.holds for _, proof in texts):
         say(f"Not proved: {differing} of {len(texts)} comparisons differ beyond rounding.")
         raise typer.Exit(1)
@@ -71,15 +71,16 @@ def prove(
     say(f"Proved: all {count} texts ({tokens:,} tokens) equal plain decoding's{excused}.", "green")
 
 
-def _show(texts: "Texts", dtype: str) -> None:
+def show(texts: "Texts", dtype: str) -> None:
+    """Print a table of the proofs, and a line for each difference."""
     rows, differences = [], []
     for name, proof in texts:
-        ties = sum(each.near_tie for each in proof.differences)
-        counts = (proof.texts, proof.identical, proof.tokens, ties, len(proof.differences) - ties)
+        ties, wrong = proof.near_ties, len(proof.differences) - proof.near_ties
+        counts = (proof.texts, proof.identical, proof.tokens, ties, wrong)
         rows.append((name, proof.method, dtype, *counts))
         differences += [
-            f"{'near-tie' if each.near_tie else 'DIFFERENCE'}: {name} {proof.method} {each.prompt} token "
-            f"{each.position}, below the best by {each.gap:.3g}, rounding {each.tolerance:.3g}"
+            f"{'near-tie' if each.near_tie and not proof.exact else 'DIFFERENCE'}: {name} {proof.method} {each.prompt} "
+            f"token {each.position}, below the best by {each.gap:.3g}, rounding {each.tolerance:.3g}"
             for each in proof.differences
         ]
     headings = ("setting", "method", "dtype", "texts", "identical", "tokens compared", "near-ties", "beyond rounding")

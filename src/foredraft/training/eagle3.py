@@ -66,7 +66,7 @@ class Eagle3Task(Task):
     ) -> None:
         model = target.model
         self._lm_head = model.get_output_embeddings() if ids is None else RankedHead(model, ids)
-        super().__init__(model.requires_grad_(requires_grad=False), traces, new_layers(model), self._lm_head)
+        super().__init__(model.requires_grad_(requires_grad=False), traces, new_layers(model), self._lm_head, AHEAD)
         self._embeddings = model.get_input_embeddings().weight
         self.module.to(self._device)
         self.reads = eagle_layers(model_parts(model).count)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, log_softmax
 
-from foredraft.errors import StoreError
+from foredraft.errors import StoreError, UsageError
 from foredraft.model import heads
 from foredraft.model.heads import RankedHead, places_of
 from foredraft.model.layers import LAST, model_parts, shorter, tapped_states
@@ -26,10 +26,16 @@ class Task:
     """A module to train, and its loss on traces: it learns what the target says at each position.
 
     The parameters of `module` that require a gradient are trained, in float32. `lm_head`, in the module or the target's
-    own, scores all tokens, or, if it is a `RankedHead`, some.
+    own, scores all tokens, or, if it is a `RankedHead`, some. UsageError unless the windows of the traces have more
+    than `ahead` tokens, as many as are predicted ahead.
     """
 
-    def __init__(self, model: Any, traces: Traces, module: nn.Module, lm_head: nn.Module) -> None:
+    def __init__(self, model: Any, traces: Traces, module: nn.Module, lm_head: nn.Module, ahead: int = 0) -> None:
+        if traces.window <= ahead:
+            raise UsageError(
+                f"The traces have windows of {traces.window} tokens, and {ahead} are predicted ahead: make traces with "
+                "a larger window."
+            )
         self.module: Any = module.float().eval()  # without dropout, as it drafts
         self._traces = traces
         self._ids = lm_head.ids.long() if isinstance(lm_head, RankedHead) else None
@@ -176,7 +182,8 @@ class MedusaTask(Task):
     ) -> None:
         self._states = States.last(model.requires_grad_(requires_grad=False).base_model, traces, states)
         self._lm_head = model.get_output_embeddings() if ids is None else RankedHead(model, ids)
-        super().__init__(model, traces, heads.MedusaHeads(self._lm_head.weight.shape[1], count), self._lm_head)
+        module = heads.MedusaHeads(self._lm_head.weight.shape[1], count)
+        super().__init__(model, traces, module, self._lm_head, count)
         self.module.to(self._device)
 
     @torch.no_grad()
