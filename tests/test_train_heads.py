@@ -207,7 +207,7 @@ def test_the_exit_trained_is_the_exit_that_drafts(model, traces):
     target = TorchTarget(exit_model(model, 1, task.module.eval()))
     ids = np.asarray(traces.windows[2, :-1], np.int64)
     with torch.no_grad():
-        expected = task.logits(np.array([2]))[0]
+        expected = task.scores(np.array([2]))[0][0]
     from foredraft.graph.layout import lay_out_text
 
     cache = target.new_cache()
@@ -516,7 +516,7 @@ def test_labels_of_agreement_are_those_of_a_slow_comparison(model, traces):
     number = 4
     target, draft, level, estimate, label = task.levels(number)
     with torch.no_grad():
-        scores = ExitTask(model, 1, traces).logits(np.array([number]))[0]
+        scores = ExitTask(model, 1, traces).scores(np.array([number]))[0][0]
     agree = (scores.argmax(-1).numpy() == traces.top_ids[number, :, 0]).tolist()
     expected = []
     for start in range(traces.window):

@@ -81,7 +81,7 @@ class Eagle3Task(Task):
 
         self._states = States(compute, self.module.fc.in_features, self._device, traces, states)
 
-    def _scores(self, windows: Numbers) -> list[torch.Tensor]:
+    def scores(self, windows: Numbers) -> list[torch.Tensor]:
         """Return the logits after every token but the first, and `AHEAD` - 1 times one token further ahead.
 
         A drafted row sees the text up to where its draft began, and the rows of its own draft.
