@@ -85,7 +85,7 @@ def entries(cache: Path) -> list[Entry]:
 
 
 def remove(entry: Entry) -> bool:
-    """Remove an entry, and return whether it did: not if a process is writing it. StoreError if it cannot be removed."""
+    """Remove an entry, and return whether it did: not if a process is writing it; StoreError if it cannot be."""
     lock = _lock_of(entry)
     try:
         with nullcontext() if lock is None else filelock.FileLock(lock, timeout=0):
