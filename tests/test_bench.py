@@ -419,13 +419,10 @@ def test_prompts_of_all_kinds_are_in_every_load():
 
 
 @pytest.mark.slow
-def test_the_peer_does_not_follow_the_checkpoints_sampling_defaults(generator):
-    model = generator.target.model
-    model.generation_config.repetition_penalty = 1.5
-    try:
-        result = run(generator, methods=[parse_method("transformers")], prompts=PROMPTS[1:2], settings=SETTINGS[:1])
-    finally:
-        model.generation_config.repetition_penalty = 1.0
+@pytest.mark.parametrize(("name", "value"), [("repetition_penalty", 1.5), ("num_beams", 3), ("min_new_tokens", 30)])
+def test_the_peer_does_not_follow_the_checkpoints_defaults(generator, name, value, monkeypatch):
+    monkeypatch.setattr(generator.target.model.generation_config, name, value)
+    result = run(generator, methods=[parse_method("transformers")], prompts=PROMPTS[1:2], settings=SETTINGS[:1])
     assert [(cell.own.token_ids == cell.base.token_ids, cell.failure) for cell in result.cells] == [(True, "")]
 
 
