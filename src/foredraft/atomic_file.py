@@ -5,6 +5,7 @@ Does not depend on what the files contain.
 
 import contextlib
 import os
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,10 +65,9 @@ def check_place(path: Path, *, folder: bool = False) -> None:
     if found != path and not found.is_dir():
         raise StoreError(f"{path} cannot be written later: {found} is a file, not a folder. Name another place.")
     place = found if found.is_dir() else path.resolve().parent
-    trial = temporary_beside(place / (path.name or "trial"))
     try:  # permissions are not enough: /proc has them but takes no files
-        trial.touch(exist_ok=False)
-        trial.unlink()
+        with tempfile.TemporaryFile(dir=place), contextlib.suppress(FileNotFoundError):
+            temporary_beside(place / (path.name or "folder")).lstat()  # another error if the name is too long
     except OSError as error:
         raise StoreError(
             f"{path} cannot be written later: {place} is not writable ({error.strerror}). Name another place."
