@@ -305,6 +305,22 @@ def test_an_interrupt_keeps_what_was_written(run, monkeypatch):
 
 
 @pytest.mark.slow
+def test_a_chat_goes_on_after_an_interrupted_answer(run, monkeypatch):
+    write, written = Ink.write, []
+
+    def interrupted(ink, piece):
+        write(ink, piece)
+        written.append(piece)
+        if len(written) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Ink, "write", interrupted)
+    result = run("chat", *QUICK, stdin="hello\nand now?\n")
+    assert result.status == 0
+    assert [line.rpartition("finish: ")[2] for line in result.err.splitlines()] == ["interrupted", "length"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
