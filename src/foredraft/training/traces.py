@@ -250,7 +250,7 @@ def _known_texts(folder: Path, head: Mapping[str, Any]) -> list[dict[str, Any]]:
     file = folder / TEXTS
     try:
         data = file.read_bytes() if file.exists() else b""
-        begun, *texts = map(json.loads, data[: data.rfind(b"\n") + 1].splitlines() or [json.dumps(head)])
+        begun, *texts = map(json.loads, data[: data.rfind(b"\n") + 1].splitlines() or [json.dumps(head).encode()])
     except OSError as error:
         raise StoreError(f"{file} cannot be read ({error.strerror}).") from error
     except ValueError as error:
