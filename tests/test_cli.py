@@ -346,6 +346,8 @@ def test_a_chat_goes_on_after_an_interrupted_answer(run, monkeypatch):
         (("generate", "a", "--method", "adaptx"), "Did you mean 'adaptix'?"),
         (("generate", "a", "--method", "none", "--speculative-config", '{"method": "adaptix"}'), "give one of them"),
         (("generate", "a", "--max-new-tokens", "0"), "max_new_tokens is 0"),
+        (("generate", "a", "--model", "./nowhere", "--min-p", "2"), "min_p is 2"),
+        (("generate", "a", "--model", "./nowhere", "--top-k", "40"), "nowhere"),
         (("generate", "a", "--no-do-sample", "--temperature", "1"), "would be ignored with do_sample=False; leave"),
         (("generate", "a", "--do-sample", "--temperature", "0"), "use do_sample=False for greedy"),
         (("generate", "a", "--stop", "b"), "There is no option --stop. Did you mean '--stop-strings'? See foredraft"),

@@ -210,6 +210,8 @@ def test_a_drafter_that_changes_the_cache_is_found(capsys, monkeypatch):
         (["--task", "gsm9k"], "There is no task 'gsm9k'. Did you mean 'gsm8k'?"),
         (["--temperature", "0", "--top-p", "5"], "top_p would be ignored with temperature=0"),
         (["--method", "adaptics"], "Did you mean 'adaptix'?"),
+        (["--model", "./nowhere", "--max-new-tokens", "0"], "max_new_tokens is 0"),
+        (["--model", "./nowhere", "--seed", "-1"], "seed is -1"),
     ],
 )
 def test_what_cannot_be_proved_is_refused_in_a_sentence(arguments, says, capsys):

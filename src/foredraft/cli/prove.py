@@ -4,7 +4,7 @@ Does not depend on how they are compared; that is in `foredraft.bench.prove`.
 """
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -46,8 +46,9 @@ def prove(
 
     methods = chosen_methods(method or ["auto", "prompt_lookup", "adaptix"])
     chosen = spread(load_tasks(task, data, prompts), prompts)
-    settings: list[tuple[str, dict[str, Any]]] = [("greedy", {})]
-    sampled = setting(temperature, top_p)
+    setting(0.0, seed=seed)  # refused before the model is loaded
+    settings = [("greedy", setting(0.0, max_new_tokens=max_new_tokens))]
+    sampled = setting(temperature, top_p, max_new_tokens=max_new_tokens)
     if temperature:
         settings.append((f"T={temperature:g}", sampled))
     texts: Texts = []
@@ -55,8 +56,8 @@ def prove(
         generator = load_plain(model, dtype, eager, tell)
         done = counting(tell, len(settings) * (len(methods) + 1) * len(chosen), "comparing")
         for name, arguments in settings:
-            given = {**arguments, "max_new_tokens": max_new_tokens}
-            texts += [(name, proof) for proof in proving.prove(generator, methods, chosen, given, seed=seed, done=done)]
+            proofs = proving.prove(generator, methods, chosen, arguments, seed=seed, done=done)
+            texts += [(name, proof) for proof in proofs]
     dtype = dtype_name(generator.target.outline)
     if as_json:
         rows = [{"setting": name, **asdict(proof), "identical": proof.identical} for name, proof in texts]
