@@ -50,5 +50,27 @@ def test_a_symbolic_link_stays_and_the_file_that_it_leads_to_is_replaced(tmp_pat
 
 def test_a_device_is_no_place_for_a_file():
     """Root could rename a file to it, and every program of the machine would read and write that."""
-    with pytest.raises(StoreError, match="it is a device or a pipe"):
+    with pytest.raises(StoreError, match="it is a device or pipe"):
         check_place(Path(os.devnull))
+
+
+def test_a_place_is_refused_if_the_temporary_file_has_too_long_a_name(tmp_path):
+    long = tmp_path / ("n" * 240)  # of itself it may have 255
+    with pytest.raises(StoreError, match=r"cannot be written later: .* is not writable \(File name too long\)"):
+        check_place(long)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not Path("/proc/self/comm").is_file(), reason="a file of Linux")
+def test_a_place_in_a_folder_that_takes_no_files_is_refused_though_the_file_can_be_written():
+    with pytest.raises(StoreError, match=r"cannot be written later: /proc/\d+ is not writable"):
+        check_place(Path("/proc/self/comm"))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no such files")
+def test_a_pipe_is_refused_and_not_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(StoreError, match=r"pipe cannot be written later: it is a device or pipe, not a file"):
+        check_place(pipe)
+    assert pipe.is_fifo()

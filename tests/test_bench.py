@@ -248,6 +248,18 @@ def test_a_broken_file_of_prompts_is_refused_by_its_line(tmp_path, content, word
         load_task(f"{path}:ask", None, 9)
 
 
+def test_a_file_of_prompts_may_begin_with_a_mark_of_byte_order(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "one"}\n')
+    assert load_task(str(path), None, 9)[0].turns == ("one",)
+
+
+@pytest.mark.parametrize("field", ["", ":prompt"])
+def test_a_text_that_is_too_long_to_name_a_file_is_refused(field):
+    with pytest.raises(UsageError, match="There is no folder or file aaa"):
+        load_task(300 * "a" + field, None, 9)
+
+
 def test_equal_times_give_a_speed_up_of_one_and_twice_the_speed_two():
     rng = np.random.default_rng(0)
     seconds, tokens = rng.uniform(1, 2, 40), rng.integers(50, 128, 40).astype(np.float64)
@@ -407,13 +419,10 @@ def test_prompts_of_all_kinds_are_in_every_load():
 
 
 @pytest.mark.slow
-def test_the_peer_does_not_follow_the_checkpoints_sampling_defaults(generator):
-    model = generator.target.model
-    model.generation_config.repetition_penalty = 1.5
-    try:
-        result = run(generator, methods=[parse_method("transformers")], prompts=PROMPTS[1:2], settings=SETTINGS[:1])
-    finally:
-        model.generation_config.repetition_penalty = 1.0
+@pytest.mark.parametrize(("name", "value"), [("repetition_penalty", 1.5), ("num_beams", 3), ("min_new_tokens", 30)])
+def test_the_peer_does_not_follow_the_checkpoints_defaults(generator, name, value, monkeypatch):
+    monkeypatch.setattr(generator.target.model.generation_config, name, value)
+    result = run(generator, methods=[parse_method("transformers")], prompts=PROMPTS[1:2], settings=SETTINGS[:1])
     assert [(cell.own.token_ids == cell.base.token_ids, cell.failure) for cell in result.cells] == [(True, "")]
 
 

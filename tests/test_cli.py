@@ -25,6 +25,7 @@ from foredraft.cli.screen import Ink
 from foredraft.cli.serve import name_of
 from foredraft.drafters import drafter_class, method_names
 from foredraft.errors import UsageError
+from foredraft.generation import Piece
 from foredraft.request import GenerationArguments, GenerationOptions
 from support.toys import TOY
 
@@ -158,6 +159,14 @@ def test_a_shell_can_complete_verbs():
     command = [sys.executable, "-m", "foredraft"]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert result.stdout.split() == ["generate"]
+    assert result.returncode == 0
+
+
+@pytest.mark.parametrize(("typed", "status"), [("foredraft gen", 0), ("foredraft nothing-like-it", 1)])
+def test_fish_is_told_by_the_status_whether_there_are_completions(typed, status):
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "_FOREDRAFT_COMPLETE": "complete_fish"}
+    environment |= {"_TYPER_COMPLETE_FISH_ACTION": "is-args", "_TYPER_COMPLETE_ARGS": typed}
+    assert subprocess.run([sys.executable, "-m", "foredraft"], env=environment, check=False).returncode == status
 
 
 def test_help_names_every_verb_and_the_library_s_defaults(run):
@@ -296,6 +305,22 @@ def test_an_interrupt_keeps_what_was_written(run, monkeypatch):
 
 
 @pytest.mark.slow
+def test_a_chat_goes_on_after_an_interrupted_answer(run, monkeypatch):
+    write, written = Ink.write, []
+
+    def interrupted(ink, piece):
+        write(ink, piece)
+        written.append(piece)
+        if len(written) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Ink, "write", interrupted)
+    result = run("chat", *QUICK, stdin="hello\nand now?\n")
+    assert result.status == 0
+    assert [line.rpartition("finish: ")[2] for line in result.err.splitlines()] == ["interrupted", "length"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -321,6 +346,8 @@ def test_an_interrupt_keeps_what_was_written(run, monkeypatch):
         (("generate", "a", "--method", "adaptx"), "Did you mean 'adaptix'?"),
         (("generate", "a", "--method", "none", "--speculative-config", '{"method": "adaptix"}'), "give one of them"),
         (("generate", "a", "--max-new-tokens", "0"), "max_new_tokens is 0"),
+        (("generate", "a", "--model", "./nowhere", "--min-p", "2"), "min_p is 2"),
+        (("generate", "a", "--model", "./nowhere", "--top-k", "40"), "nowhere"),
         (("generate", "a", "--no-do-sample", "--temperature", "1"), "would be ignored with do_sample=False; leave"),
         (("generate", "a", "--do-sample", "--temperature", "0"), "use do_sample=False for greedy"),
         (("generate", "a", "--stop", "b"), "There is no option --stop. Did you mean '--stop-strings'? See foredraft"),
@@ -529,6 +556,26 @@ def test_long_work_is_told_on_a_pipe_and_short_work_is_not(capsys, monkeypatch):
         time.sleep(0.5)
         tell(0.9, "quick work")
     assert capsys.readouterr().err.splitlines() == ["loading a model ...", "compiling ..."]
+
+
+def test_a_table_cuts_nothing_off(capsys):
+    labels = ['transformers:{"prompt_lookup_num_tokens": 10}', 'transformers:{"assistant_model": "SMALL"}']
+    screen.show_table(("method", *("a heading of some width",) * 6), [(label, *"123456") for label in labels])
+    _, rows = capsys.readouterr().out.rsplit("─", 1)
+    assert re.sub(r"[\s\d]", "", rows) == re.sub(r"[\s\d]", "", "".join(labels))
+
+
+def test_a_path_with_brackets_is_shown_as_it_is(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with screen.working("loading models[/v2]") as tell:
+        tell(0.5, "loading models[/v2]")
+    assert "models[/v2]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("control", ["\x1b[2J", "\x9b2J"])
+def test_a_text_sends_no_control_sequence_to_a_terminal(capsys, control):
+    Ink(True, []).print([Piece(f"a{control}b", 5, None)])
+    assert control not in capsys.readouterr().out
 
 
 def test_a_phase_without_work_is_told_as_none_done(monkeypatch):

@@ -17,6 +17,7 @@ from foredraft.bench.method import parse_method
 from foredraft.bench.prove import Difference, Proof, difference_between, is_exact, prove
 from foredraft.bench.tasks import TaskPrompt
 from foredraft.cli import main
+from foredraft.cli.prove import show
 from foredraft.contracts import Budget, Draft, DraftContext, Needs, SequenceView, Verdict
 from foredraft.drafters.none import NoDrafter
 from foredraft.graph.tree import chain_parents
@@ -126,6 +127,17 @@ def test_a_near_tie_is_excused_unless_the_comparison_is_exact():
         assert Proof("method", 9, 99, differences, exact).holds is holds
 
 
+def test_the_table_counts_a_near_tie_as_a_difference_where_the_comparison_is_exact(capsys):
+    tie = Difference("task[0]", 3, 0.05, 0.1)
+    show(
+        [("greedy", Proof("first", 9, 99, (tie,), False)), ("greedy", Proof("second", 9, 99, (tie,), True))], "float32"
+    )
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    counts = {line[1]: line[-2:] for line in shown if line[:1] == ["greedy"]}
+    assert counts == {"first": ["1", "0"], "second": ["0", "1"]}  # near-ties, and beyond rounding
+    assert [line[0] for line in shown[-2:]] == ["near-tie:", "DIFFERENCE:"]
+
+
 def redraws_after_a_mismatch(draft, choose, ends, at):
     """The draw that did not match is thrown away, and another token is emitted in its place."""
     verdict = verify(draft, choose, ends, at)
@@ -198,6 +210,8 @@ def test_a_drafter_that_changes_the_cache_is_found(capsys, monkeypatch):
         (["--task", "gsm9k"], "There is no task 'gsm9k'. Did you mean 'gsm8k'?"),
         (["--temperature", "0", "--top-p", "5"], "top_p would be ignored with temperature=0"),
         (["--method", "adaptics"], "Did you mean 'adaptix'?"),
+        (["--model", "./nowhere", "--max-new-tokens", "0"], "max_new_tokens is 0"),
+        (["--model", "./nowhere", "--seed", "-1"], "seed is -1"),
     ],
 )
 def test_what_cannot_be_proved_is_refused_in_a_sentence(arguments, says, capsys):

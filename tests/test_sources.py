@@ -54,3 +54,9 @@ def test_a_long_text_is_one_source(tmp_path):
     path.write_text("w5 w6 w7 w8\n" * 1_000_000)
     found = list(read_sources(path, pretrained_words(), ReadReport()))
     assert [(len(each.prompt), len(each.text)) for each in found] == [(48, 1025)]
+
+
+def test_a_text_that_begins_like_a_chat_is_a_text(tmp_path):
+    path = tmp_path / "texts.jsonl"
+    path.write_text(json.dumps({"text": "\0messages\0w5 w6"}) + "\n")
+    assert [each.key for each in read_sources(path, pretrained_words(), ReadReport())] == ["\0messages\0w5 w6"]

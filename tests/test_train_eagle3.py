@@ -37,7 +37,7 @@ def test_rows_are_trained_as_they_draft(family, ids, tmp_path):
     with torch.no_grad():
         for weight in task.module.parameters():
             weight.add_(0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)))
-        trained = task._scores(np.array([3]))
+        trained = task.scores(np.array([3]))
     assert [each.shape[1] for each in trained] == [WINDOW - 1 - step for step in range(AHEAD)]
     save_eagle3(tmp_path, target.model, family, task.module, task.reads, ids, torch.float32, lm_head=family != "qwen3")
     head = load_eagle3(tmp_path, target.model)

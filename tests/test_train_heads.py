@@ -126,7 +126,8 @@ def test_prompts_given_again_are_answered_again_with_other_noise(model, tmp_path
 
 
 @pytest.mark.slow
-def test_a_killed_writing_goes_on_behind_its_last_whole_line(model, tmp_path):
+@pytest.mark.parametrize("lines", [4, 5, 5.5])  # line 4 is written by the model, line 5 is its prompt's open text
+def test_a_killed_writing_goes_on_with_its_last_prompt(model, tmp_path, lines):
     def sources():
         return read_sources(data_file(tmp_path), pretrained_words(), ReadReport())
 
@@ -134,15 +135,13 @@ def test_a_killed_writing_goes_on_behind_its_last_whole_line(model, tmp_path):
     everything = Writer(model)
     write_texts(whole, sources(), everything, OPTIONS, "x", silent)
     expected = (whole / "texts.jsonl").read_bytes()
+    kept = expected.splitlines(keepends=True)[: int(lines) + 1]
+    kept[-1] = kept[-1][: int(len(kept[-1]) * (lines % 1))]
     broken.mkdir()
-    (broken / "texts.jsonl").write_bytes(expected[: len(expected) // 2])
+    (broken / "texts.jsonl").write_bytes(b"".join(kept))
     rest = Writer(model)
     write_texts(broken, sources(), rest, OPTIONS, "x", silent)
-    lines = [json.loads(line) for line in (broken / "texts.jsonl").read_text().splitlines()]
-    written = [line["ids"] for line in lines[1:] if line["kind"] != "open"]
-    assert written == [
-        json.loads(line)["ids"] for line in expected.splitlines()[1:] if json.loads(line)["kind"] != "open"
-    ]
+    assert (broken / "texts.jsonl").read_bytes() == expected
     assert 0 < rest.calls < everything.calls
     with pytest.raises(UsageError, match="written with another fingerprint"):
         write_texts(broken, sources(), rest, OPTIONS, "y", silent)
@@ -189,14 +188,14 @@ def test_what_is_kept_of_the_exit_is_what_is_computed(model, traces, tmp_path):
     kept, fresh = exit_task(model, traces, states=tmp_path / "states.npy"), exit_task(model, traces)
     numbers = np.array([3, 0, 5])
     with torch.no_grad():
-        once = kept.logits(numbers)
-        assert torch.allclose(once, fresh.logits(numbers), atol=0.3)  # stored in bfloat16
+        once = kept.scores(numbers)[0]
+        assert torch.allclose(once, fresh.scores(numbers)[0], atol=0.3)  # stored in bfloat16
         rounded = fresh._states.of(numbers).bfloat16().float()
         fresh._states.of = lambda _windows: rounded
-        assert torch.equal(once, fresh.logits(numbers))
+        assert torch.equal(once, fresh.scores(numbers)[0])
         calls = []
         handle = model.model.layers[0].register_forward_hook(lambda *_: calls.append(1))
-        again = kept.logits(numbers[::-1].copy()).flip(0)
+        again = kept.scores(numbers[::-1].copy())[0].flip(0)
         handle.remove()
     assert not calls
     assert torch.equal(again, once)
@@ -208,7 +207,7 @@ def test_the_exit_trained_is_the_exit_that_drafts(model, traces):
     target = TorchTarget(exit_model(model, 1, task.module.eval()))
     ids = np.asarray(traces.windows[2, :-1], np.int64)
     with torch.no_grad():
-        expected = task.logits(np.array([2]))[0]
+        expected = task.scores(np.array([2]))[0][0]
     from foredraft.graph.layout import lay_out_text
 
     cache = target.new_cache()
@@ -517,7 +516,7 @@ def test_labels_of_agreement_are_those_of_a_slow_comparison(model, traces):
     number = 4
     target, draft, level, estimate, label = task.levels(number)
     with torch.no_grad():
-        scores = ExitTask(model, 1, traces).logits(np.array([number]))[0]
+        scores = ExitTask(model, 1, traces).scores(np.array([number]))[0][0]
     agree = (scores.argmax(-1).numpy() == traces.top_ids[number, :, 0]).tolist()
     expected = []
     for start in range(traces.window):
@@ -600,6 +599,38 @@ def test_layers_that_the_configuration_cannot_describe_are_refused_before_texts_
     assert run_train(verb, tmp_path / "jamba", data, tmp_path / "head", *QUICKLY, "--layers", layers) == 1
     assert "computes the types of layers from their number" in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "head.run" / "traces" / "texts.jsonl").exists()
+
+
+def test_a_head_is_not_written_over_a_model(saved_model, tmp_path, capsys):
+    before = (saved_model / "config.json").read_bytes()
+    assert run_train("eagle3", saved_model, data_file(tmp_path), saved_model, *QUICKLY) == 2
+    assert "is the folder of a model, whose files would be replaced" in " ".join(capsys.readouterr().err.split())
+    assert (saved_model / "config.json").read_bytes() == before
+
+
+def test_the_curve_is_json_though_nothing_is_held_out(saved_model, tmp_path):
+    given = [*QUICKLY, "--traces", "window=8", "--layers", "1"]
+    given[given.index("hold_out_one_in=3")] = "hold_out_one_in=1000000"
+    given[given.index("window=16")] = "top_k=4"
+    assert run_train("eesd", saved_model, data_file(tmp_path), tmp_path / "head", *given) == 0
+    curve = json.loads((tmp_path / "head.run/curve.json").read_text(), parse_constant=pytest.fail)
+    assert [each["agreement"] for each in curve] == [None] * len(curve)
+
+
+@pytest.mark.parametrize(("verb", "options"), [("medusa", ["--heads", "6"]), ("eagle3", [])])
+def test_windows_must_be_longer_than_what_is_predicted_ahead(verb, options, saved_model, tmp_path, capsys):
+    given = ["--traces", "window=3", "--traces", "written_tokens=60", "--traces", "open_tokens=0"]
+    assert run_train(verb, saved_model, data_file(tmp_path), tmp_path / "head", *given, *options) == 2
+    assert "The traces have windows of 3 tokens" in " ".join(capsys.readouterr().err.split())
+
+
+def test_complete_traces_are_not_made_again(saved_model, tmp_path, capsys):
+    out, given = tmp_path / "traces", ["--set", "window=16", "--set", "written_tokens=100", "--set", "answer_tokens=4"]
+    assert run_train("traces", saved_model, data_file(tmp_path), out, *given) == 0
+    before, said = (out / MANIFEST).stat().st_mtime_ns, capsys.readouterr().out
+    assert run_train("traces", saved_model, data_file(tmp_path), out, *given) == 0
+    assert (out / MANIFEST).stat().st_mtime_ns == before
+    assert capsys.readouterr().out == said
 
 
 def test_empty_or_short_data_is_refused(saved_model, tmp_path, capsys):

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import GenerationConfig
 
 from foredraft import api
 from foredraft.bench.cell import Cell, Writing, settings_name
@@ -33,9 +34,7 @@ _WARM_UP_TOKENS = 8  # chosen
 _SLICE = 16  # tokens (chosen): shorter than speed variations of the machine, long enough for warm CPU caches
 _STALL = 5.0  # a pass that takes this many times its expected time is stalled (chosen)
 _PEER_OPTIONS = ("prompt_lookup_num_tokens", "max_matching_ngram_size", "assistant_model", "num_assistant_tokens")
-# what the peer is told in place of the defaults in a checkpoint's generation configuration, which ours does not read
-_NEUTRAL = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0}
-_NEUTRAL_SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+_NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}  # transformers has other defaults
 
 Written = tuple[Writing | None, str]
 """A text's measurements, or the error of a failed one."""
@@ -183,6 +182,9 @@ class PeerWriter:
             if "num_assistant_tokens" in options:  # which transformers reads from the assistant's own configuration
                 assistant.generation_config.num_assistant_tokens = self._options.pop("num_assistant_tokens")
             self._options["assistant_model"] = assistant
+        # of a checkpoint's generation configuration, ours reads these only
+        suppressed = generator.target.model.generation_config.suppress_tokens
+        self._config = GenerationConfig(eos_token_id=[*generator.eos_token_ids()] or None, suppress_tokens=suppressed)
 
     def write(self, prompt: Any, arguments: Mapping[str, Any]) -> Text:
         yield from ()
@@ -192,12 +194,13 @@ class PeerWriter:
     def written(self, prompt: Any, arguments: Mapping[str, Any]) -> Writing:
         model = self._generator.target.model
         ids = torch.from_numpy(self._generator.encode(prompt))[None].to(self._generator.target.device)
-        sampled = any(name in arguments for name in _NEUTRAL_SAMPLING)
-        options = {**_NEUTRAL, **(_NEUTRAL_SAMPLING if sampled else {})}
-        options |= {name: arguments[name] for name in (*options, "max_new_tokens") if name in arguments}
+        sampled = any(name in arguments for name in _NEUTRAL)
+        options = {name: arguments.get(name, default) for name, default in _NEUTRAL.items()} if sampled else {}
+        options["max_new_tokens"] = arguments["max_new_tokens"]
         torch.manual_seed(arguments["seed"])
         passes: list[None] = []
         counting = model.register_forward_pre_hook(lambda *_: passes.append(None))
+        kept, model.generation_config = model.generation_config, self._config
         try:
             start = perf_counter()
             output = model.generate(
@@ -207,6 +210,7 @@ class PeerWriter:
             seconds = perf_counter() - start
         finally:
             counting.remove()
+            model.generation_config = kept
         statistics = Statistics(len(new), len(passes), 0, 0, 0, prefill_seconds=0.0, decode_seconds=seconds)
         return Writing(new, ids.shape[1], statistics, seconds)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from foredraft.errors import UsageError
-from foredraft.options import check_known, nearest
+from foredraft.options import check_known, nearest, user_path
 
 EMBEDDED = "embedded"
 
@@ -132,18 +132,20 @@ def spread(prompts: list[TaskPrompt], limit: int) -> list[TaskPrompt]:
 
 def _own_file(task: str) -> tuple[Path, str]:
     """Parse `FILE` or `FILE:FIELD`."""
-    if Path(task).is_file():
-        names = {name for row in _rows(Path(task)) for name in row}
-        return Path(task), next((each for each in _USUAL_FIELDS if each in names), _USUAL_FIELDS[0])
+    path = user_path(task)
+    if path.is_file():
+        names = {name for row in _rows(path) for name in row}
+        return path, next((each for each in _USUAL_FIELDS if each in names), _USUAL_FIELDS[0])
     location, _, field = task.rpartition(":")
     if not (location and field):
         raise UsageError(
             f"There is no task {task!r}.{nearest(task, _TASKS)} Tasks are: {', '.join(_TASKS)}, or FILE or "
             "FILE:FIELD for an existing file of JSON lines or Parquet."
         )
-    if not Path(location).is_file():
+    path = user_path(location)
+    if not path.is_file():
         raise UsageError(f"There is no file {location} to read prompts from.")
-    return Path(location), field
+    return path, field
 
 
 def _located(task: str, source: _Source, folder: Path | None) -> Path:
@@ -194,7 +196,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, Any]]:
     """Yield the number, from 1, and the value of every non-empty line; UsageError for a line that is not JSON."""
     opened = gzip.open if path.suffix == ".gz" else open
     try:
-        with opened(path, "rt", encoding="utf-8") as lines:
+        with opened(path, "rt", encoding="utf-8-sig") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
                     yield number, json.loads(line)

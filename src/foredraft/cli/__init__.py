@@ -97,7 +97,10 @@ def _run(arguments: list[str]) -> int:
     command = typer.main.get_command(app)
     _hide_flag_types(command)
     if COMPLETION_VARIABLE in os.environ:  # answers the shell's completion request, and exits
-        command.main(arguments, prog_name="foredraft")
+        try:
+            command.main(arguments, prog_name="foredraft")
+        except SystemExit as ended:  # fish reads the status
+            return int(ended.code or 0)
     try:  # not `command.main`, which handles interrupts and broken pipes itself and draws boxes around messages
         with command.make_context("foredraft", arguments) as context:
             command.invoke(context)

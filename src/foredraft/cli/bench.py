@@ -97,7 +97,7 @@ def run(
 
 def _print_failures(failures: "Sequence[Cell]") -> None:
     for cell in failures:
-        say(f"{cell.method} failed on {cell.task}[{cell.number}]: {cell.failure}.")
+        say(f"{cell.method} failed on {cell.task}[{cell.number}]: {cell.failure.rstrip('.')}.")
 
 
 # --- recommend

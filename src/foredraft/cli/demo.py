@@ -20,7 +20,7 @@ def demo(
     color: flags.ColorOption = None,
 ) -> None:
     """Time three texts, a rewritten file, code and a story, with transformers, plain decoding and drafting."""
-    generator = Job(model=model, method=method).load({}, {})
+    generator = Job(model=model, method=method).load({}, {}, {"do_sample": True})  # no scene waits for kernels
     from foredraft.bench.demonstration import SCENES, perform
 
     if getattr(generator.tokenizer, "chat_template", None) is None:

@@ -78,6 +78,7 @@ def write(
         for _ in stream:
             pass
     except KeyboardInterrupt:  # keep the text so far
+        stream.close()  # the batch takes the next message
         interrupted = True
     generation = stream.generation
     if ink is not None:

@@ -59,7 +59,7 @@ class Job:
             from foredraft.request import GenerationOptions
 
             for each in settings:
-                GenerationOptions.parse(each)
+                GenerationOptions.parse(each).sampling(sys.maxsize)  # top_k is compared with the vocabulary later
             generator = load(
                 self.model, method=self.method, speculative_config=config, dtype=self.dtype, device=self.device,
                 compile=False if self.eager else "auto", progress=tell,

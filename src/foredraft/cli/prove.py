@@ -4,7 +4,7 @@ Does not depend on how they are compared; that is in `foredraft.bench.prove`.
 """
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -46,8 +46,9 @@ def prove(
 
     methods = chosen_methods(method or ["auto", "prompt_lookup", "adaptix"])
     chosen = spread(load_tasks(task, data, prompts), prompts)
-    settings: list[tuple[str, dict[str, Any]]] = [("greedy", {})]
-    sampled = setting(temperature, top_p)
+    setting(0.0, seed=seed)  # refused before the model is loaded
+    settings = [("greedy", setting(0.0, max_new_tokens=max_new_tokens))]
+    sampled = setting(temperature, top_p, max_new_tokens=max_new_tokens)
     if temperature:
         settings.append((f"T={temperature:g}", sampled))
     texts: Texts = []
@@ -55,14 +56,14 @@ def prove(
         generator = load_plain(model, dtype, eager, tell)
         done = counting(tell, len(settings) * (len(methods) + 1) * len(chosen), "comparing")
         for name, arguments in settings:
-            given = {**arguments, "max_new_tokens": max_new_tokens}
-            texts += [(name, proof) for proof in proving.prove(generator, methods, chosen, given, seed=seed, done=done)]
+            proofs = proving.prove(generator, methods, chosen, arguments, seed=seed, done=done)
+            texts += [(name, proof) for proof in proofs]
     dtype = dtype_name(generator.target.outline)
     if as_json:
         rows = [{"setting": name, **asdict(proof), "identical": proof.identical} for name, proof in texts]
         show_json({"texts": finite(rows)})
     else:
-        _show(texts, dtype)
+        show(texts, dtype)
     if differing := sum(not proof.holds for _, proof in texts):
         say(f"Not proved: {differing} of {len(texts)} comparisons differ beyond rounding.")
         raise typer.Exit(1)
@@ -71,15 +72,16 @@ def prove(
     say(f"Proved: all {count} texts ({tokens:,} tokens) equal plain decoding's{excused}.", "green")
 
 
-def _show(texts: "Texts", dtype: str) -> None:
+def show(texts: "Texts", dtype: str) -> None:
+    """Print a table of the proofs, and a line for each difference."""
     rows, differences = [], []
     for name, proof in texts:
-        ties = sum(each.near_tie for each in proof.differences)
-        counts = (proof.texts, proof.identical, proof.tokens, ties, len(proof.differences) - ties)
+        ties, wrong = proof.near_ties, len(proof.differences) - proof.near_ties
+        counts = (proof.texts, proof.identical, proof.tokens, ties, wrong)
         rows.append((name, proof.method, dtype, *counts))
         differences += [
-            f"{'near-tie' if each.near_tie else 'DIFFERENCE'}: {name} {proof.method} {each.prompt} token "
-            f"{each.position}, below the best by {each.gap:.3g}, rounding {each.tolerance:.3g}"
+            f"{'near-tie' if each.near_tie and not proof.exact else 'DIFFERENCE'}: {name} {proof.method} {each.prompt} "
+            f"token {each.position}, below the best by {each.gap:.3g}, rounding {each.tolerance:.3g}"
             for each in proof.differences
         ]
     headings = ("setting", "method", "dtype", "texts", "identical", "tokens compared", "near-ties", "beyond rounding")

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 PALETTE = ("green", "cyan", "magenta", "yellow", "blue", "red")  # of a drafter's sources, in order
 
-_PIPE_WIDTH = 160  # columns of a table without a terminal (chosen)
+_PIPE_WIDTH = 180  # columns of a table without a terminal (chosen)
+_CONTROLS = {0x1B: "\N{SYMBOL FOR ESCAPE}", **dict.fromkeys(range(0x80, 0xA0), "\N{REPLACEMENT CHARACTER}")}
 _PATIENCE = 2.0  # seconds before a phase is announced without a terminal (chosen)
 
 
@@ -60,7 +61,7 @@ def show_table(headings: Sequence[str], rows: Sequence[Sequence[object]], title:
         name, _, form = heading.partition("|")
         texts = ["nan" if value is None else format(value, form) for value in values]
         figures = all(text.lstrip("-")[:1].isdigit() or text in ("", "-", "nan") for text in texts)
-        table.add_column(name, justify="right" if figures and columns else "left")
+        table.add_column(name, justify="right" if figures and columns else "left", overflow="fold")
         columns.append([Text("-" if text == "nan" else text) for text in texts])
     for row in zip(*columns, strict=True):
         table.add_row(*row)
@@ -81,7 +82,8 @@ def working(subject: str) -> Iterator[Callable[[float, str], None]]:
     console = Console(stderr=True)
     if console.is_terminal:
         left = (TextColumn("elapsed,"), TimeRemainingColumn(), TextColumn("left"))
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), *left)
+        described = TextColumn("{task.description}", markup=False)  # a path may have brackets
+        columns = (SpinnerColumn(), described, BarColumn(), TimeElapsedColumn(), *left)
         with Progress(*columns, console=console, transient=True, redirect_stdout=False) as bar:
             task = bar.add_task(subject, total=None)
             yield lambda share, what: bar.update(task, total=1.0, completed=share, description=what)
@@ -142,7 +144,7 @@ class Ink:
     def write(self, piece: "Piece") -> None:
         shown = piece.text
         if self._system or sys.stdout.isatty():  # a text must not send control sequences to the terminal
-            shown = shown.replace("\x1b", "\N{SYMBOL FOR ESCAPE}")
+            shown = shown.translate(_CONTROLS)
         sys.stdout.write(
             self._styles.get(piece.drafted_by or "", Style.null()).render(shown, color_system=self._system)
         )

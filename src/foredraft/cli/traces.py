@@ -51,15 +51,14 @@ def traces(
     dtype: flags.DtypeOption = "auto",
 ) -> None:
     """Let the model write texts, mix them with open text, and note what it would have said at each place."""
-    from foredraft.training.traces import TraceOptions, open_traces
+    from foredraft.training.traces import TraceOptions
 
     options = assigned(TraceOptions, settings, "the traces")
     with alone(out):
         check_texts(out, data, options)
         with working(f"loading {model}") as tell:
             generator = load_plain(model, dtype, False, tell, device)
-        make_traces(generator, data, out, options)
-    say_traces(open_traces(out), out)
+        made_traces(generator, model, data, out, options)
 
 
 @contextmanager
@@ -104,8 +103,30 @@ def check_texts(traces: Path, data: list[Path], options: "TraceOptions") -> None
         )
 
 
-def make_traces(generator: "Generator", data: list[Path], out: Path, options: "TraceOptions") -> None:
-    """Write texts into the folder `out` and label them; UsageError for a window longer than the model's."""
+def made_traces(
+    generator: "Generator", model: str, data: list[Path], folder: Path, options: "TraceOptions"
+) -> "Traces":
+    """Return the traces in a folder, made if they are not complete, and print how many tokens of which kind there are.
+
+    UsageError for those of another model than `model`, and for a window longer than the model's.
+    """
+    from foredraft.model.fingerprint import fingerprint
+    from foredraft.training.traces import KINDS, is_traces, open_traces
+
+    if not is_traces(folder):
+        _make_traces(generator, data, folder, options)
+    opened = open_traces(folder)
+    if opened.fingerprint != fingerprint(generator.target.model):
+        raise UsageError(
+            f"The traces in {folder} were written by another model than {model}; make its own with `foredraft train "
+            "traces`."
+        )
+    counts = [f"{int((opened.kinds == number).sum()) * opened.window:,} {kind}" for number, kind in enumerate(KINDS)]
+    typer.echo(f"{folder}: {', '.join(counts)} tokens, {int(opened.held.sum()) * opened.window:,} of them held out.")
+    return opened
+
+
+def _make_traces(generator: "Generator", data: list[Path], out: Path, options: "TraceOptions") -> None:
     from foredraft.corpus.documents import ReadReport
     from foredraft.model.fingerprint import fingerprint
     from foredraft.training.sources import in_turns, read_sources
@@ -156,11 +177,3 @@ def assigned(kind: type[T], settings: list[str] | None, what: str) -> T:
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):  # it is a text
             given[name] = value
     return options_from(kind, given, what)
-
-
-def say_traces(opened: "Traces", folder: Path) -> None:
-    """Print how many tokens of which kind there are."""
-    from foredraft.training.traces import KINDS
-
-    counts = [f"{int((opened.kinds == number).sum()) * opened.window:,} {kind}" for number, kind in enumerate(KINDS)]
-    typer.echo(f"{folder}: {', '.join(counts)} tokens, {int(opened.held.sum()) * opened.window:,} of them held out.")

@@ -16,7 +16,7 @@ from foredraft.atomic_file import check_place, store_file
 from foredraft.cli import flags
 from foredraft.cli.job import load_plain
 from foredraft.cli.screen import working, working_in_phases
-from foredraft.cli.traces import Data, Model, alone, assigned, check_texts, make_traces, say_traces, traces
+from foredraft.cli.traces import Data, Model, alone, assigned, check_texts, made_traces, traces
 from foredraft.errors import UsageError
 from foredraft.options import check_known, user_path
 
@@ -101,12 +101,12 @@ class Training:
 
         `check` raises for options that do not fit the model, before traces are made; the head will be written to `out`.
         """
-        from foredraft.model.fingerprint import fingerprint
-        from foredraft.training.traces import TraceOptions, is_traces, open_traces
+        from foredraft.training.traces import TraceOptions, is_traces
 
         self.options()
         options = assigned(TraceOptions, self.trace_settings, "the traces")
         check_place(out, folder=True)
+        _check_out(out)
         ready = data[0] if len(data) == 1 and is_traces(data[0]) else run / "traces"
         if ready != data[0]:
             check_texts(ready, data, options)
@@ -115,29 +115,21 @@ class Training:
         with working(f"loading {model}") as tell:
             generator = load_plain(model, self.dtype, False, tell, self.device)
         check(generator.target.model)
-        if not is_traces(ready):
-            make_traces(generator, data, ready, options)
-        opened = open_traces(ready)
-        if opened.fingerprint != fingerprint(generator.target.model):
-            raise UsageError(
-                f"The traces in {ready} were written by another model than {model}; make its own with "
-                "`foredraft train traces`."
-            )
-        say_traces(opened, ready)
-        return generator.target, opened
+        return generator.target, made_traces(generator, model, data, ready, options)
 
     def train(self, task: "Task", opened: "Traces", card: "HeadCard", run: Path, **identity: Any) -> "Run":
         """Train a task, in a folder where a killed training goes on, and write its curve there.
 
         `identity` are the settings that determine the weights.
         """
+        from foredraft.bench.summary import finite
         from foredraft.training.loop import train
 
         most = math.inf if self.max_minutes is None else self.max_minutes
         whole = {"kind": card.kind, "model": card.fingerprint, **identity}
         with working_in_phases("training") as tell:
             outcome = train(task, run, opened, self.options(), whole, tell, max_minutes=most)
-        store_file(run / "curve.json", (json.dumps(outcome.history) + "\n").encode())
+        store_file(run / "curve.json", (json.dumps(finite(outcome.history)) + "\n").encode())
         return outcome
 
 
@@ -313,6 +305,14 @@ def _tell(out: Path, outcome: "Run", states: Path | None) -> None:
         f"{out}: {outcome.step:,} steps in {outcome.minutes:.1f} minutes, loss {last['loss']:.3f}{agreement}, "
         f"{last['tokens_per_second']:,.0f} tokens/s at the end."
     )
+
+
+def _check_out(out: Path) -> None:
+    from foredraft.model.speculators import TYPE
+
+    config = out / "config.json"
+    if config.is_file() and TYPE not in config.read_text("utf-8", "replace"):
+        raise UsageError(f"{out} is the folder of a model, whose files would be replaced. Name another --out.")
 
 
 def _check_vocabulary(count: int, transformer: Any, least: int = 1) -> None:

@@ -66,7 +66,7 @@ class Eagle3Task(Task):
     ) -> None:
         model = target.model
         self._lm_head = model.get_output_embeddings() if ids is None else RankedHead(model, ids)
-        super().__init__(model.requires_grad_(requires_grad=False), traces, new_layers(model), self._lm_head)
+        super().__init__(model.requires_grad_(requires_grad=False), traces, new_layers(model), self._lm_head, AHEAD)
         self._embeddings = model.get_input_embeddings().weight
         self.module.to(self._device)
         self.reads = eagle_layers(model_parts(model).count)
@@ -81,7 +81,7 @@ class Eagle3Task(Task):
 
         self._states = States(compute, self.module.fc.in_features, self._device, traces, states)
 
-    def _scores(self, windows: Numbers) -> list[torch.Tensor]:
+    def scores(self, windows: Numbers) -> list[torch.Tensor]:
         """Return the logits after every token but the first, and `AHEAD` - 1 times one token further ahead.
 
         A drafted row sees the text up to where its draft began, and the rows of its own draft.

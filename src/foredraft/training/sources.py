@@ -5,6 +5,7 @@ Reads rows with `messages` or `text`, with a tokenizer. Does not depend on model
 
 import hashlib
 import json
+import secrets
 from collections.abc import Iterable, Iterator
 from itertools import chain, takewhile, zip_longest
 from pathlib import Path
@@ -17,7 +18,7 @@ T = TypeVar("T")
 
 LEFT_OUT = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 """Folders of a source tree that are skipped: tests are repetitive, and installed packages have other licences."""
-_CHAT_MARK = "\0messages\0"
+_CHAT_MARK = f"\0messages {secrets.token_hex(8)}\0"  # no text begins with it
 _PROMPT_OF_TEXT = 48  # maximum tokens of a plain text's prompt, which the target continues; chosen
 _LONGEST_OPEN = 1024  # maximum tokens of a text used as it is; chosen
 

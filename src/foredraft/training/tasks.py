@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, log_softmax
 
-from foredraft.errors import StoreError
+from foredraft.errors import StoreError, UsageError
 from foredraft.model import heads
 from foredraft.model.heads import RankedHead, places_of
 from foredraft.model.layers import LAST, model_parts, shorter, tapped_states
@@ -26,24 +26,30 @@ class Task:
     """A module to train, and its loss on traces: it learns what the target says at each position.
 
     The parameters of `module` that require a gradient are trained, in float32. `lm_head`, in the module or the target's
-    own, scores all tokens, or, if it is a `RankedHead`, some.
+    own, scores all tokens, or, if it is a `RankedHead`, some. UsageError unless the windows of the traces have more
+    than `ahead` tokens, as many as are predicted ahead.
     """
 
-    def __init__(self, model: Any, traces: Traces, module: nn.Module, lm_head: nn.Module) -> None:
+    def __init__(self, model: Any, traces: Traces, module: nn.Module, lm_head: nn.Module, ahead: int = 0) -> None:
+        if traces.window <= ahead:
+            raise UsageError(
+                f"The traces have windows of {traces.window} tokens, and {ahead} are predicted ahead: make traces with "
+                "a larger window."
+            )
         self.module: Any = module.float().eval()  # without dropout, as it drafts
         self._traces = traces
         self._ids = lm_head.ids.long() if isinstance(lm_head, RankedHead) else None
         self._places = places_of(lm_head, model.get_output_embeddings().weight.shape[0])
         self._device: torch.device = model.get_input_embeddings().weight.device
 
-    def logits(self, windows: Numbers) -> torch.Tensor:
-        """Return the logits, float[B, T, V], or [B, T, N] of the tokens that are scored."""
+    def scores(self, windows: Numbers) -> list[torch.Tensor]:
+        """Return the logits of every output, float[B, T - k, V], or N of V, for one that predicts k tokens ahead."""
         raise NotImplementedError
 
     def loss(self, windows: Numbers) -> torch.Tensor:
         """Return the mean loss of these windows, a differentiable scalar."""
         losses = []
-        for scores in self._scores(windows):
+        for scores in self.scores(windows):
             ahead = self._traces.window - scores.shape[1]  # of the next token
             labels = self._traces.labels(windows, scores.device, slice(ahead, None))
             losses.append(_LOSS_DECAY**ahead * distribution_loss(scores.flatten(0, 1).float(), *labels, self._places))
@@ -53,7 +59,7 @@ class Task:
         """Return the share of these windows' positions at which the (first) output's best token is the target's."""
         shares = []
         for window in windows[:, None]:
-            scores = self._scores(window)[0][0]
+            scores = self.scores(window)[0][0]
             theirs, _ = self._traces.labels(window, scores.device, slice(self._traces.window - len(scores), None))
             shares.append((self._tokens(scores.argmax(dim=-1)) == theirs[:, 0]).float().mean())
         return float(torch.stack(shares).mean())
@@ -61,10 +67,6 @@ class Task:
     def _tokens(self, places: torch.Tensor) -> torch.Tensor:
         """Return the tokens, int64, of indices into the logits."""
         return places if self._ids is None else self._ids.to(places.device)[places]
-
-    def _scores(self, windows: Numbers) -> list[torch.Tensor]:
-        """Return the logits of every output, float[B, T - k, V] for one that predicts k tokens ahead of the next."""
-        return [self.logits(windows)]
 
 
 class States:
@@ -142,9 +144,9 @@ class ExitTask(Task):
         vars(layer)["_forward_pre_hooks"] = vars(layer)["_forward_pre_hooks"].copy()
         layer.register_forward_pre_hook(lambda _layer, inputs: (self._exit, *inputs[1:]))
 
-    def logits(self, windows: Numbers) -> torch.Tensor:
+    def scores(self, windows: Numbers) -> list[torch.Tensor]:
         self._exit = self._states.of(windows)
-        return self.after(**self._traces.inputs(windows, self._device)).logits  # type: ignore[no-any-return]  # transformers' outputs are Any
+        return [self.after(**self._traces.inputs(windows, self._device)).logits]
 
 
 class DraftTask(Task):
@@ -160,8 +162,8 @@ class DraftTask(Task):
         super().__init__(model, traces, first, first.lm_head)
         self._drafting = heads.draft_model(model.requires_grad_(requires_grad=False), first)
 
-    def logits(self, windows: Numbers) -> torch.Tensor:
-        return self._drafting(**self._traces.inputs(windows, self._device)).logits  # type: ignore[no-any-return]  # transformers' outputs are Any
+    def scores(self, windows: Numbers) -> list[torch.Tensor]:
+        return [self._drafting(**self._traces.inputs(windows, self._device)).logits]
 
 
 class MedusaTask(Task):
@@ -176,7 +178,8 @@ class MedusaTask(Task):
     ) -> None:
         self._states = States.last(model.requires_grad_(requires_grad=False).base_model, traces, states)
         self._lm_head = model.get_output_embeddings() if ids is None else RankedHead(model, ids)
-        super().__init__(model, traces, heads.MedusaHeads(self._lm_head.weight.shape[1], count), self._lm_head)
+        module = heads.MedusaHeads(self._lm_head.weight.shape[1], count)
+        super().__init__(model, traces, module, self._lm_head, count)
         self.module.to(self._device)
 
     @torch.no_grad()
@@ -184,13 +187,13 @@ class MedusaTask(Task):
         """Return how often each head's i-th best token is the target's, float32[K, heads.RANKS]."""
         found = torch.zeros_like(self.module.accuracies)
         for window in windows[:, None]:
-            for head, scores in enumerate(self._scores(window)):
+            for head, scores in enumerate(self.scores(window)):
                 theirs, _ = self._traces.labels(window, self._device, slice(head + 1, None))
                 best = self._tokens(scores[0].topk(heads.RANKS, dim=-1).indices)
                 found[head] += (best == theirs[:, :1]).float().mean(0)
         return found / len(windows)
 
-    def _scores(self, windows: Numbers) -> list[torch.Tensor]:
+    def scores(self, windows: Numbers) -> list[torch.Tensor]:
         states = self.module(self._states.of(windows)).to(self._lm_head.weight.dtype)
         return [self._lm_head(each[:, :-head]) for head, each in enumerate(states, 1)]
 
@@ -236,7 +239,7 @@ class AgreementTask(Task):
         """
         window = np.array([number])
         with torch.autocast(self._device.type, enabled=False), tapped_states(self._exit.after, (LAST,)) as found:
-            scores = self._exit.logits(window)[0].float()
+            scores = self._exit.scores(window)[0][0].float()
             target = self._model.base_model(**self._traces.inputs(window, self._device)).last_hidden_state[0].float()
         best = torch.softmax(scores, -1).max(-1)
         agree = self._tokens(best.indices) == self._traces.labels(window, self._device)[0][:, 0]

@@ -3,7 +3,7 @@
 Self-distillation as in EESD (Liu et al. 2024), section 3.2: greedy and sampled texts of the target, mixed with open
 text. The target's most probable next tokens are stored for each position. Does not depend on what is trained.
 
-A folder holds `texts.jsonl` (the texts so far; a killed run continues after the last whole line), and once it is
+A folder holds `texts.jsonl` (the texts so far; a killed run continues with those of the last prompt), and once it is
 complete `windows.npy` int32[W, T + 1], `kinds.npy` uint8[W], `held.npy` bool[W], `top_ids.npy` int32[W, T, K],
 `top_probabilities.npy` float16[W, T, K] and, last, `manifest.json`.
 """
@@ -137,8 +137,11 @@ def write_texts(
 
     UsageError if the folder holds texts of another model or with other options, StoreError if it cannot be written.
     """
-    known = _known_texts(folder, _head(options, identity))
-    done = 1 + max((int(text["source"]) for text in known), default=-1)
+    head = _head(options, identity)
+    known = _known_texts(folder, head)
+    done = max((int(text["source"]) for text in known), default=0)
+    known = [text for text in known if text["source"] < done]  # one of the last source's texts may be missing
+    store_file(folder / TEXTS, "".join(json.dumps(each) + "\n" for each in (head, *known)).encode())
     remaining = islice(enumerate(_requests(sources, options)), done, None)
     wanted = {False: options.written_tokens, True: options.open_tokens}
     tokens: Counter[bool] = Counter()  # of open texts (True), and of the target's (False)
@@ -243,17 +246,13 @@ def _head(options: TraceOptions, identity: str) -> dict[str, Any]:
 
 
 def _known_texts(folder: Path, head: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the texts in a folder, after creating it or removing an incomplete last line."""
+    """Return the texts in a folder, without an incomplete last line."""
     file = folder / TEXTS
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         data = file.read_bytes() if file.exists() else b""
-        whole = data[: data.rfind(b"\n") + 1] if data else (json.dumps(head) + "\n").encode()
-        if whole != data:
-            store_file(file, whole)
-        begun, *texts = map(json.loads, whole.splitlines())
+        begun, *texts = map(json.loads, data[: data.rfind(b"\n") + 1].splitlines() or [json.dumps(head).encode()])
     except OSError as error:
-        raise StoreError(f"{file} cannot be read or written ({error.strerror}).") from error
+        raise StoreError(f"{file} cannot be read ({error.strerror}).") from error
     except ValueError as error:
         raise StoreError(f"{file} is damaged ({error}). Remove it to write the texts again.") from error
     if different := [name for name in head if begun.get(name) != head[name]]:
