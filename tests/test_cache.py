@@ -99,6 +99,14 @@ def test_costs_go_after_90_days_without_use(cache, listed):
     assert listed("--prune") == ({"cost-0.json", "cost-89.json"}, set())
 
 
+def test_the_200_costs_that_were_used_last_stay(cache, listed):
+    for number in range(203):
+        made(cache / f"cost-{number}.json", number / 10)
+    kept, removed = listed("--prune")
+    assert removed == {f"cost-{number}.json" for number in (200, 201, 202)}
+    assert len(kept) == 200
+
+
 def test_packages_of_another_torch_go_and_those_being_compiled_stay(cache, listed):
     compiled(cache / "compiled/a/same", torch.__version__)
     compiled(cache / "compiled/b/other", "1.0")

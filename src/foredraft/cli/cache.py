@@ -7,7 +7,7 @@ again when they are needed.
 import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import time
 
@@ -30,7 +30,7 @@ _KINDS = {  # of entries, by their names in the cache folder
 }
 _LOCK = ".wait"  # suffix of a lock's file
 _LOCKS = (_LOCK, ".lock")  # the second of a table
-_MOST_DAYS = 90  # of measured costs, since a model was loaded (chosen)
+_MOST_DAYS, _MOST_COSTS = 90, 200  # of measured costs: since a model was loaded, and how many (chosen)
 _DAY = 86_400  # seconds
 
 
@@ -51,7 +51,7 @@ def show_cache(*, prune: bool, as_json: bool) -> None:
     StoreError if something cannot be removed.
     """
     found = entries(cache_path())
-    removed = [entry for entry in found if entry.unneeded and remove(entry)] if prune else []
+    removed = [entry for entry in found if remove(entry)] if prune else []
     left = [entry for entry in found if entry not in removed]
     if as_json:
         listed = {name: [asdict(entry) for entry in each] for name, each in (("entries", left), ("removed", removed))}
@@ -73,7 +73,7 @@ def show_cache(*, prune: bool, as_json: bool) -> None:
 
 
 def entries(cache: Path) -> list[Entry]:
-    """Return the entries of a cache folder by kind; none if it does not exist."""
+    """Return the entries of a cache folder by kind, the measured costs used last first; none if it does not exist."""
     now, found = time(), list[Entry]()
     for pattern, kind in _KINDS.items():
         for path in sorted(cache.glob(pattern)):
@@ -81,7 +81,11 @@ def entries(cache: Path) -> list[Entry]:
                 if path.suffix not in _LOCKS:
                     days = (now - path.stat().st_mtime) / _DAY
                     found.append(Entry(path, kind, _bytes(path), days, _unneeded(path, kind, days)))
-    return found
+    costs = sorted((entry for entry in found if entry.kind == _COST), key=lambda entry: entry.days)
+    others = [entry for entry in found if entry.kind != _COST]
+    over = f"{_MOST_COSTS} others were used since"
+    kept, many = costs[:_MOST_COSTS], costs[_MOST_COSTS:]
+    return [*kept, *(replace(entry, unneeded=entry.unneeded or over) for entry in many), *others]
 
 
 def remove(entry: Entry) -> bool:
@@ -101,7 +105,7 @@ def remove(entry: Entry) -> bool:
 
 
 def _unneeded(path: Path, kind: str, days: float) -> str:
-    """Return why an entry is not needed, or ""."""
+    """Return why an entry by itself is not needed, or ""."""
     if kind == _COST and days > _MOST_DAYS:
         return f"its model was not used for {days:.0f} days"
     if kind in (_CONVERTED, _ROUNDED) and path.suffix == TEMPORARY_SUFFIX:
