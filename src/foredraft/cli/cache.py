@@ -51,7 +51,7 @@ def show_cache(*, prune: bool, as_json: bool) -> None:
     StoreError if something cannot be removed.
     """
     found = entries(cache_path())
-    removed = [entry for entry in found if remove(entry)] if prune else []
+    removed = [entry for entry in found if entry.unneeded and remove(entry)] if prune else []
     left = [entry for entry in found if entry not in removed]
     if as_json:
         listed = {name: [asdict(entry) for entry in each] for name, each in (("entries", left), ("removed", removed))}
