@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, BertConfig, LlamaConf
 import foredraft
 from foredraft import NumericsError, UnsupportedModelError, UsageError, standard_library
 from foredraft.contracts import Draft, Scores
+from foredraft.corpus.words import tokenizer_hash
 from foredraft.engine.state import SequenceState
 from foredraft.errors import StoreError
 from foredraft.graph.layout import lay_out
@@ -209,29 +210,31 @@ def test_a_table_that_is_there_needs_no_folder_to_write_to(tmp_path, monkeypatch
     monkeypatch.setenv("FOREDRAFT_CACHE", str(tmp_path))
     tokenizer = load_tokenizer(TOY).backend_tokenizer
     monkeypatch.setattr(standard_library, "sources", lambda: [Path(__file__)])
-    made = standard_library.default_table(tokenizer)
+    named = tokenizer, tokenizer_hash(tokenizer)
+    made = standard_library.default_table(*named)
 
     def refuse():
         raise StoreError("read-only")
 
     monkeypatch.setattr(standard_library, "cache_folder", refuse)
-    assert standard_library.default_table(tokenizer) == made
+    assert standard_library.default_table(*named) == made
     made.unlink()
     with pytest.raises(StoreError, match="read-only"):
-        standard_library.default_table(tokenizer)
+        standard_library.default_table(*named)
 
 
 def test_a_shipped_table_is_used_where_it_fits_the_tokenizer(tmp_path, monkeypatch):
     monkeypatch.setenv("FOREDRAFT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(standard_library, "sources", lambda: [Path(__file__)])
     tokenizer = load_tokenizer(TOY).backend_tokenizer
-    built = standard_library.default_table(tokenizer)
+    named = tokenizer, tokenizer_hash(tokenizer)
+    built = standard_library.default_table(*named)
     assert built.parent == tmp_path / "cache"
     shipped = tmp_path / "shipped"
     shipped.mkdir()
     monkeypatch.setattr(standard_library, "_SHIPPED", shipped)
     (shipped / "toy.trigrams").write_bytes(built.read_bytes())
-    assert standard_library.default_table(tokenizer) == shipped / "toy.trigrams"
+    assert standard_library.default_table(*named) == shipped / "toy.trigrams"
 
 
 def test_the_shipped_tables_are_sound():

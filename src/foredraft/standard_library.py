@@ -36,34 +36,35 @@ def resources_for(vocabulary: int, tokenizer: Any | None, *, progress: Progress 
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return Resources(vocabulary)
-    tables = partial(default_table, backend, progress), partial(default_store, backend, progress)
-    return Resources(vocabulary, tokenizer_hash(backend), *tables)
+    identity = tokenizer_hash(backend)
+    given = backend, identity, progress
+    return Resources(vocabulary, identity, partial(default_table, *given), partial(default_store, *given))
 
 
-def default_table(tokenizer: Tokenizer, progress: Progress | None = None) -> Path:
+def default_table(tokenizer: Tokenizer, identity: str, progress: Progress | None = None) -> Path:
     """Return the path of a tri-gram table for `tokenizer`: a shipped one, or the standard library's, built if missing.
 
-    The shipped tables are counts of millions of tokens of chat, documents and stories (foredraft/tables/CARD.md). A
-    damaged table is built again. StoreError if the cache folder cannot be written to, or the disk is full.
+    `identity` is its `tokenizer_hash`. The shipped tables are counts of millions of tokens of chat, documents and
+    stories (foredraft/tables/CARD.md). A damaged table is built again. StoreError if the cache folder cannot be
+    written to, or the disk is full.
     """
-    identity = tokenizer_hash(tokenizer)
     for path in sorted(_SHIPPED.glob("*.trigrams")):
         if _is_sound(path, open_table, identity):
             return path
-    return _cached("trigrams", "a tri-gram table", tokenizer, _build_table, open_table, progress)
+    return _cached("trigrams", "a tri-gram table", tokenizer, identity, _build_table, open_table, progress)
 
 
-def default_store(tokenizer: Tokenizer, progress: Progress | None = None) -> Path:
+def default_store(tokenizer: Tokenizer, identity: str, progress: Progress | None = None) -> Path:
     """Return the folder of the standard library's datastore for `tokenizer`; as `default_table`."""
-    return _cached("store", "a datastore", tokenizer, _build_store, open_datastore, progress)
+    return _cached("store", "a datastore", tokenizer, identity, _build_store, open_datastore, progress)
 
 
 def _cached(
-    suffix: str, what: str, tokenizer: Tokenizer, build: Callable[[Path, Iterator[Symbols], str, int], None],
-    opened: Callable[[Path, str], object], progress: Progress | None,
+    suffix: str, what: str, tokenizer: Tokenizer, identity: str,
+    build: Callable[[Path, Iterator[Symbols], str, int], None], opened: Callable[[Path, str], object],
+    progress: Progress | None,
 ) -> Path:  # fmt: skip
     """Return the cached file or folder, built if `opened` raises StoreError for it."""
-    identity = tokenizer_hash(tokenizer)
     path = cache_path() / f"standard-library-{platform.python_version()}-{identity[:16]}.{suffix}"
     if not _is_sound(path, opened, identity):
         cache_folder()  # creates the folder
