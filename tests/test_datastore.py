@@ -299,14 +299,15 @@ def test_an_overwriter_that_does_not_commit_leaves_the_old_store(store):
     assert documents_in(open_datastore(store, HASH)) == [ONE, TWO]
 
 
+@pytest.mark.parametrize("name", ["cat.png", "film.part", "backup.segment"])
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_a_folder_with_other_things_is_refused_and_left_alone(tmp_path, overwrite):
+def test_a_folder_with_other_things_is_refused_and_left_alone(tmp_path, overwrite, name):
     folder = tmp_path / "pictures"
     folder.mkdir()
-    (folder / "cat.png").write_bytes(b"cat")
-    with pytest.raises(StoreError, match=r"holds other things \(cat\.png\)"):
+    (folder / name).write_bytes(b"cat")
+    with pytest.raises(StoreError, match=rf"holds other things \({name}\)"):
         built(folder, ONE, overwrite=overwrite)
-    assert names_in(folder) == ["cat.png"]
+    assert names_in(folder) == [name]
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StoreError, match="is a file"):
         built(tmp_path / "file", ONE)
@@ -393,6 +394,14 @@ def test_a_killed_writer_leaves_the_store_as_it_was_and_the_next_commit_clears_u
     assert not any(path.exists() for path in left)
     assert len(names_in(store)) == 4
     assert documents_in(open_datastore(store)) == [ONE, TWO, THREE]
+
+
+def test_a_commit_leaves_a_users_own_files_alone(store):
+    (store / "copy of 0123456789abcdef.segment").write_bytes(b"mine")
+    with write_datastore(store) as writer:
+        writer.remove(writer.manifest.segments[0].name)
+        writer.commit()
+    assert (store / "copy of 0123456789abcdef.segment").read_bytes() == b"mine"
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from foredraft.atomic_file import TEMPORARY_SUFFIX, store_file, unwritable
+from foredraft.atomic_file import store_file, unwritable
 from foredraft.errors import StoreError, UsageError
 from foredraft.index import suffix_array
-from foredraft.index.storage import BUILDING_SUFFIX, check_fit, damaged, open_store, write_lock, write_store
+from foredraft.index.storage import check_fit, damaged, open_store, write_lock, write_store
 from foredraft.index.suffix_array import SuffixArrays, Symbols, grouped, pieces, symbol_dtype
 
 SEGMENT_KIND = "datastore-segment"
@@ -34,6 +34,8 @@ FORMAT_VERSION = 1
 
 _FORMAT = "foredraft-datastore"
 _SEGMENT_NAME = re.compile(r"[0-9a-f]{16}")
+# files and folders that foredraft makes in a store, and removes; a user's own backup.segment or film.part is not one
+_STORE_FILE = re.compile(r"datastore\.(json(\.[0-9a-f]+\.part)?|lock)|[0-9a-f]{16}\.segment(\.building)?")
 _REMEDY = "Build a store for this model: foredraft index build INPUT... --model MODEL --out FOLDER"
 
 Progress = Callable[[str, int, int], None]
@@ -278,7 +280,7 @@ def write_datastore(
             yield DatastoreWriter(folder, manifest)
         finally:
             if not (folder / MANIFEST).exists():
-                _remove(path for path in folder.glob("*") if _is_store_file(path.name))
+                _remove(path for path in folder.glob("*") if _STORE_FILE.fullmatch(path.name))
                 with contextlib.suppress(OSError):  # it holds other things
                     folder.rmdir()
 
@@ -288,7 +290,7 @@ def check_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise StoreError(f"{folder} is a file. Give the name of a folder.")
     names = sorted(path.name for path in folder.glob("*"))
-    foreign = [name for name in names if not (_is_store_file(name) or name.startswith(WORDS_FILE))]
+    foreign = [name for name in names if not (_STORE_FILE.fullmatch(name) or name.startswith(WORDS_FILE))]
     if foreign:
         raise StoreError(f"{folder} holds other things ({foreign[0]}). Give an empty folder, or a new name.")
 
@@ -367,13 +369,7 @@ def leftovers(folder: Path) -> list[Path]:
     """Return the files that a killed writer left and the manifest does not list. Raises what `read_manifest` does."""
     listed = [segment_path(folder, entry.name).name for entry in read_manifest(folder).segments]
     kept = {MANIFEST, LOCK, *listed}
-    return sorted(path for path in folder.iterdir() if _is_store_file(path.name) and path.name not in kept)
-
-
-def _is_store_file(name: str) -> bool:
-    """Return whether foredraft creates files or folders of this name in a store."""
-    endings = (SEGMENT_SUFFIX, SEGMENT_SUFFIX + BUILDING_SUFFIX, TEMPORARY_SUFFIX)
-    return name in (MANIFEST, LOCK) or name.endswith(endings)
+    return sorted(path for path in folder.iterdir() if _STORE_FILE.fullmatch(path.name) and path.name not in kept)
 
 
 def _remove(paths: Iterable[Path]) -> None:

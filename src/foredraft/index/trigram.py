@@ -120,7 +120,7 @@ def table_info(path: str | os.PathLike[str]) -> dict[str, Any]:
     store = open_store(path, KIND)
     arrays = _table(store)
     return {
-        "path": str(path), "kind": KIND, "format_version": FORMAT_VERSION, "bytes": Path(path).stat().st_size,
+        "path": str(path), "kind": KIND, "format_version": FORMAT_VERSION, "bytes": store.path.stat().st_size,
         "vocabulary": store.vocabulary, "tokenizer_hash": store.tokenizer_hash,
         "bigrams": len(arrays.second), "trigrams": len(arrays.tokens),
         "bytes_per_trigram": arrays.tokens.itemsize + arrays.probabilities.itemsize,
