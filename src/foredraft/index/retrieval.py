@@ -93,9 +93,9 @@ def best_nodes(rows: IntArray, limit: int, doubt: float) -> tuple[IntArray, IntA
         numbers = np.where(goes_on, made + np.cumsum(goes_on) - 1, -1).astype(np.int32)
         node, among, score = numbers[owner], counts[owner], likely[owner]
         made += int(goes_on.sum())
-    every = np.concatenate(scores)
+    every, above = np.concatenate(scores), np.concatenate(parents)
     kept = np.argsort(-every, kind="stable")[:limit].astype(np.int32)  # stable, so parents come first
-    return np.concatenate(tokens)[kept], reindexed_parents(np.concatenate(parents), kept), every[kept].astype(np.float32)
+    return np.concatenate(tokens)[kept], reindexed_parents(above, kept), every[kept].astype(np.float32)
 
 
 # --- rows for blending
