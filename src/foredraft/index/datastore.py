@@ -266,7 +266,11 @@ def write_datastore(
     elif tokenizer_hash is None or vocabulary is None:
         raise UsageError("A new store needs a tokenizer's hash and a vocabulary.")
     else:
-        _make_folder(folder)
+        check_folder(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise unwritable(folder, error) from error
     with write_lock(folder / LOCK, folder):
         manifest = Manifest(tokenizer_hash or "", vocabulary or 0, ())
         if not create:
@@ -293,14 +297,6 @@ def check_folder(folder: Path) -> None:
     foreign = [name for name in names if not (_STORE_FILE.fullmatch(name) or name.startswith(WORDS_FILE))]
     if foreign:
         raise StoreError(f"{folder} holds other things ({foreign[0]}). Give an empty folder, or a new name.")
-
-
-def _make_folder(folder: Path) -> None:
-    check_folder(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise unwritable(folder, error) from error
 
 
 @dataclass(slots=True)
