@@ -223,9 +223,9 @@ def describe_table(file: FileArgument, as_json: flags.JsonOption = False) -> Non
 @table.command("check")
 def verify_table(file: FileArgument) -> None:
     """Verify a table to the last byte: checksums and structure."""
-    from foredraft.index.trigram import check_table
+    from foredraft.index.trigram import open_table
 
-    checked = check_table(file)
+    checked = open_table(file, check=True)
     typer.echo(f"{file} is sound: {len(checked.second):,} bigrams, {len(checked.tokens):,} tri-grams.")
 
 

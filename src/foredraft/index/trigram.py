@@ -129,11 +129,6 @@ def table_info(path: str | os.PathLike[str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def check_table(path: str | os.PathLike[str]) -> TableArrays:
-    """Verify all checksums of a table, and all properties that `TableArrays` lists; raises StoreError."""
-    return open_table(path, check=True)
-
-
 def _check_contents(path: Path, arrays: TableArrays) -> None:
     size = len(arrays.first) - 1
     # Offsets are verified first, as the later checks rely on them and compiled code does not check bounds.
