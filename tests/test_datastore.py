@@ -16,7 +16,7 @@ import pytest
 
 import naive.index_text
 from foredraft.errors import StoreError, UsageError
-from foredraft.index import datastore, suffix_array
+from foredraft.index import datastore, storage, suffix_array
 from foredraft.index.datastore import (
     LOCK,
     MANIFEST,
@@ -616,10 +616,9 @@ def segment(store):
     return segment_path(store, read_manifest(store).segments[1].name)
 
 
-def assert_refused(store, says, *, opens=False):
-    if not opens:
-        with pytest.raises(StoreError, match=says):
-            open_datastore(store)
+def assert_refused(store, says):
+    with pytest.raises(StoreError, match=says):
+        open_datastore(store)
     with pytest.raises(StoreError, match=says):
         list(check_datastore(store))
 
@@ -646,22 +645,34 @@ def test_missing_truncated_empty_and_foreign_segments_are_refused(store, segment
     assert len(list(check_datastore(store))) == 2
 
 
-def test_the_check_finds_every_flipped_bit_of_a_segment(store, segment):
+def test_every_flipped_bit_of_a_segment_is_found(store, segment, monkeypatch):
     data = bytearray(segment.read_bytes())
     generator = np.random.default_rng(1)
     unnoticed = 0
     for at in generator.choice(len(data), 300, replace=False).tolist():
         data[at] ^= 1 << (bit := int(generator.integers(8)))
         segment.write_bytes(data)
-        with pytest.raises(StoreError, match=r"damaged|format version|not a foredraft store"):
-            list(check_datastore(store))
-        try:
-            open_datastore(store)
-            unnoticed += 1
-        except StoreError:
-            pass
+        assert_refused(store, r"damaged|format version|not a foredraft store")
+        with monkeypatch.context() as patched:
+            patched.setattr(storage, "EAGER_CHECK_BYTES", 0)  # as for a large segment
+            try:
+                open_datastore(store)
+                unnoticed += 1
+            except StoreError:
+                pass
         data[at] ^= 1 << bit
-    assert unnoticed > 100, "opening reads no array"
+    assert unnoticed > 100, "opening reads no array of a large segment"
+
+
+def test_a_damaged_text_is_not_merged_into_a_sound_segment(store, segment, monkeypatch):
+    monkeypatch.setattr(storage, "EAGER_CHECK_BYTES", 0)
+    data = bytearray(segment.read_bytes())
+    data[open_store(segment, check=False).entries[0].offset] ^= 1
+    segment.write_bytes(data)
+    before = files_of(store)
+    with write_datastore(store) as writer, pytest.raises(StoreError, match="'symbols' does not match its checksum"):
+        writer.merge(1 << 20)
+    assert files_of(store) == before
 
 
 def rewrite(path, overwritten=None, tokenizer_hash=HASH, vocabulary=VOCABULARY, left_out=()):

@@ -87,10 +87,10 @@ def segment_path(folder: Path, name: str) -> Path:
 def open_datastore(
     folder: str | os.PathLike[str], tokenizer_hash: str | None = None, vocabulary: int | None = None
 ) -> Datastore:
-    """Map a store into memory, in milliseconds whatever its size. Only `check_datastore` verifies its checksums.
+    """Map a store into memory, in milliseconds whatever its size.
 
-    Raises StoreError for a store that is missing, visibly damaged, of another version or tokenizer (None and "" accept
-    any), or with more tokens than `vocabulary`.
+    Raises StoreError for a store that is missing, damaged, of another version or tokenizer (None and "" accept any), or
+    with more tokens than `vocabulary`. The checksums of segments above 32 MiB are verified by `check_datastore` only.
     """
     folder = Path(folder)
     for _ in range(3):
@@ -159,8 +159,10 @@ def _manifest_crc(fields: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode())
 
 
-def open_segment(folder: Path, manifest: Manifest, entry: SegmentEntry, *, check: bool = False) -> SuffixArrays:
-    """Map a segment into memory, and `check` its checksums; raises StoreError if it contradicts the manifest."""
+def open_segment(
+    folder: Path, manifest: Manifest, entry: SegmentEntry, *, check: bool | None = None
+) -> SuffixArrays:  # fmt: skip
+    """Map a segment into memory; `check` is `open_store`'s. Raises StoreError if it contradicts the manifest."""
     path, vocabulary = segment_path(folder, entry.name), manifest.vocabulary
     if not path.exists():
         raise damaged("store", folder, f"its segment {entry.name} is missing")
@@ -349,8 +351,12 @@ class DatastoreWriter:
         before = self.manifest.segments
         merged: list[SegmentEntry] = []
         for group in grouped(before, lambda entry: entry.tokens, most_tokens):
-            texts = [open_segment(self.folder, self.manifest, entry).symbols for entry in group]
-            merged.append(self._write(texts, progress) if len(group) > 1 else group[0])
+            if len(group) == 1:
+                merged.append(group[0])
+                continue
+            # checked, as a damaged text would get sound checksums
+            texts = [open_segment(self.folder, self.manifest, entry, check=True).symbols for entry in group]
+            merged.append(self._write(texts, progress))
         different = tuple(dict.fromkeys(merged))  # merged texts may be those of another segment
         self.manifest = replace(self.manifest, segments=different)
         return len(before) - len(different)
