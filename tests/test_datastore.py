@@ -404,6 +404,18 @@ def test_a_commit_leaves_a_users_own_files_alone(store):
     assert (store / "copy of 0123456789abcdef.segment").read_bytes() == b"mine"
 
 
+def test_two_workers_may_write_the_same_segment_at_once(tmp_path):
+    text, written = text_of(ONE, VOCABULARY), []
+
+    def meanwhile(phase, *_):
+        if phase == "writing" and not written:
+            written.append(write_segment(tmp_path, [text], tokenizer_hash=HASH, vocabulary=VOCABULARY))
+
+    entry = write_segment(tmp_path, [text], tokenizer_hash=HASH, vocabulary=VOCABULARY, progress=meanwhile)
+    assert written == [entry]
+    assert names_in(tmp_path) == [f"{entry.name}.segment"]
+
+
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("phase", ["sorting", "writing"])
 def test_an_interrupted_writer_leaves_the_store_as_it_was(store, error, phase):

@@ -35,7 +35,9 @@ FORMAT_VERSION = 1
 _FORMAT = "foredraft-datastore"
 _SEGMENT_NAME = re.compile(r"[0-9a-f]{16}")
 # files and folders that foredraft makes in a store, and removes; a user's own backup.segment or film.part is not one
-_STORE_FILE = re.compile(r"datastore\.(json(\.[0-9a-f]+\.part)?|lock)|[0-9a-f]{16}\.segment(\.building)?")
+_STORE_FILE = re.compile(
+    r"datastore\.lock|(datastore\.json|[0-9a-f]{16}\.segment)(\.[0-9a-f]+\.part)?|[0-9a-f]{16}\.segment\.building"
+)
 _REMEDY = "Build a store for this model: foredraft index build INPUT... --model MODEL --out FOLDER"
 
 Progress = Callable[[str, int, int], None]
