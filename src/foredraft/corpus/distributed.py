@@ -87,7 +87,7 @@ def _cluster(address: str | None) -> Iterator[Any]:
                 socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
             with _variables():
                 ray.init(**options)
-        except (OSError, ValueError) as error:  # a ConnectionError is an OSError
+        except (OSError, OverflowError, ValueError) as error:  # a ConnectionError is an OSError
             where = f"No Ray cluster answers at {address}" if address else "No Ray cluster could be started here"
             raise UsageError(f"{where} ({error}). Check the address, or run without Ray.") from error
         yield ray
