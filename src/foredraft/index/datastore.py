@@ -161,9 +161,7 @@ def _manifest_crc(fields: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode())
 
 
-def open_segment(
-    folder: Path, manifest: Manifest, entry: SegmentEntry, *, check: bool | None = None
-) -> SuffixArrays:  # fmt: skip
+def open_segment(folder: Path, manifest: Manifest, entry: SegmentEntry, *, check: bool | None = None) -> SuffixArrays:
     """Map a segment into memory; `check` is `open_store`'s. Raises StoreError if it contradicts the manifest."""
     path, vocabulary = segment_path(folder, entry.name), manifest.vocabulary
     if not path.exists():
