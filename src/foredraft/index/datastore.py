@@ -89,10 +89,10 @@ def segment_path(folder: Path, name: str) -> Path:
 def open_datastore(
     folder: str | os.PathLike[str], tokenizer_hash: str | None = None, vocabulary: int | None = None
 ) -> Datastore:
-    """Map a store into memory, in milliseconds whatever its size.
+    """Map a store into memory, in milliseconds whatever its size. Only `check_datastore` verifies its checksums.
 
-    Raises StoreError for a store that is missing, damaged, of another version or tokenizer (None and "" accept any), or
-    with more tokens than `vocabulary`. The checksums of segments above 32 MiB are verified by `check_datastore` only.
+    Raises StoreError for a store that is missing, visibly damaged, of another version or tokenizer (None and "" accept
+    any), or with more tokens than `vocabulary`.
     """
     folder = Path(folder)
     for _ in range(3):
@@ -161,8 +161,8 @@ def _manifest_crc(fields: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode())
 
 
-def open_segment(folder: Path, manifest: Manifest, entry: SegmentEntry, *, check: bool | None = None) -> SuffixArrays:
-    """Map a segment into memory; `check` is `open_store`'s. Raises StoreError if it contradicts the manifest."""
+def open_segment(folder: Path, manifest: Manifest, entry: SegmentEntry, *, check: bool = False) -> SuffixArrays:
+    """Map a segment into memory, and `check` its checksums; raises StoreError if it contradicts the manifest."""
     path, vocabulary = segment_path(folder, entry.name), manifest.vocabulary
     if not path.exists():
         raise damaged("store", folder, f"its segment {entry.name} is missing")
