@@ -112,8 +112,8 @@ def _files_in(folder: Path) -> list[Path]:
             f"The folder {folder} has no file ending in {', '.join(SUFFIXES)} (or those with .gz). Links to folders "
             "are not followed."
         )
-    kinds = {path: path.suffix or "no ending" if path.is_file() else "links to folders or to nothing" for path in paths}
-    others = Counter(kinds[path] for path in sorted(kinds.keys() - files))
+    links = "links to folders or to nothing"
+    others = Counter(path.suffix or "no ending" if path.is_file() else links for path in sorted({*paths} - {*files}))
     if others:
         named = ", ".join(f"{count} of {kind}" for kind, count in others.most_common(_KINDS_NAMED))
         more = ", ..." if len(others) > _KINDS_NAMED else ""
