@@ -346,6 +346,22 @@ class DatastoreWriter:
         self.manifest = replace(self.manifest, segments=tuple(kept))
         return removed
 
+    def drop_oldest(self, tokens: int) -> None:
+        """Remove the oldest segment; of one with more than `tokens`, which a user merged, only documents with as many.
+
+        What stays of such a segment is written anew. Raises what `write_segment` does.
+        """
+        oldest = self.manifest.segments[0]
+        self.remove(oldest.name)
+        if oldest.tokens <= tokens:
+            return
+        symbols = open_segment(self.folder, self.manifest, oldest, check=True).symbols
+        ends = np.flatnonzero(symbols == self.manifest.vocabulary)
+        dropped = ends[np.searchsorted(ends - np.arange(len(ends)), tokens)] + 1  # whole documents
+        if np.any(symbols[dropped:] != self.manifest.vocabulary):
+            kept = self._write([symbols[dropped:]], None)
+            self.manifest = replace(self.manifest, segments=(kept, *self.manifest.segments))
+
     def merge(self, most_tokens: int, progress: Progress | None = None) -> int:
         """Merge neighbouring segments up to `most_tokens` each; return by how many segments the store shrank."""
         before = self.manifest.segments

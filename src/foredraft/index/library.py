@@ -84,9 +84,10 @@ class Library:
                 symbols = np.where((text == END) | (text >= separator), separator, text).astype(symbol_dtype(separator))
                 if not writer.holds([symbols]):  # the same texts may have been saved before
                     writer.add([symbols])
+                    piece = most_tokens // _MOST_SEGMENTS
                     while writer.manifest.tokens > most_tokens:
-                        writer.remove(writer.manifest.segments[0].name)
-                    writer.merge(most_tokens // _MOST_SEGMENTS)
+                        writer.drop_oldest(piece)
+                    writer.merge(piece)
                     writer.commit()
             self.shared = empty_text()
             self.open(folder)
