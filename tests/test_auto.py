@@ -407,6 +407,24 @@ def test_what_is_saved_lies_beside_the_store_that_is_searched(store, tmp_path):
     assert len(open_datastore(store).segments) == len(SEGMENTS), "the store that was given is only read"
 
 
+def test_a_memory_whose_segments_a_user_merged_loses_its_oldest_texts_only(tmp_path):
+    memory = str(tmp_path / "memory")
+    made = drafter(memory=memory, memory_tokens=80)
+    for start in range(100, 200, 10):
+        say(made, [*range(start, start + 7)])
+    made.save()
+    with write_datastore(memory) as writer:
+        writer.merge(1000)
+        writer.commit()
+    made = drafter(memory=memory, memory_tokens=80)
+    say(made, [*range(10, 27)])
+    made.save()
+    texts = [token for segment in open_datastore(memory).segments for token in segment.symbols[segment.symbols < 300]]
+    assert texts[-17:] == [*range(10, 27)]
+    assert texts[:-17] == [token for start in range(120, 200, 10) for token in range(start, start + 7)]
+    assert list(check_datastore(memory))
+
+
 def test_saved_tokens_that_a_smaller_memory_cannot_hold_end_a_document(tmp_path):
     memory = built(tmp_path / "memory", [[5, 6]], vocabulary=10, tokenizer_hash="")
     made = drafter(memory=str(memory))

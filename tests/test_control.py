@@ -20,7 +20,6 @@ from foredraft.control.payoff import (
     credit,
     expected_tokens,
 )
-from foredraft.errors import UsageError
 from foredraft.graph.tree import chain_parents, depths
 from support.clock import Clock
 from support.controls import OfOne, measured
@@ -84,8 +83,6 @@ def test_the_fixed_control_asks_for_the_same_at_every_step():
     assert control.budget(2) == Budget(5, 2)
     assert len(control.trim(chain(9), Budget(5, 30))) == 5
     assert FixedControl(0).budget(9).nodes == 0
-    with pytest.raises(UsageError, match="num_speculative_tokens is -1"):
-        FixedControl(-1)
 
 
 def test_a_cost_table_interpolates_and_goes_on_with_the_last_slope():

@@ -83,6 +83,21 @@ def test_files_of_other_kinds_in_a_folder_are_counted_and_named(tmp_path):
         assert find_inputs([tmp_path]) == [tmp_path / "a.txt"]
 
 
+def test_links_to_folders_are_not_followed_and_a_warning_says_so(tmp_path):
+    for name in ("corpus", "elsewhere"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.txt").write_text("words")
+    (tmp_path / "corpus" / "linked").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "corpus" / "b.txt").symlink_to(tmp_path / "elsewhere" / "a.txt")  # a file, which is read
+    (tmp_path / "corpus" / "c.txt").symlink_to(tmp_path / "gone")
+    with pytest.warns(ForedraftWarning, match=r"left out: 2 of links to folders or to nothing\.$"):
+        assert [path.name for path in find_inputs([tmp_path / "corpus"])] == ["a.txt", "b.txt"]
+    (tmp_path / "only").mkdir()
+    (tmp_path / "only" / "linked").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match="Links to folders are not followed"):
+        find_inputs([tmp_path / "only"])
+
+
 # --- file kinds
 
 

@@ -299,14 +299,15 @@ def test_an_overwriter_that_does_not_commit_leaves_the_old_store(store):
     assert documents_in(open_datastore(store, HASH)) == [ONE, TWO]
 
 
+@pytest.mark.parametrize("name", ["cat.png", "film.part", "backup.segment"])
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_a_folder_with_other_things_is_refused_and_left_alone(tmp_path, overwrite):
+def test_a_folder_with_other_things_is_refused_and_left_alone(tmp_path, overwrite, name):
     folder = tmp_path / "pictures"
     folder.mkdir()
-    (folder / "cat.png").write_bytes(b"cat")
-    with pytest.raises(StoreError, match=r"holds other things \(cat\.png\)"):
+    (folder / name).write_bytes(b"cat")
+    with pytest.raises(StoreError, match=rf"holds other things \({name}\)"):
         built(folder, ONE, overwrite=overwrite)
-    assert names_in(folder) == ["cat.png"]
+    assert names_in(folder) == [name]
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StoreError, match="is a file"):
         built(tmp_path / "file", ONE)
@@ -393,6 +394,26 @@ def test_a_killed_writer_leaves_the_store_as_it_was_and_the_next_commit_clears_u
     assert not any(path.exists() for path in left)
     assert len(names_in(store)) == 4
     assert documents_in(open_datastore(store)) == [ONE, TWO, THREE]
+
+
+def test_a_commit_leaves_a_users_own_files_alone(store):
+    (store / "copy of 0123456789abcdef.segment").write_bytes(b"mine")
+    with write_datastore(store) as writer:
+        writer.remove(writer.manifest.segments[0].name)
+        writer.commit()
+    assert (store / "copy of 0123456789abcdef.segment").read_bytes() == b"mine"
+
+
+def test_two_workers_may_write_the_same_segment_at_once(tmp_path):
+    text, written = text_of(ONE, VOCABULARY), []
+
+    def meanwhile(phase, *_):
+        if phase == "writing" and not written:
+            written.append(write_segment(tmp_path, [text], tokenizer_hash=HASH, vocabulary=VOCABULARY))
+
+    entry = write_segment(tmp_path, [text], tokenizer_hash=HASH, vocabulary=VOCABULARY, progress=meanwhile)
+    assert written == [entry]
+    assert names_in(tmp_path) == [f"{entry.name}.segment"]
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
@@ -607,10 +628,9 @@ def segment(store):
     return segment_path(store, read_manifest(store).segments[1].name)
 
 
-def assert_refused(store, says, *, opens=False):
-    if not opens:
-        with pytest.raises(StoreError, match=says):
-            open_datastore(store)
+def assert_refused(store, says):
+    with pytest.raises(StoreError, match=says):
+        open_datastore(store)
     with pytest.raises(StoreError, match=says):
         list(check_datastore(store))
 
@@ -653,6 +673,16 @@ def test_the_check_finds_every_flipped_bit_of_a_segment(store, segment):
             pass
         data[at] ^= 1 << bit
     assert unnoticed > 100, "opening reads no array"
+
+
+def test_a_damaged_text_is_not_merged_into_a_sound_segment(store, segment):
+    data = bytearray(segment.read_bytes())
+    data[open_store(segment, check=False).entries[0].offset] ^= 1
+    segment.write_bytes(data)
+    before = files_of(store)
+    with write_datastore(store) as writer, pytest.raises(StoreError, match="'symbols' does not match its checksum"):
+        writer.merge(1 << 20)
+    assert files_of(store) == before
 
 
 def rewrite(path, overwritten=None, tokenizer_hash=HASH, vocabulary=VOCABULARY, left_out=()):

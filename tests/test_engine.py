@@ -611,6 +611,15 @@ def test_a_failing_drafter_is_named_when_a_prediction_is_drafted_too():
     assert seq.emitted.tolist() == ANSWER[:10]
 
 
+def test_a_prediction_goes_on_after_a_late_edit_of_a_text_that_repeats_itself():
+    expected = np.array([[1, 2, 3, 100 + row] for row in range(200)]).ravel()  # only the rows' numbers are rare
+    prediction, ids = Prediction(expected), np.array([0, *expected[: 4 * 180 - 1], 9, 1, 2])
+    for end in range(1, len(ids) + 1):
+        chains = prediction.chains(SequenceView(ids[:end], 1))
+    assert chains[0].tokens[0] == 3
+    assert 179 <= chains[0].tokens[1] - 100 <= 180, "the row of the edit, or the next one"
+
+
 def test_a_prediction_that_was_often_wrong_offers_few_tokens():
     prediction = Prediction(np.tile(np.arange(1, 5), 40))
     assert len(prediction.chains(SequenceView(np.array([0]), 1))[0].tokens) == 64

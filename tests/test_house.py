@@ -166,7 +166,7 @@ def compiled_functions():
 
 TWINS = sorted((REPOSITORY / "tests" / "naive").glob("*.py"))
 WITHOUT_TWIN = {
-    "advance", "credit", "learn_choices", "list_all", "root_cursors", "slot_for",
+    "advance", "credit", "learn_choices", "list_all", "slot_for",
 }  # fmt: skip
 """Make several calls in one, hand out memory, or change what a twin of another function is asked about.
 

@@ -148,6 +148,18 @@ def test_a_store_is_built_where_the_name_is_a_dot(tmp_path, corpus, monkeypatch)
     assert open_datastore(tmp_path / "here").manifest.tokens
 
 
+def test_a_name_with_a_tilde_is_of_the_home_folder_although_the_shell_left_it(tmp_path, corpus, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "home").mkdir()
+    for what, name in (("index", "~/store"), ("table", "~/table")):
+        assert main([what, "build", str(corpus), f"--out={name}", *DEMO]) == 0
+        assert main([what, "info", name]) == main([what, "check", name]) == 0
+    assert {"store", "table"} <= {path.name for path in (tmp_path / "home").iterdir()}
+    assert not (tmp_path / "~").exists()
+
+
 def test_another_tokenizers_text_is_not_added(store, corpus, tmp_path, capsys):
     tokenizer = json.loads(Path(TOY, "tokenizer.json").read_text())
     a, b = list(tokenizer["model"]["vocab"])[300:302]

@@ -14,7 +14,6 @@ from foredraft.index.storage import open_store, write_store
 from foredraft.index.trigram import (
     KIND,
     bigram_row,
-    check_table,
     empty_table,
     open_table,
     table_info,
@@ -50,7 +49,7 @@ def names_in(folder):
 
 def assert_counted(path, documents, keep, vocabulary=VOCABULARY):
     """Compare a table with naive counts, entry by entry."""
-    arrays = check_table(path)
+    arrays = open_table(path, check=True)
     documents = [ids for ids in documents if ids]
     for width, rows, totals, offsets, tokens, probabilities, kept in (
         (2, lambda a, b: bigram_row(arrays.first, arrays.second, a, b), arrays.totals, arrays.offsets, arrays.tokens,
@@ -143,7 +142,7 @@ def test_documents_in_pieces_count_as_one(tmp_path):
 
 def test_one_token_documents_make_no_bigram(tmp_path):
     build(tmp_path / "t", [[1], [2], [1]])
-    arrays = check_table(tmp_path / "t")
+    arrays = open_table(tmp_path / "t", check=True)
     assert (len(arrays.second), len(arrays.tokens), len(arrays.unigram_tokens)) == (0, 0, 0)
     assert bigram_row(arrays.first, arrays.second, 1, 2) == -1
 
@@ -152,7 +151,7 @@ def test_large_vocabularies_take_wider_tokens(tmp_path):
     big = 70_000
     tokenizer = split_at_spaces({"w0": 0, "w1": 1, "top": big - 1})
     build_trigram_table(text_documents(["w1 top w1 top top"]), tokenizer, big, tmp_path / "t")
-    opened = check_table(tmp_path / "t")
+    opened = open_table(tmp_path / "t", check=True)
     assert opened.tokens.dtype == opened.second.dtype == np.uint32
     assert successors(opened, 1, big - 1) == [1, big - 1]
 
@@ -290,11 +289,11 @@ def test_check_finds_every_broken_promise(table, tmp_path):
         "unigram_probabilities": replaced(arrays.unigram_probabilities, 1, 65535),
     }
     older = {"common_tokens": np.zeros(2, np.uint16), "common_probabilities": np.zeros(2, np.uint16)}
-    assert len(check_table(rewritten(table, tmp_path / "sound", **older)).first) == VOCABULARY + 1
+    assert len(open_table(rewritten(table, tmp_path / "sound", **older), check=True).first) == VOCABULARY + 1
     for name, array in breaks.items():
         path = rewritten(table, tmp_path / name, **{name: array})
         with pytest.raises(StoreError, match="damaged"):
-            check_table(path)
+            open_table(path, check=True)
 
 
 def test_arrays_of_the_wrong_size_or_kind_are_not_opened(table, tmp_path):

@@ -45,7 +45,14 @@ def pair_draft_model(model: Any, target: TorchTarget, tokenizer: Any) -> TorchTa
         transformer, draft_tokenizer = given_pair(model)
         _check_vocabularies(tokenizer, draft_tokenizer, type(transformer).__name__)
         draft = TorchTarget(transformer)
-    _warn_of_size(draft, target)
+    sizes = [sum(parameter.numel() for parameter in each.outline.parameters()) for each in (draft, target)]
+    if sizes[0] >= sizes[1]:
+        warnings.warn(
+            f"The draft model has {sizes[0] / 1e6:,.0f} million parameters and the target {sizes[1] / 1e6:,.0f} "
+            "million, so drafting probably costs more than it saves. Swap them, or use a smaller draft model.",
+            ForedraftWarning,
+            stacklevel=2,
+        )
     return draft
 
 
@@ -76,15 +83,4 @@ def _check_vocabularies(ours: Any, theirs: Any, name: str) -> None:
         raise UsageError(
             f"The draft model {name} has another tokenizer than the target ({len(other)} ids differ: {examples}). Give "
             "one of the target's family, with the same tokenizer."
-        )
-
-
-def _warn_of_size(draft: TorchTarget, target: TorchTarget) -> None:
-    sizes = [sum(parameter.numel() for parameter in each.outline.parameters()) for each in (draft, target)]
-    if sizes[0] >= sizes[1]:
-        warnings.warn(
-            f"The draft model has {sizes[0] / 1e6:,.0f} million parameters and the target {sizes[1] / 1e6:,.0f} "
-            "million, so drafting probably costs more than it saves. Swap them, or use a smaller draft model.",
-            ForedraftWarning,
-            stacklevel=2,
         )

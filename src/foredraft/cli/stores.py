@@ -17,6 +17,7 @@ from foredraft.cli import flags
 from foredraft.cli.screen import say, show_facts, show_json, show_table, working_in_phases
 from foredraft.errors import UsageError
 from foredraft.model.gguf.files import SMOLLM2
+from foredraft.options import user_path
 
 if TYPE_CHECKING:  # reading, tokenising and sorting are imported when a verb runs, so that help stays quick
     from foredraft.corpus.documents import ReadReport
@@ -28,8 +29,9 @@ table = typer.Typer(no_args_is_help=True, help="Build, describe and check tri-gr
 Inputs = Annotated[list[Path], typer.Argument(help="Files or folders: .txt .md .py .jsonl (also .gz), .parquet")]
 ModelOption = Annotated[str, typer.Option(help="Model whose tokenizer to use: smollm2, a GGUF file, hub id, or folder")]
 StrictOption = Annotated[bool, typer.Option("--strict", help="Stop at the first line that cannot be used")]
-StoreArgument = Annotated[Path, typer.Argument(help="The store")]
-FileArgument = Annotated[Path, typer.Argument(help="The table")]
+# shells leave the ~ of --out=~/store as it is
+StoreArgument = Annotated[Path, typer.Argument(callback=user_path, help="The store")]
+FileArgument = Annotated[Path, typer.Argument(callback=user_path, help="The table")]
 SegmentOption = Annotated[
     int, typer.Option(help="Tokens of a segment at most; sorting takes 12 bytes of memory each", min=1)
 ]
@@ -89,7 +91,7 @@ class Building:
 @index.command("build")
 def build_store(
     inputs: Inputs,
-    out: Annotated[Path, typer.Option(help="Folder of the store to make")],
+    out: Annotated[Path, typer.Option(callback=user_path, help="Folder of the store to make")],
     *,
     building: Building,
     overwrite: flags.OverwriteOption = False,
@@ -167,7 +169,7 @@ def verify_store(store: StoreArgument) -> None:
 @table.command("build")
 def build_table(
     inputs: Inputs,
-    out: Annotated[Path, typer.Option(help="The table to write")],
+    out: Annotated[Path, typer.Option(callback=user_path, help="The table to write")],
     model: ModelOption = SMOLLM2,
     keep: Annotated[int, typer.Option(help="Successors kept of each pair of tokens", min=1, max=255)] = 12,
     least: Annotated[int, typer.Option(help="Leave out pairs of tokens that occur fewer times", min=1)] = 1,
@@ -221,9 +223,9 @@ def describe_table(file: FileArgument, as_json: flags.JsonOption = False) -> Non
 @table.command("check")
 def verify_table(file: FileArgument) -> None:
     """Verify a table to the last byte: checksums and structure."""
-    from foredraft.index.trigram import check_table
+    from foredraft.index.trigram import open_table
 
-    checked = check_table(file)
+    checked = open_table(file, check=True)
     typer.echo(f"{file} is sound: {len(checked.second):,} bigrams, {len(checked.tokens):,} tri-grams.")
 
 

@@ -25,22 +25,27 @@ _MOST_REQUESTED = 1024  # nodes per step (chosen)
 
 
 class ControlKind(NamedTuple):
-    """A control's one-line summary, the dataclass of its options, and whether it needs the measured cost curve."""
+    """A control's one-line summary, the dataclass of its options, and how it is made."""
 
     summary: str
     options: type = NoOptions
-    needs_cost: bool = False
+    rule: Callable[[Any, int], Rule] | None = None  # made of its options and a seed, if it decides level by level
+    needs_cost: bool = False  # whether it needs the measured cost curve
 
 
 CONTROLS: Mapping[str, ControlKind] = {
     "measured": ControlKind("The nodes and levels with the most expected tokens per measured second.", needs_cost=True),
     "fixed": ControlKind("num_speculative_tokens nodes in every step."),
-    "beta_ts": ControlKind("Levels by Thompson sampling of the acceptance rate (EESD's Beta-TS).", levels.BetaOptions),
+    "beta_ts": ControlKind(
+        "Levels by Thompson sampling of the acceptance rate (EESD's Beta-TS).", levels.BetaOptions, levels.BetaRule
+    ),
     "exit_threshold": ControlKind(
-        "Levels while the last token is probable enough (Self-SD).", levels.ExitThresholdOptions
+        "Levels while the last token is probable enough (Self-SD).",
+        levels.ExitThresholdOptions,
+        levels.ExitThresholdRule,
     ),
     "cali_ts": ControlKind(
-        "Levels by Thompson sampling of a calibrated estimate (EESD's Cali-TS).", levels.CaliOptions
+        "Levels by Thompson sampling of a calibrated estimate (EESD's Cali-TS).", levels.CaliOptions, levels.CaliRule
     ),
     "whole": ControlKind("The whole draft, while this writes more tokens per second than none.", needs_cost=True),
 }
@@ -65,18 +70,14 @@ class ControlChoice:
         `curve` returns the cost of a pass by its rows; called only if needed, as it may have to measure it. `costs` is
         what `measured` learned in earlier sequences; updated in place.
         """
-        nodes, options = self.most_nodes, self.options
+        nodes, rule = self.most_nodes, CONTROLS[self.name].rule
         if nodes == 0 or self.name == "fixed":
             return FixedControl(nodes)
-        if self.name in ("measured", "whole"):
-            whole, known = self.name == "whole", curve()
-            return MeasuredControl(lambda: known, nodes, None if whole else costs, whole=whole)
-        rule: dict[str, Callable[[], Rule]] = {
-            "exit_threshold": lambda: levels.ExitThresholdRule(options),
-            "beta_ts": lambda: levels.BetaRule(options, seed),
-            "cali_ts": lambda: levels.CaliRule(options, seed),
-        }
-        return LevelControl(rule[self.name](), nodes, options.cap if self.name == "exit_threshold" else None)
+        if rule is not None:
+            cap = self.options.cap if rule is levels.ExitThresholdRule else None
+            return LevelControl(rule(self.options, seed), nodes, cap)
+        whole, known = self.name == "whole", curve()
+        return MeasuredControl(lambda: known, nodes, None if whole else costs, whole=whole)
 
 
 def choose_control(nodes: Any = None, control: Any = None, control_options: Any = None) -> ControlChoice:

@@ -26,11 +26,9 @@ _CHANGE, _KEEP_RATE, _KEEP_THRESHOLD = 0.01, 0.5, 0.9  # epsilon, beta 1 and bet
 
 
 class FixedControl:
-    """The same number of nodes in every step; 0 never drafts. Raises UsageError for a negative number."""
+    """The same number of nodes in every step; 0 never drafts."""
 
     def __init__(self, nodes: int) -> None:
-        if nodes < 0:
-            raise UsageError(f"num_speculative_tokens is {nodes}; use 0 to draft nothing, or a positive number.")
         self._nodes = nodes
 
     def budget(self, depth: int, _lanes: int = 1) -> Budget:
@@ -151,7 +149,7 @@ class ExitThresholdRule:
     As in the paper's code, it does not fall after a draft that the cap ended. Without estimates only the cap stops.
     """
 
-    def __init__(self, options: ExitThresholdOptions) -> None:
+    def __init__(self, options: ExitThresholdOptions, _seed: int = 0) -> None:
         self.threshold = options.threshold
         self._options, self._rate = options, 0.0
 

@@ -82,22 +82,17 @@ def _cluster(address: str | None) -> Iterator[Any]:
         options |= {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
     try:
         try:
-            _check_listening(address)
+            host, _, port = (address or "").rpartition("://")[2].rpartition(":")
+            if host and port.isdecimal():  # Ray itself would retry for minutes
+                socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
             with _variables():
                 ray.init(**options)
-        except (OSError, ValueError) as error:  # a ConnectionError is an OSError
+        except (OSError, OverflowError, ValueError) as error:  # a ConnectionError is an OSError
             where = f"No Ray cluster answers at {address}" if address else "No Ray cluster could be started here"
             raise UsageError(f"{where} ({error}). Check the address, or run without Ray.") from error
         yield ray
     finally:
         ray.shutdown()
-
-
-def _check_listening(address: str | None) -> None:
-    """Raise OSError if nothing listens at a `host:port`; Ray itself would retry for minutes."""
-    host, _, port = (address or "").rpartition("://")[2].rpartition(":")
-    if host and port.isdecimal():
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
 
 
 @contextlib.contextmanager

@@ -104,12 +104,16 @@ def find_inputs(inputs: Sequence[str | os.PathLike[str]]) -> list[Path]:
 
 def _files_in(folder: Path) -> list[Path]:
     """Return a folder's readable files, and warn about the others."""
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() or path.is_symlink()]
     paths = [path for path in paths if not any(name.startswith(".") for name in path.relative_to(folder).parts)]
-    files = [path for path in paths if _kind(path)]
+    files = [path for path in paths if path.is_file() and _kind(path)]
     if not files:
-        raise UsageError(f"The folder {folder} has no file ending in {', '.join(SUFFIXES)} (or those with .gz).")
-    others = Counter(path.suffix or "no ending" for path in paths if not _kind(path))
+        raise UsageError(
+            f"The folder {folder} has no file ending in {', '.join(SUFFIXES)} (or those with .gz). Links to folders "
+            "are not followed."
+        )
+    links = "links to folders or to nothing"
+    others = Counter(path.suffix or "no ending" if path.is_file() else links for path in sorted({*paths} - {*files}))
     if others:
         named = ", ".join(f"{count} of {kind}" for kind, count in others.most_common(_KINDS_NAMED))
         more = ", ..." if len(others) > _KINDS_NAMED else ""

@@ -147,11 +147,6 @@ def _groups(keys: U64, counts: npt.NDArray[Any]) -> tuple[U64, I64, I64]:
     return keys[bounds[:-1]], bounds, np.add.reduceat(counts, bounds[:-1], dtype=np.int64)
 
 
-def _probabilities(counts: I64, totals: I64) -> npt.NDArray[np.uint16]:
-    """Return `counts / totals` in the table's encoding."""
-    return np.maximum(np.rint(counts * FULL_PROBABILITY / totals), 1).astype(np.uint16)  # halves stay exact
-
-
 class _TableWriter:
     """Appends merged counts to a store as a table's arrays, in one pass."""
 
@@ -191,7 +186,8 @@ class _TableWriter:
         order = np.lexsort((-counts, rows))  # row by row, ties in the order of the tokens
         kept = order[np.arange(len(counts)) - bounds[rows] < keep]
         self.writer.append(prefix + "tokens", tokens[kept].astype(self.dtype))
-        self.writer.append(prefix + "probabilities", _probabilities(counts[kept], totals[rows[kept]]))
+        shares = np.rint(counts[kept] * FULL_PROBABILITY / totals[rows[kept]])  # halves stay exact
+        self.writer.append(prefix + "probabilities", np.maximum(shares, 1).astype(np.uint16))
         return lengths
 
     def _add_pairs(self, pairs: U64, counts: I64, last: bool = False) -> None:

@@ -32,7 +32,9 @@ _PAPERS = SearchSettings()
 class AdaptixOptions:
     """Options of Adaptix. The paper's settings are those of ADED's code."""
 
-    table: str = "default"  # path of a tri-gram table; "default" uses the one of the model, if any; "none" starts empty
+    # path of a tri-gram table; "default" uses the one of the model, or else one of Python's standard library; "none"
+    # starts empty
+    table: str = "default"
     # "best_first" expands the most probable paths; "mcts" is the paper's search
     search: Literal["best_first", "mcts"] = "best_first"
     # "tokens" learns each token of prompt and output once, with fading weights; "paper" raises the tri-grams of the

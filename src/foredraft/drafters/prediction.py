@@ -4,6 +4,7 @@ After a deviation from the expected text, drafting resumes after the edit. The o
 not depend on text or models.
 """
 
+from bisect import bisect
 from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple
 
@@ -22,7 +23,7 @@ _COMPARED = 16  # tokens before a place that are compared with the end of the te
 _AGREED, _ASKED = 3.8, 4.0
 _FORGETTING = 64.0  # compared tokens after which both counts are halved
 _EDITED = 4  # tokens after an edit in which its end is guessed, as long as no two tokens locate it
-_AHEAD = 64  # expected tokens searched for a single token after an edit, and places of a pair compared
+_AHEAD = 64  # expected tokens searched for a single token after an edit, and places of a pair around it compared
 _LEAST = 0.01  # a chain is halved until its last token scores as much; at a rate of 0.5 it has 4 tokens
 _SURE = 0.9  # first score above which a chain is drafted alone; the other drafter takes 3 % of a pass
 
@@ -90,7 +91,9 @@ class Prediction:
             self._edit, self._since = self._place, 0
         self._since += 1
         places = self._places.get((int(recent[-2]), token), []) if len(recent) > 1 else []
-        matches = [(self._agreement(place, recent), -abs(place - self._edit), place) for place in places[:_AHEAD]]
+        at = max(bisect(places, self._edit) - _AHEAD // 2, 0)
+        near = places[at : at + _AHEAD]
+        matches = [(self._agreement(place, recent), -abs(place - self._edit), place) for place in near]
         self._matched, _, self._place = max(matches, default=(0, 0, -1))
 
     def _agreement(self, place: int, recent: TokenIds) -> int:

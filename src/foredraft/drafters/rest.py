@@ -25,7 +25,7 @@ from foredraft.options import check_range
 class RestOptions:
     """Options of REST. The paper's settings (section 4.1): learn="off", shortest=2, doubt=0."""
 
-    store: str = "default"  # folder of a datastore; "default" uses the one of the model, if any; "none" uses none
+    store: str = "default"  # folder of a datastore; "default" uses the standard library's; "none" uses none
     # "request" also searches the sequence itself; "off" only the datastore, as the paper does
     learn: Literal["request", "off"] = "request"
     longest: int = 16  # tokens of the longest context searched

@@ -20,7 +20,7 @@ from foredraft.errors import UsageError
 from foredraft.model.assistant import AssistantRollout, load_assistant
 from foredraft.model.dflash import DFlashBlock, load_dflash
 from foredraft.model.eagle3 import PEagleBlock, load_eagle3
-from foredraft.model.growth import Growing, GrowthRules, RolloutDrafter
+from foredraft.model.growth import GrowthRules, RolloutDrafter
 from foredraft.model.head_files import trained_head
 from foredraft.model.layers import LAST
 from foredraft.model.mtp import load_mtp
@@ -170,21 +170,15 @@ def _placed(method: str, options: HeadOptions, resources: Resources) -> tuple[Pa
     return trained_head(method, options.model, target.model, option="model", files=FILES), target
 
 
-def _drafter(
-    method: str, rules: GrowthRules, head: StateHead[Any], begin: Callable[[int], Growing], *models: TorchTarget
-) -> RolloutDrafter:
-    needs = Needs(hidden=head.reads, every_step=False, models=models)
-    return RolloutDrafter((method,), rules, needs, begin, head.ends.ids)
-
-
 def _state_drafter(method: str, rules: GrowthRules, head: StateHead[Any], target: TorchTarget) -> RolloutDrafter:
     model = target.with_model(HeadModel(head), rounded=True)
-    return _drafter(method, rules, head, lambda most: StateRollout(head, model, most), model)
+    needs = Needs(hidden=head.reads, every_step=False, models=(model,))
+    return RolloutDrafter((method,), rules, needs, lambda most: StateRollout(head, model, most), head.ends.ids)
 
 
 def _block_drafter(
     method: str, options: BlockOptions, head: StateHead[Any], make: Callable[[], Block], *models: TorchTarget
 ) -> RolloutDrafter:
-    rules = options.rules()
+    rules, needs = options.rules(), Needs(hidden=head.reads, every_step=False, models=models)
     rules = replace(rules, levels=min(rules.levels, make().levels))
-    return _drafter(method, rules, head, lambda most: BlockRollout(head, make(), most), *models)
+    return RolloutDrafter((method,), rules, needs, lambda most: BlockRollout(head, make(), most), head.ends.ids)

@@ -25,7 +25,6 @@ from foredraft.index.sources import (
     Sources,
     bin_of,
     list_all,
-    root_cursors,
 )
 from foredraft.sampling.noise import gumbel_value
 
@@ -148,7 +147,7 @@ def blend(sources: Sources, rates: Rates, room: Candidates, ids: I64, size: tupl
     expected, margin = room.expected, room.margin
     context, queue = np.empty(LONGEST, np.int64), [(np.float32(0), 0) for _ in range(0)]
     best, made, count, depth = int64(-1), 0, 0, int64(0)
-    above, cursors = np.float32(1), root_cursors(sources)
+    above, cursors = np.float32(1), np.array([0, len(sources.rows.tokens), -1, 0, -1, 0, -1], np.int32)  # the root's
     while True:
         if depth < deepest:
             fill_context(context, tokens, parents, best, ids)

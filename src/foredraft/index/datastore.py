@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from foredraft.atomic_file import TEMPORARY_SUFFIX, store_file, unwritable
+from foredraft.atomic_file import store_file, unwritable
 from foredraft.errors import StoreError, UsageError
 from foredraft.index import suffix_array
-from foredraft.index.storage import BUILDING_SUFFIX, check_fit, damaged, open_store, write_lock, write_store
+from foredraft.index.storage import check_fit, damaged, open_store, write_lock, write_store
 from foredraft.index.suffix_array import SuffixArrays, Symbols, grouped, pieces, symbol_dtype
 
 SEGMENT_KIND = "datastore-segment"
@@ -34,6 +34,10 @@ FORMAT_VERSION = 1
 
 _FORMAT = "foredraft-datastore"
 _SEGMENT_NAME = re.compile(r"[0-9a-f]{16}")
+# files and folders that foredraft makes in a store, and removes; a user's own backup.segment or film.part is not one
+_STORE_FILE = re.compile(
+    r"datastore\.lock|(datastore\.json|[0-9a-f]{16}\.segment)(\.[0-9a-f]+\.part)?|[0-9a-f]{16}\.segment\.building"
+)
 _REMEDY = "Build a store for this model: foredraft index build INPUT... --model MODEL --out FOLDER"
 
 Progress = Callable[[str, int, int], None]
@@ -264,7 +268,11 @@ def write_datastore(
     elif tokenizer_hash is None or vocabulary is None:
         raise UsageError("A new store needs a tokenizer's hash and a vocabulary.")
     else:
-        _make_folder(folder)
+        check_folder(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise unwritable(folder, error) from error
     with write_lock(folder / LOCK, folder):
         manifest = Manifest(tokenizer_hash or "", vocabulary or 0, ())
         if not create:
@@ -278,7 +286,7 @@ def write_datastore(
             yield DatastoreWriter(folder, manifest)
         finally:
             if not (folder / MANIFEST).exists():
-                _remove(path for path in folder.glob("*") if _is_store_file(path.name))
+                _remove(path for path in folder.glob("*") if _STORE_FILE.fullmatch(path.name))
                 with contextlib.suppress(OSError):  # it holds other things
                     folder.rmdir()
 
@@ -288,17 +296,9 @@ def check_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise StoreError(f"{folder} is a file. Give the name of a folder.")
     names = sorted(path.name for path in folder.glob("*"))
-    foreign = [name for name in names if not (_is_store_file(name) or name.startswith(WORDS_FILE))]
+    foreign = [name for name in names if not (_STORE_FILE.fullmatch(name) or name.startswith(WORDS_FILE))]
     if foreign:
         raise StoreError(f"{folder} holds other things ({foreign[0]}). Give an empty folder, or a new name.")
-
-
-def _make_folder(folder: Path) -> None:
-    check_folder(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise unwritable(folder, error) from error
 
 
 @dataclass(slots=True)
@@ -346,13 +346,33 @@ class DatastoreWriter:
         self.manifest = replace(self.manifest, segments=tuple(kept))
         return removed
 
+    def drop_oldest(self, tokens: int) -> None:
+        """Remove the oldest segment; of one with more than `tokens`, which a user merged, only documents with as many.
+
+        What stays of such a segment is written anew. Raises what `write_segment` does.
+        """
+        oldest = self.manifest.segments[0]
+        self.remove(oldest.name)
+        if oldest.tokens <= tokens:
+            return
+        symbols = open_segment(self.folder, self.manifest, oldest, check=True).symbols
+        ends = np.flatnonzero(symbols == self.manifest.vocabulary)
+        dropped = ends[np.searchsorted(ends - np.arange(len(ends)), tokens)] + 1  # whole documents
+        if np.any(symbols[dropped:] != self.manifest.vocabulary):
+            kept = self._write([symbols[dropped:]], None)
+            self.manifest = replace(self.manifest, segments=(kept, *self.manifest.segments))
+
     def merge(self, most_tokens: int, progress: Progress | None = None) -> int:
         """Merge neighbouring segments up to `most_tokens` each; return by how many segments the store shrank."""
         before = self.manifest.segments
         merged: list[SegmentEntry] = []
         for group in grouped(before, lambda entry: entry.tokens, most_tokens):
-            texts = [open_segment(self.folder, self.manifest, entry).symbols for entry in group]
-            merged.append(self._write(texts, progress) if len(group) > 1 else group[0])
+            if len(group) == 1:
+                merged.append(group[0])
+                continue
+            # checked, as a damaged text would get sound checksums
+            texts = [open_segment(self.folder, self.manifest, entry, check=True).symbols for entry in group]
+            merged.append(self._write(texts, progress))
         different = tuple(dict.fromkeys(merged))  # merged texts may be those of another segment
         self.manifest = replace(self.manifest, segments=different)
         return len(before) - len(different)
@@ -367,13 +387,7 @@ def leftovers(folder: Path) -> list[Path]:
     """Return the files that a killed writer left and the manifest does not list. Raises what `read_manifest` does."""
     listed = [segment_path(folder, entry.name).name for entry in read_manifest(folder).segments]
     kept = {MANIFEST, LOCK, *listed}
-    return sorted(path for path in folder.iterdir() if _is_store_file(path.name) and path.name not in kept)
-
-
-def _is_store_file(name: str) -> bool:
-    """Return whether foredraft creates files or folders of this name in a store."""
-    endings = (SEGMENT_SUFFIX, SEGMENT_SUFFIX + BUILDING_SUFFIX, TEMPORARY_SUFFIX)
-    return name in (MANIFEST, LOCK) or name.endswith(endings)
+    return sorted(path for path in folder.iterdir() if _STORE_FILE.fullmatch(path.name) and path.name not in kept)
 
 
 def _remove(paths: Iterable[Path]) -> None:

@@ -16,7 +16,6 @@ from foredraft.errors import ForedraftWarning, StoreError, UsageError
 from foredraft.index.datastore import (
     MANIFEST,
     Datastore,
-    DatastoreWriter,
     check_folder,
     manifest_version,
     open_datastore,
@@ -85,7 +84,10 @@ class Library:
                 symbols = np.where((text == END) | (text >= separator), separator, text).astype(symbol_dtype(separator))
                 if not writer.holds([symbols]):  # the same texts may have been saved before
                     writer.add([symbols])
-                    _bound(writer, most_tokens)
+                    piece = most_tokens // _MOST_SEGMENTS
+                    while writer.manifest.tokens > most_tokens:
+                        writer.drop_oldest(piece)
+                    writer.merge(piece)
                     writer.commit()
             self.shared = empty_text()
             self.open(folder)
@@ -105,33 +107,23 @@ def open_library(
     library = Library(vocabulary=vocabulary, tokenizer_hash=tokenizer_hash)
     if store != "none":
         library.open(user_path(store))
-    if memory is not None:
-        if not memory:
-            raise UsageError("memory is ''; name a folder for it.")
-        _open_memory(library, user_path(memory), memory_tokens)
-    return library
-
-
-def _open_memory(library: Library, folder: Path, most_tokens: int) -> None:
-    """Search `folder` if it is a store, and raise what `open_library` does if texts could not be saved there later."""
-    check_place(folder, folder=True)
+    if memory is None:
+        return library
+    if not memory:
+        raise UsageError("memory is ''; name a folder for it.")
+    folder = user_path(memory)
+    check_place(folder, folder=True)  # texts are saved there later
     if not (folder / MANIFEST).exists():
         check_folder(folder)
-    elif (tokens := read_manifest(folder).tokens) > most_tokens:
+    elif (tokens := read_manifest(folder).tokens) > memory_tokens:
         raise UsageError(
-            f"The memory {folder} holds {tokens} tokens and memory_tokens is {most_tokens}, so that the oldest texts "
+            f"The memory {folder} holds {tokens} tokens and memory_tokens is {memory_tokens}, so that the oldest texts "
             "would be deleted. Raise memory_tokens, or name another folder; a store that is only read is the option "
             "store."
         )
     else:
         library.open(folder)
-
-
-def _bound(writer: DatastoreWriter, most_tokens: int) -> None:
-    """Drop the oldest segments above `most_tokens`, and merge small ones."""
-    while writer.manifest.tokens > most_tokens:
-        writer.remove(writer.manifest.segments[0].name)
-    writer.merge(most_tokens // _MOST_SEGMENTS)
+    return library
 
 
 def _current(store: Datastore) -> Datastore:

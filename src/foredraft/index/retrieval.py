@@ -75,42 +75,27 @@ def best_nodes(rows: IntArray, limit: int, doubt: float) -> tuple[IntArray, IntA
     times its parent, as prefixes seen rarely are unreliable. So no score exceeds the parent's, and the result is
     exactly the prefix-closed top `limit`: tokens int32[N], parents int32[N], and scores float32[N], at most 1.
     """
-    tokens, parents, counts = prefixes(rows)
-    score = np.empty(len(tokens), np.float64)
-    first = parents < 0
-    score[first] = counts[first] / max(len(rows), 1)
-    start = int(first.sum())
-    while start < len(tokens):  # one depth after the other: nodes whose parents have scores
-        stop = start + int((parents[start:] < start).sum())
-        above = parents[start:stop]
-        score[start:stop] = score[above] * (counts[start:stop] / (counts[above] + doubt))
-        start = stop
-    kept = np.argsort(-score, kind="stable")[:limit].astype(np.int32)  # stable, so parents come first
-    return tokens[kept], reindexed_parents(parents, kept), score[kept].astype(np.float32)
-
-
-def prefixes(rows: IntArray) -> tuple[IntArray, IntArray, I64]:
-    """Return every distinct prefix of rows, int32[R, D], -1 after a row's end, short ones first.
-
-    These are each prefix's last token, int32[P], its parent prefix, int32[P], -1 for none, and the number of rows that
-    begin with it, int64[P].
-    """
     rows = rows[np.lexsort(rows.T[::-1])]
-    new = np.zeros(len(rows), np.bool_)
+    new = np.zeros(len(rows), np.bool_)  # whether a prefix of the depth so far begins with the row
     new[:1] = True
-    node = np.full(len(rows), -1, np.int32)  # the prefix of each row so far
-    tokens, parents, counts, made = [rows[:0, 0]], [node[:0]], [np.zeros(0, np.int64)], 0
+    # of each row's prefix so far: its node, its number of rows, and its score
+    node, among, score = np.full(len(rows), -1, np.int32), np.full(len(rows), len(rows)), np.ones(len(rows))
+    tokens, parents, scores, made = [rows[:0, 0]], [node[:0]], [score[:0]], 0
     for depth in range(rows.shape[1]):
         new[1:] |= rows[1:, depth] != rows[:-1, depth]
-        starts = np.flatnonzero(new)
+        starts, owner = np.flatnonzero(new), np.cumsum(new) - 1
+        counts = np.diff(starts, append=len(rows))
+        likely = score[starts] * (counts / (among[starts] + (doubt if depth else 0)))
         goes_on = rows[starts, depth] >= 0
         tokens.append(rows[starts[goes_on], depth])
         parents.append(node[starts[goes_on]])
-        counts.append(np.diff(starts, append=len(rows))[goes_on])
-        numbers = np.where(goes_on, made + np.cumsum(goes_on) - 1, -1)
-        node = numbers[np.cumsum(new) - 1].astype(np.int32)
+        scores.append(likely[goes_on])
+        numbers = np.where(goes_on, made + np.cumsum(goes_on) - 1, -1).astype(np.int32)
+        node, among, score = numbers[owner], counts[owner], likely[owner]
         made += int(goes_on.sum())
-    return np.concatenate(tokens), np.concatenate(parents), np.concatenate(counts)
+    every, above = np.concatenate(scores), np.concatenate(parents)
+    kept = np.argsort(-every, kind="stable")[:limit].astype(np.int32)  # stable, so parents come first
+    return np.concatenate(tokens)[kept], reindexed_parents(above, kept), every[kept].astype(np.float32)
 
 
 # --- rows for blending

@@ -262,9 +262,3 @@ def list_all(sources: Sources, context: I64, parent: IntArray, depth: int, room:
             if known >> source & 1 and room.cells[i, source] == ABSENT:
                 room.cells[i, source] = UNLISTED
     return known
-
-
-@njit(cache=True)
-def root_cursors(sources: Sources) -> IntArray:
-    """Return the cursors of the root, int32[7], see `Candidates`."""
-    return np.array([0, len(sources.rows.tokens), -1, 0, -1, 0, -1], np.int32)

@@ -21,7 +21,7 @@ import filelock
 import numpy as np
 import numpy.typing as npt
 
-from foredraft.atomic_file import check_place, followed, place_file, unwritable
+from foredraft.atomic_file import check_place, followed, place_file, temporary_beside, unwritable
 from foredraft.errors import StoreError, UsageError
 from foredraft.options import user_path
 
@@ -279,15 +279,15 @@ def write_store(
 ) -> Iterator[StoreWriter]:  # fmt: skip
     """Yield a writer; the complete file appears when the `with` block ends without an error.
 
-    Until then the lock `<path>.lock` is held, unless `exclusive=False` says that the caller holds one, and everything
-    is written to the folder `<path>.building`, which is always removed. A block that raises leaves the old file or
-    none. The next writer removes the folder of a killed process.
+    Until then the lock `<path>.lock` is held, and everything is written to the folder `<path>.building`, which is
+    always removed. A block that raises leaves the old file or none. The next writer removes the folder of a killed
+    process. With `exclusive=False` there is no lock, and the folder is `<path>.*.part`, another one for each writer.
 
     Raises StoreError if another process writes the file, it exists and `overwrite` is not set, the folder is not
     writable, or the disk is full.
     """
     path = followed(Path(path))
-    folder = path.with_name(path.name + BUILDING_SUFFIX)
+    folder = path.with_name(path.name + BUILDING_SUFFIX) if exclusive else temporary_beside(path)
     lock = write_lock(path.with_name(path.name + ".lock"), path) if exclusive else contextlib.nullcontext()
     with lock:
         if path.is_dir():

@@ -120,18 +120,13 @@ def table_info(path: str | os.PathLike[str]) -> dict[str, Any]:
     store = open_store(path, KIND)
     arrays = _table(store)
     return {
-        "path": str(path), "kind": KIND, "format_version": FORMAT_VERSION, "bytes": Path(path).stat().st_size,
+        "path": str(path), "kind": KIND, "format_version": FORMAT_VERSION, "bytes": store.path.stat().st_size,
         "vocabulary": store.vocabulary, "tokenizer_hash": store.tokenizer_hash,
         "bigrams": len(arrays.second), "trigrams": len(arrays.tokens),
         "bytes_per_trigram": arrays.tokens.itemsize + arrays.probabilities.itemsize,
         "bytes_per_bigram": arrays.second.itemsize + arrays.offsets.itemsize + arrays.totals.itemsize,
         "metadata": store.metadata,
     }  # fmt: skip
-
-
-def check_table(path: str | os.PathLike[str]) -> TableArrays:
-    """Verify all checksums of a table, and all properties that `TableArrays` lists; raises StoreError."""
-    return open_table(path, check=True)
 
 
 def _check_contents(path: Path, arrays: TableArrays) -> None:
