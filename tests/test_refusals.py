@@ -16,7 +16,7 @@ from foredraft.corpus.words import tokenizer_hash
 from foredraft.engine.state import SequenceState
 from foredraft.errors import StoreError
 from foredraft.graph.layout import lay_out
-from foredraft.index.trigram import check_table, table_info
+from foredraft.index.trigram import open_table, table_info
 from foredraft.model.head_files import trained_head
 from foredraft.model.loading import load_ends, load_model, load_tokenizer
 from foredraft.model.named_target import load_target
@@ -240,7 +240,7 @@ def test_a_shipped_table_is_used_where_it_fits_the_tokenizer(tmp_path, monkeypat
 def test_the_shipped_tables_are_sound():
     folder = Path(standard_library.__file__).parent / "tables"
     for path in folder.glob("*.trigrams"):
-        check_table(path)
+        open_table(path, check=True)
         assert table_info(path)["metadata"]["tokens"] > 30_000_000
         assert path.name in (folder / "CARD.md").read_text()
     assert (folder / "smollm2.trigrams").exists()
