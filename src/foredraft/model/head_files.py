@@ -20,7 +20,7 @@ from torch import nn
 from foredraft.atomic_file import store_file
 from foredraft.errors import StoreError, UsageError, told
 from foredraft.model.fingerprint import fingerprint
-from foredraft.options import user_path
+from foredraft.options import user_path, whole_number
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -103,11 +103,14 @@ def read_head(location: str | Path, kind: str, model: Any) -> tuple[HeadCard, di
     folder = Path(location)
     try:
         data = json.loads((folder / CONFIG_FILE).read_text())
-        card = HeadCard(**{each.name: data[each.name] for each in fields(HeadCard) if each.name in data})
+        given = {each: data[each.name] for each in fields(HeadCard) if each.name in data}
+        if odd := [each.name for each, value in given.items() if not _is_of(each.type, value)]:
+            raise ValueError(f"{odd[0]} is {data[odd[0]]!r}")
+        card = HeadCard(**{each.name: value for each, value in given.items()})
         weights = _decoded(load_tensors((folder / WEIGHTS_FILE).read_bytes()))
     except FileNotFoundError as error:
         raise UsageError(f"{location} holds no trained head: {Path(error.filename).name} is missing.") from error
-    except (OSError, ValueError, TypeError, SafetensorError) as error:
+    except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:  # of torch: a scale's shape
         raise StoreError(f"The head in {location} is damaged ({error}). Train it again, or copy it again.") from error
     if card.kind != kind:
         raise UsageError(f"{location} is a head for {card.kind}, not for {kind}.")
@@ -117,6 +120,11 @@ def read_head(location: str | Path, kind: str, model: Any) -> tuple[HeadCard, di
             f"for it: foredraft train {card.kind}."
         )
     return card, weights
+
+
+def _is_of(kind: Any, value: Any) -> bool:
+    """Return whether a value is a text or a number as a card's field must be."""
+    return isinstance(value, str) if kind is str else (number := whole_number(value)) is not None and number >= 0
 
 
 def filled(module: M, weights: Mapping[str, torch.Tensor], location: str | Path) -> M:

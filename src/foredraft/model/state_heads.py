@@ -16,7 +16,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from foredraft.model.compiled.package import MOST_ROWS
 from foredraft.model.kv_cache import TreeCache
-from foredraft.model.speculators import Ends, Speculator, read_speculator
+from foredraft.model.speculators import Ends, Speculator, damaged_unless_read, read_speculator
 
 L_co = TypeVar("L_co", covariant=True)
 S = TypeVar("S", bound="StateLayers")
@@ -63,7 +63,7 @@ def load_state_head(folder: Path, method: str, model: Any, make: Callable[[Specu
     """
     found = read_speculator(folder, method, model)
     like = model.get_input_embeddings().weight
-    with torch.device("meta"):
+    with damaged_unless_read(folder), torch.device("meta"):
         layers = make(found, like.shape[1])
     found.fill(layers, like)
     layers.rotary.to(like.device)
