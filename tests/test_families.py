@@ -260,6 +260,12 @@ def test_other_positions_leave_the_window_as_it_is():
     assert inspect(configured("llama", num_hidden_layers=1)).window is None
 
 
+def test_the_window_of_a_decoder_with_learned_positions_is_their_number():
+    whisper = AutoConfig.for_model("whisper", is_encoder_decoder=False, is_decoder=True)
+    assert inspect(whisper).window == whisper.max_target_positions == 448
+    assert inspect(AutoConfig.for_model("gpt2", n_positions=77)).window == 77
+
+
 def test_attention_that_depends_on_a_rows_index_limits_the_window_to_where_it_does_not():
     llama4, doge = inspect(AutoConfig.for_model("llama4_text")), inspect(AutoConfig.for_model("doge"))
     assert llama4.window == 8192 - 1024

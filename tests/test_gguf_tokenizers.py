@@ -181,6 +181,17 @@ def test_a_damaged_header_is_refused(tmp_path, keep):
         read_header(cut)
 
 
+@pytest.mark.parametrize("alignment", [0, 48])
+def test_an_alignment_that_is_no_power_of_two_is_refused(tmp_path, alignment):
+    writer = GGUFWriter(str(tmp_path / "a.gguf"), "llama")
+    writer.add_uint32("general.alignment", alignment)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(UsageError, match=f"general.alignment is {alignment}, which is no power of two"):
+        read_header(tmp_path / "a.gguf")
+
+
 def test_a_list_of_lists_is_refused(tmp_path):
     header = b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<I", 9)
     (tmp_path / "deep.gguf").write_bytes(header + struct.pack("<IQ", 9, 1) * 3000 + bytes(12))

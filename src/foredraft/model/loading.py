@@ -13,9 +13,8 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 import torch
-from safetensors import SafetensorError
 
-from foredraft.errors import UsageError, told
+from foredraft.errors import ForedraftError, UsageError, told
 from foredraft.model.gguf.files import SMOLLM2, SUFFIX, gguf_folder, no_progress_bar, smollm2_file, weights_of
 from foredraft.model.gguf.reader import load_gguf
 from foredraft.model.machine import limit_threads
@@ -53,19 +52,22 @@ def load_tokenizer(model: str, **options: Unpack[LoadingOptions]) -> Any:
 def load_ends(model: str) -> list[str]:
     """Return the tokens that end a turn by default: the generation configuration's, else the tokenizer's, if any.
 
-    Raises UsageError for a model without a tokenizer.
+    Of an id that is no token, it is the number. Raises UsageError for a model without a tokenizer, or malformed ids.
     """
     from transformers import GenerationConfig
 
     location, tokenizer = located(model), load_tokenizer(model)
-    try:
-        given = GenerationConfig.from_pretrained(location).eos_token_id
-    except OSError:  # the model has none
-        given = None
-    ids = tokenizer.eos_token_id if given is None else given
-    if ids is None:  # only the answer's length ends one
-        return []
-    return [str(token) for token in tokenizer.convert_ids_to_tokens(ids if isinstance(ids, list) else [ids])]
+    with _usage_errors("end of a turn", model):
+        try:
+            given = GenerationConfig.from_pretrained(location).eos_token_id
+        except OSError:  # the model has none
+            given = None
+        ids = tokenizer.eos_token_id if given is None else given
+        if ids is None:  # only the answer's length ends one
+            return []
+        listed = ids if isinstance(ids, list) else [ids]
+        tokens = tokenizer.convert_ids_to_tokens(listed)
+    return [str(number if token is None else token) for number, token in zip(listed, tokens, strict=True)]
 
 
 def load_config(model: str, **options: Unpack[LoadingOptions]) -> Any:
@@ -253,10 +255,11 @@ def _usage_errors(what: str, model: str) -> Iterator[None]:
     """Turn transformers' loading errors into a UsageError."""
     from huggingface_hub.errors import StrictDataclassError  # a configuration's field is invalid, or of a newer release
 
-    known = OSError, ValueError, TypeError, AttributeError, LookupError, ImportError, RuntimeError, AssertionError
     try:
         yield
-    except (*known, SafetensorError, StrictDataclassError) as error:
+    except Exception as error:  # there is no list of what readers of files and configurations raise
+        if isinstance(error, ForedraftError) and not isinstance(error, UsageError):
+            raise
         cause = error.__cause__ if isinstance(error, StrictDataclassError) else None
         reason = str(error) if isinstance(error, UsageError) else told(cause or error)
         raise UsageError(

@@ -108,8 +108,8 @@ class _Header:
         values = {self._string(): self._value(self._number(_U32)) for _ in range(keys)}
         found = [self._tensor() for _ in range(tensors)]
         alignment = values.get("general.alignment", _ALIGNMENT)
-        if not isinstance(alignment, int) or alignment < 1:
-            raise ValueError(f"its general.alignment is {alignment!r}, which is no number of bytes")
+        if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+            raise ValueError(f"its general.alignment is {alignment!r}, which is no power of two")
         begin = -(-self._at // alignment) * alignment
         return values, {name: Place(shape, kind, begin + offset) for name, shape, kind, offset in found}
 
