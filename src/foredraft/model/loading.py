@@ -45,7 +45,7 @@ def load_tokenizer(model: str, **options: Unpack[LoadingOptions]) -> Any:
     location, given = located(model), _chosen(options, _FOR_ALL)
     # for some models, such as Qwen 2, AutoTokenizer takes a class that splits by its own rules, not by the folder's
     loader = PreTrainedTokenizerFast if weights_of(location) else AutoTokenizer
-    with _usage_errors("tokenizer", model):
+    with usage_errors("tokenizer", model):
         return loader.from_pretrained(location, **given)
 
 
@@ -57,7 +57,7 @@ def load_ends(model: str) -> list[str]:
     from transformers import GenerationConfig
 
     location, tokenizer = located(model), load_tokenizer(model)
-    with _usage_errors("end of a turn", model):
+    with usage_errors("end of a turn", model):
         try:
             given = GenerationConfig.from_pretrained(location).eos_token_id
         except OSError:  # the model has none
@@ -77,7 +77,7 @@ def load_config(model: str, **options: Unpack[LoadingOptions]) -> Any:
     from foredraft.model.text_part import text_class
 
     location, given = located(model), _chosen(options, _FOR_ALL)
-    with _usage_errors("model", model):
+    with usage_errors("model", model):
         config = AutoConfig.from_pretrained(location, **given)
         text_class(config)  # raises where there is none
     return config
@@ -105,7 +105,7 @@ def load_model(
     # what quantises places the model itself
     if chosen_device == "auto" or ("quantization_config" in given and chosen_device != "cpu"):
         given.setdefault("device_map", chosen_device)
-    with _usage_errors("model", model), no_progress_bar():
+    with usage_errors("model", model), no_progress_bar():
         loaded = _read(_source(model, dtype, options), dtype=chosen_dtype, **given)
         if "device_map" not in given and "quantization_config" not in given:
             loaded = loaded.to(chosen_device)
@@ -126,7 +126,7 @@ def load_outline(
     if _device(device) != "cpu" or _chosen(options, LoadingOptions.__annotations__):
         return None
     chosen_dtype = _dtype(dtype)
-    with _usage_errors("model", model), no_progress_bar():
+    with usage_errors("model", model), no_progress_bar():
         location = _source(model, dtype, options)
         config = AutoConfig.from_pretrained(location)
         if isinstance(chosen_dtype, torch.dtype):
@@ -172,13 +172,21 @@ def _read(location: str, **options: Any) -> Any:
         loaded, found = read(location, output_loading_info=True, **options)
     else:
         loaded, found = load_text_model(location, config, **options)
-    if missing := sorted(found["missing_keys"]):
-        others = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
-        raise UsageError(f"it has no weight {missing[0]}{others}, which transformers would fill with random numbers.")
+    check_complete(location, found)
     if revision := options.get("revision"):  # what is read later, such as an MTP layer, is of the same revision
         file = cached_file(location, "config.json", revision=revision)
         loaded.name_or_path = loaded.config.name_or_path = str(Path(str(file)).parent)
     return loaded
+
+
+def check_complete(location: str, found: Mapping[str, Any]) -> None:
+    """Raise UsageError if transformers' information on a load says that a checkpoint lacks weights."""
+    if missing := sorted(found["missing_keys"]):
+        others = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
+        raise UsageError(
+            f"The checkpoint {location} has no weight {missing[0]}{others}, which transformers would fill with random "
+            "numbers; copy or download it again, or give another."
+        )
 
 
 def located(model: str) -> str:
@@ -251,18 +259,17 @@ def _device(device: str | None) -> str:
 
 
 @contextmanager
-def _usage_errors(what: str, model: str) -> Iterator[None]:
-    """Turn transformers' loading errors into a UsageError."""
+def usage_errors(what: str, model: str) -> Iterator[None]:
+    """Raise UsageError for what loading `what` of a model makes transformers raise in the block."""
     from huggingface_hub.errors import StrictDataclassError  # a configuration's field is invalid, or of a newer release
 
     try:
         yield
+    except ForedraftError:
+        raise
     except Exception as error:  # there is no list of what readers of files and configurations raise
-        if isinstance(error, ForedraftError) and not isinstance(error, UsageError):
-            raise
         cause = error.__cause__ if isinstance(error, StrictDataclassError) else None
-        reason = str(error) if isinstance(error, UsageError) else told(cause or error)
         raise UsageError(
-            f"No {what} could be loaded from {model!r}: {reason.removesuffix('.')}. Give a folder, a hub id that is "
-            f"reachable from here, a GGUF file, or {SMOLLM2}."
+            f"No {what} could be loaded from {model!r}: {told(cause or error).removesuffix('.')}. Give a folder, a hub "
+            f"id that is reachable from here, a GGUF file, or {SMOLLM2}."
         ) from error
