@@ -6,8 +6,7 @@ level, and is converted. Does not depend on how a drafter runs.
 """
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,11 @@ from safetensors.torch import save as save_tensors
 from torch import nn
 
 from foredraft.atomic_file import store_file
-from foredraft.errors import ForedraftError, StoreError, UsageError, told
+from foredraft.errors import StoreError, UsageError
 from foredraft.graph.layout import Layout
 from foredraft.graph.tree import IntArray
 from foredraft.model.fingerprint import fingerprint
+from foredraft.model.head_files import damaged_unless_read
 from foredraft.model.heads import RankedHead
 from foredraft.model.layers import eagle_layers
 from foredraft.options import whole_number
@@ -138,7 +138,7 @@ def read_speculator(folder: Path, method: str, model: Any) -> Speculator:
     its files are damaged.
     """
     named = str(folder)
-    with damaged_unless_read(folder):
+    with damaged_unless_read("drafter", folder):
         given = json.loads((folder / CONFIG).read_text())
         weights = _read_weights(folder)
         config = given if TYPE in given else _converted(given, weights, model)
@@ -153,22 +153,6 @@ def read_speculator(folder: Path, method: str, model: Any) -> Speculator:
     if lacking := next((name for name in (_EMBEDDINGS, _LM_HEAD) if other_width and name not in weights), None):
         raise StoreError(f"The drafter in {named} has no tensor {lacking}, and the target's have another width.")
     return Speculator(named, config, layer_config, layers, ids, weights)
-
-
-@contextmanager
-def damaged_unless_read(folder: Path) -> Iterator[None]:
-    """Raise StoreError for what a drafter's files make torch or transformers raise in the block; UsageError for none.
-
-    What foredraft raises itself is passed on.
-    """
-    try:
-        yield
-    except ForedraftError:
-        raise
-    except FileNotFoundError as error:
-        raise UsageError(f"{folder} holds no drafter: {Path(error.filename).name} is missing.") from error
-    except Exception as error:  # there is no list of what readers of files and configurations raise
-        raise StoreError(f"The drafter in {folder} is damaged ({told(error)}). Copy or download it again.") from error
 
 
 def save_eagle3(
