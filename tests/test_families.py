@@ -147,7 +147,7 @@ def test_a_tree_grown_level_by_level_scores_as_full_forwards_do(family, length):
         kept = max(paths, key=lambda row: len(paths[row]))
         path = [row for row in sorted(paths) if row >= 0 and np.array_equal(paths[row], paths[kept][: len(paths[row])])]
         rollout.keep(path)
-        assert rollout.committed == len(ids) + len(path)
+        assert rollout._cache.length == len(ids) + len(path)
         ids = np.append(paths[kept], rng.integers(1, VOCABULARY, rng.integers(1, 4)))
 
 
