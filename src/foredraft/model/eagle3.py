@@ -84,7 +84,6 @@ def load_eagle3(folder: Path, model: Any, method: str = METHOD) -> StateHead[Eag
 
 
 def _levels(config: Mapping[str, Any]) -> Any:
-    """Return how many tokens a drafter says that it drafts."""
     proposals = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
     return proposals[0].get("speculative_tokens")
 

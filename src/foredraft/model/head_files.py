@@ -86,7 +86,6 @@ def _encoded(weights: Mapping[str, torch.Tensor], dtype: str) -> Iterator[tuple[
 
 
 def _decoded(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the weights from a file's tensors: the inverse of `_encoded`."""
     for name in [each for each in tensors if each.endswith(_SCALE)]:
         whole = name.removesuffix(_SCALE)
         if whole not in tensors:
@@ -135,7 +134,6 @@ def damaged_unless_read(what: str, folder: Path) -> Iterator[None]:
 
 
 def _is_of(kind: Any, value: Any) -> bool:
-    """Return whether a value is a text or a number as a card's field must be."""
     return isinstance(value, str) if kind is str else (number := whole_number(value)) is not None and number >= 0
 
 

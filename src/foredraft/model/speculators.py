@@ -271,7 +271,6 @@ def _refuse_kind(
 def _check_target(
     named: str, config: Mapping[str, Any], layer_config: Any, layers: tuple[int, ...], model: Any
 ) -> None:
-    """Raise UsageError for a drafter of another target."""
     text = model.config.get_text_config()
     count, (vocabulary, width) = int(text.num_hidden_layers), model.get_input_embeddings().weight.shape
     verifier = (config.get("speculators_config") or {}).get("verifier") or {}
