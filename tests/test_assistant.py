@@ -1,8 +1,11 @@
 """Gemma 4's assistants: the text of plain decoding, transformers' own drafts, and which models are refused."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import Gemma4TextConfig
 
 from foredraft.api import Generator
@@ -101,5 +104,17 @@ def test_another_target_or_another_kind_of_model_is_refused(changes, says, targe
         drafter_of(target, str(tmp_path))
     with pytest.raises(UsageError, match=r"is a gemma3_text model|is a gemma4_text model"):
         drafter_of(TorchTarget(tiny_model(tiny_configuration("gemma3_text"))), str(tmp_path))
-    with pytest.raises(UsageError, match="No assistant could be loaded from"):
+    with pytest.raises(UsageError, match="There is no folder"):
         drafter_of(target, str(tmp_path / "nothing"))
+
+
+def test_an_assistant_that_lacks_a_weight_or_has_an_odd_configuration_is_refused(target, tmp_path):
+    save_assistant(tmp_path, target.model)
+    weights, config = load_file(tmp_path / "model.safetensors"), tmp_path / "config.json"
+    del weights[next(name for name in weights if name.endswith("down_proj.weight"))]
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UsageError, match=r"has no weight .*down_proj\.weight, which .* random"):
+        drafter_of(target, str(tmp_path))
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"backbone_hidden_size": "wide"}))
+    with pytest.raises(UsageError, match="No model could be loaded from"):
+        drafter_of(target, str(tmp_path))

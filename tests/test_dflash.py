@@ -86,11 +86,20 @@ def test_a_token_of_dspark_changes_what_follows_it_and_one_of_dflash_does_not(tm
 
 
 @pytest.mark.parametrize("method", DEPTH)
-def test_a_drafter_without_a_placeholder_is_refused(method, tmp_path):
+@pytest.mark.parametrize("field", [{"mask_token_id": None}, {"mask_token_id": VOCABULARY}, {"mask_token_id": -1}])
+def test_a_drafter_without_a_placeholder_is_refused(method, field, tmp_path):
     config, tensors = (make() for make in MADE[method])
-    save_drafter(tmp_path, config | {"mask_token_id": None}, tensors)
-    with pytest.raises(StoreError, match="names no mask_token_id"):
+    save_drafter(tmp_path, config | field, tensors)
+    with pytest.raises(StoreError, match=f"has {field['mask_token_id']} as mask_token_id; .* from 0 to 96"):
         drafter_of("llama", method, tmp_path)
+
+
+@pytest.mark.parametrize("size", [0, -4, "x", 10**6])
+def test_a_block_of_another_size_is_refused(size, tmp_path):
+    config, tensors = (make() for make in MADE["dflash"])
+    save_drafter(tmp_path, config | {"block_size": size}, tensors)
+    with pytest.raises(StoreError, match=f"has {size!r} as block_size; it must be a whole number from 1 to 1024"):
+        drafter_of("llama", "dflash", tmp_path)
 
 
 def test_a_product_that_is_not_run_and_options_out_of_range_are_refused(tmp_path):

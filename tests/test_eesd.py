@@ -1,5 +1,7 @@
 """EESD: the text of plain decoding, alone and in a batch; drafts within their budget; fit of heads."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -95,7 +97,7 @@ def test_heads_that_do_not_fit_are_refused(heads, tmp_path):
     larger.vocab_size += 1
     with pytest.raises(UsageError, match=r"trained for llama, whose weights are not this model's"):
         load_exit_head(ours, tiny_model(larger))
-    with pytest.raises(UsageError, match=r"holds no trained head: head.json is missing"):
+    with pytest.raises(UsageError, match=r"holds no head: head.json is missing"):
         load_exit_head(tmp_path, target_of("llama").model)
     with pytest.raises(UsageError, match="is a head for eesd, not for medusa"):
         read_head(ours, "medusa", target_of("llama").model)
@@ -133,8 +135,20 @@ def test_damaged_heads_are_refused(heads, tmp_path):
     with pytest.raises(StoreError, match=r"damaged: norm.weight holds NaN"):
         load_exit_head(folder, model)
     save_file({"norm.weight.scale": torch.ones(3, 1)}, folder / WEIGHTS_FILE)
-    with pytest.raises(StoreError, match=r"damaged \(norm.weight.scale scales no tensor\)"):
+    with pytest.raises(StoreError, match=r"damaged \(ValueError: norm.weight.scale scales no tensor\)"):
         load_exit_head(folder, model)
+    save_file({"norm.weight": torch.ones(3), "norm.weight.scale": torch.ones(2)}, folder / WEIGHTS_FILE)
+    with pytest.raises(StoreError, match="is damaged"):
+        load_exit_head(folder, model)
+
+
+@pytest.mark.parametrize(("field", "value"), [("layers", "two"), ("layers", None), ("layers", 1.5), ("count", -1)])
+def test_a_card_with_an_odd_number_is_damaged(field, value, tmp_path):
+    model, file = target_of("llama").model, tmp_path / CONFIG_FILE
+    save_head(tmp_path, card_for(model, "eesd", "llama", layers=1), ExitHead(model).state_dict())
+    file.write_text(json.dumps({**json.loads(file.read_text()), field: value}))
+    with pytest.raises(StoreError, match=rf"is damaged \(ValueError: {field} is {value!r}\)"):
+        load_exit_head(tmp_path, model)
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def test_a_tree_grown_level_by_level_scores_as_full_forwards_do(family, length):
         kept = max(paths, key=lambda row: len(paths[row]))
         path = [row for row in sorted(paths) if row >= 0 and np.array_equal(paths[row], paths[kept][: len(paths[row])])]
         rollout.keep(path)
-        assert rollout.committed == len(ids) + len(path)
+        assert rollout._cache.length == len(ids) + len(path)
         ids = np.append(paths[kept], rng.integers(1, VOCABULARY, rng.integers(1, 4)))
 
 
@@ -258,6 +258,12 @@ def llama_with(rope):
 def test_other_positions_leave_the_window_as_it_is():
     assert (inspect(llama_with("yarn")).window, inspect(llama_with("yarn")).window_note) == (400, "")
     assert inspect(configured("llama", num_hidden_layers=1)).window is None
+
+
+def test_the_window_of_a_decoder_with_learned_positions_is_their_number():
+    whisper = AutoConfig.for_model("whisper", is_encoder_decoder=False, is_decoder=True)
+    assert inspect(whisper).window == whisper.max_target_positions == 448
+    assert inspect(AutoConfig.for_model("gpt2", n_positions=77)).window == 77
 
 
 def test_attention_that_depends_on_a_rows_index_limits_the_window_to_where_it_does_not():

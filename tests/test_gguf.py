@@ -23,7 +23,7 @@ from foredraft.model import loading, mapped
 from foredraft.model.compiled.block_layers import BlockLinear, quantised_weights
 from foredraft.model.compiled.blocks import QuantisedRows, packed_bytes
 from foredraft.model.compiled.package import weights_hash
-from foredraft.model.gguf import files, reader
+from foredraft.model.gguf import files, metadata, reader
 from foredraft.model.gguf.files import gguf_folder, quantised_file, smollm2_file
 from foredraft.model.target import TorchTarget
 from support.outlines import assert_outlined
@@ -331,6 +331,15 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(file, tmp_path, cache):
     with pytest.raises(UnsupportedModelError, match=r"of the architecture 'strange', which foredraft does not read"):
         gguf_folder(write_gguf(tmp_path / "strange.gguf", architecture="strange"))
     assert not [path for path in (cache / "gguf").iterdir() if path.is_dir()]
+
+
+def test_a_file_that_may_not_be_read_is_not_reported_as_a_full_disk(file, cache, monkeypatch):
+    def refused(*_args, **_options):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(metadata.mmap, "mmap", refused)
+    with pytest.raises(UsageError, match=r"tiny\.gguf cannot be read \(PermissionError: .* denied\)"):
+        gguf_folder(file)
 
 
 def test_missing_packages_are_named_with_the_command(file, cache, monkeypatch, capsys):

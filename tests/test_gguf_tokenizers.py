@@ -111,6 +111,13 @@ def test_rules_are_the_files_where_transformers_has_a_class_of_its_own(tmp_path)
     assert tokenizer.backend_tokenizer.normalizer is None
 
 
+def test_of_equal_merges_the_first_counts(tokenizer_of):
+    tokens = ["a", "b", "c", "ab", "bc", "x"]
+    keys = {"model": "gpt2", "pre": "gpt-2", "tokens": tokens, "merges": ["a b", "b c", "a b"]}
+    made = tokenizer_of({"general.architecture": "llama"} | {f"tokenizer.ggml.{key}": keys[key] for key in keys})
+    assert made.tokenize("abc") == ["ab", "c"]
+
+
 def test_control_tokens_are_no_text_and_user_defined_ones_are(tokenizer_of):
     tokenizer = tokenizer_of(keys_of("byte-level"))
     assert tokenizer.decode(tokenizer("<tag>Hi<|im_end|>").input_ids, skip_special_tokens=True) == "<tag>Hi"
@@ -179,6 +186,17 @@ def test_a_damaged_header_is_refused(tmp_path, keep):
     cut.write_bytes(whole.read_bytes()[:keep])
     with pytest.raises(UsageError, match=r"cut\.gguf is not a complete GGUF file"):
         read_header(cut)
+
+
+@pytest.mark.parametrize("alignment", [0, 48])
+def test_an_alignment_that_is_no_power_of_two_is_refused(tmp_path, alignment):
+    writer = GGUFWriter(str(tmp_path / "a.gguf"), "llama")
+    writer.add_uint32("general.alignment", alignment)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(UsageError, match=f"general.alignment is {alignment}, which is no power of two"):
+        read_header(tmp_path / "a.gguf")
 
 
 def test_a_list_of_lists_is_refused(tmp_path):

@@ -156,6 +156,20 @@ def test_a_model_without_an_end_token_has_no_ends(tmp_path):
     settings = tmp_path / "tokenizer_config.json"
     settings.write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
     assert load_ends(str(tmp_path)) == []
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [1, 1000000]}')
+    assert load_ends(str(tmp_path)) == ["<|user|>", "1000000"]
+    for odd in ('{"eos_token_id": -1}', '{"eos_token_id": "x"}', "[]"):
+        (tmp_path / "generation_config.json").write_text(odd)
+        with pytest.raises(UsageError, match="No end of a turn could be loaded from"):
+            load_ends(str(tmp_path))
+
+
+@pytest.mark.parametrize("content", [b"junk", b""])
+def test_damaged_weights_are_refused(content, tmp_path):
+    shutil.copy(Path(TOY, "config.json"), tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(content)
+    with pytest.raises(UsageError, match="No model could be loaded from"):
+        load_model(str(tmp_path))
 
 
 @pytest.mark.slow

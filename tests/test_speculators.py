@@ -150,6 +150,36 @@ def test_damaged_drafters_are_refused(tmp_path):
         make_drafter("eagle3", {"model": str(tmp_path / "one")}, Resources(VOCABULARY, target=target_of("llama")))
 
 
+@pytest.mark.parametrize("name", ["lm_head.weight", "embed_tokens.weight"])
+@pytest.mark.parametrize("shape", [(DRAFTED + 1, 33), (40,)])
+def test_ends_of_another_shape_are_refused_before_they_draft(name, shape, tmp_path):
+    with pytest.raises(StoreError, match=rf"has a tensor of shape \[{shape[0]}.* as {name}, where .* 32\] is needed"):
+        made(tmp_path, eagle3_config(), eagle3_tensors() | {name: torch.ones(shape)})
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        eagle3_config(eagle_aux_hidden_state_layer_ids=["a"]),
+        eagle3_config(speculators_config={"verifier": "x"}),
+        *(eagle3_config(**layer(**{name: value})) for name, value in {
+            "num_attention_heads": 5, "rms_norm_eps": None, "num_hidden_layers": 0, "hidden_act": "nope",
+            "rope_scaling": {"rope_type": "bogus"},
+        }.items()),
+    ],
+)  # fmt: skip
+def test_a_configuration_that_transformers_cannot_build_is_damaged(config, tmp_path):
+    with pytest.raises(StoreError, match="is damaged"):
+        made(tmp_path, config, eagle3_tensors())
+
+
+def test_a_cut_pickled_drafter_is_damaged(tmp_path):
+    save_drafter(tmp_path, raw_config(), raw_tensors(), pickled=True)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"junk")
+    with pytest.raises(StoreError, match="is damaged"):
+        make_drafter("eagle3", {"model": str(tmp_path)}, Resources(VOCABULARY, target=target_of("llama")))
+
+
 def test_a_drafter_is_needed_and_a_model(tmp_path):
     with pytest.raises(UsageError, match=r'train them with `foredraft train eagle3`.*\{"model": "FOLDER"\}'):
         make_drafter("eagle3", {}, Resources(VOCABULARY, target=target_of("llama")))

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from foredraft.contracts import SequenceView
-from foredraft.errors import UsageError, told
+from foredraft.errors import UsageError
 from foredraft.graph.tree import IntArray
+from foredraft.model.loading import check_complete, load_config, located, usage_errors
 
 _TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 
@@ -36,10 +37,7 @@ def load_assistant(named: str, target: Any) -> Assistant:
 
     Raises UsageError if it cannot be loaded, or is of another kind or for another target.
     """
-    try:
-        config = AutoConfig.from_pretrained(named)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"No assistant could be loaded from {named} ({told(error)}).") from error
+    config = load_config(named)
     own, text = target.config.get_text_config(), config.get_text_config()
     wrong = ""
     if config.model_type not in _TYPES:
@@ -54,12 +52,12 @@ def load_assistant(named: str, target: Any) -> Assistant:
         wrong = f"for a target with layers of {' and '.join(sorted(missing))}, which this one has not"
     if wrong:
         raise UsageError(f"{named} is {wrong}. Give the assistant that was published for the target.")
-    try:
-        model = AutoModelForCausalLM.from_pretrained(named, dtype=target.dtype).to(target.device).eval()
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UsageError(
-            f"No assistant could be loaded from {named} ({told(error)}); transformers before 5.24 builds none."
-        ) from error
+    location = located(named)
+    with usage_errors("assistant (transformers before 5.24 builds none)", named):
+        loading: Any = AutoModelForCausalLM.from_pretrained  # its annotations do not know of two results
+        model, found = loading(location, dtype=target.dtype, output_loading_info=True)
+    check_complete(location, found)
+    model = model.to(target.device).eval()
     model.requires_grad_(requires_grad=False)
     # those that compute keys of their own: the last ones of a small Gemma 4 read others' too
     keeping = own.layer_types[: len(own.layer_types) - own.num_kv_shared_layers]
@@ -72,7 +70,6 @@ class AssistantRollout:
     def __init__(self, assistant: Assistant, most_rows: int) -> None:
         self._own, self.most_rows = assistant, max(most_rows, 1)
         self.limits = int(assistant.model.config.get_text_config().vocab_size), None
-        self.committed = 0  # it reads the text anew in every step
         self._kept: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # by type of layer, keys and values
         self._position = 0
         self._outputs = torch.empty(0)  # float[1 + H, D], the states after the root and every row of the tree

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from foredraft.contracts import TokenIds
-from foredraft.errors import StoreError, UsageError
+from foredraft.errors import UsageError
 from foredraft.graph.layout import Layout, lay_out_text
 from foredraft.graph.tree import IntArray
 from foredraft.model.kv_cache import TreeCache
@@ -93,9 +93,7 @@ def load_dflash(folder: Path, model: Any, method: str = METHOD) -> StateHead[DFl
     """
 
     def make(found: Speculator, width: int) -> DFlashLayers:
-        for name in ("mask_token_id", "block_size"):
-            if found.config.get(name) is None:
-                raise StoreError(f"The drafter in {folder} names no {name}; copy or download it again.")
+        found.check_block(block_size=found.config.get("block_size"))
         layer, rank = found.layer_config, int(found.config.get("markov_rank", 256)) if method == WITH_TOKENS else 0
         kind = found.config.get("markov_head_type", _PLAIN)
         if rank and kind not in (_PLAIN, _GATED):
@@ -117,9 +115,9 @@ class DFlashBlock:
         self._head, self.new_cache = head, head.layers.new_cache
         # DSpark's first row drafts too, unless it says otherwise
         drafts = head.config.get("sample_from_anchor", head.layers.markov_head is not None)
-        size, self._first = int(head.config["block_size"]), 0 if drafts else 1
+        size, self._first = head.config["block_size"], 0 if drafts else 1
         self.levels = size - self._first
-        self._masks = np.full(size, int(head.config["mask_token_id"]), np.int64)
+        self._masks = np.full(size, head.config["mask_token_id"], np.int64)
         self._sees = np.ones((size, size), np.bool_)
         self._rows = torch.empty(0)  # float[L, D], the LM head's inputs
 

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from foredraft.contracts import TokenIds
-from foredraft.errors import StoreError
 from foredraft.graph.layout import lay_out_text
 from foredraft.graph.tree import IntArray
 from foredraft.model.speculators import FLAGS, Speculator
@@ -77,22 +76,16 @@ def load_eagle3(folder: Path, model: Any, method: str = METHOD) -> StateHead[Eag
         wide = len(found.layers) * width
         layers = Eagle3Layers(found.layer_config, found.config, len(found.layers), wide)
         if method == WITH_BLOCKS:
-            if found.config.get("mask_token_id") is None or _levels(found.config) is None:
-                raise StoreError(
-                    f"The drafter in {folder} names no mask_token_id or number of speculative_tokens; copy or download "
-                    "it again."
-                )
+            found.check_block(speculative_tokens=_levels(found.config))
             layers.mask_hidden = nn.Parameter(torch.empty(1, 1, wide))
         return layers
 
     return load_state_head(folder, method, model, make)
 
 
-def _levels(config: Any) -> int | None:
-    """Return how many tokens a drafter says that it drafts."""
+def _levels(config: Mapping[str, Any]) -> Any:
     proposals = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
-    count = proposals[0].get("speculative_tokens")
-    return None if count is None else int(count)
+    return proposals[0].get("speculative_tokens")
 
 
 class PEagleBlock:
@@ -100,8 +93,8 @@ class PEagleBlock:
 
     def __init__(self, head: StateHead[Eagle3Layers], model: TorchTarget) -> None:
         self._head, self._model, self.new_cache = head, model, model.new_cache
-        self.levels = _levels(head.config) or 1
-        self._masks = np.full(self.levels - 1, int(head.config["mask_token_id"]), np.int64)
+        self.levels = _levels(head.config)
+        self._masks = np.full(self.levels - 1, head.config["mask_token_id"], np.int64)
         self._logits = torch.empty(0)  # float[L, V]
 
     def read(self, text: StateCache, ids: TokenIds, states: torch.Tensor) -> None:

@@ -61,10 +61,6 @@ class Growing(Protocol):
     def limits(self) -> tuple[int, int | None]:
         """The number of ids that it knows, and the maximum tokens of a sequence, or None."""
 
-    @property
-    def committed(self) -> int:
-        """The number of the sequence's tokens that it has read."""
-
     def start(self, view: SequenceView) -> torch.Tensor | None:
         """Read a sequence; begin a tree and return the root's logits, float[1, V].
 
@@ -106,10 +102,6 @@ class Rollout:
         self._cache = model.new_cache()
         self._parents: IntArray = np.empty(0, np.int32)
         self._root: tuple[torch.Tensor, torch.Tensor | None] | None = None  # logits and hidden states of the last start
-
-    @property
-    def committed(self) -> int:
-        return int(self._cache.length)
 
     @torch.inference_mode()
     def start(self, view: SequenceView) -> torch.Tensor:
@@ -194,7 +186,7 @@ class RolloutDrafting:
         """
         (vocabulary, window), ids = self.rollout.limits, view.ids
         self.graph, depth = None, budget.depth if window is None else min(budget.depth, window - len(ids))
-        unknown = ids[self.rollout.committed :].max(initial=0) >= vocabulary
+        unknown = ids.max(initial=0) >= vocabulary
         if budget.nodes <= 0 or depth <= 0 or unknown or (logits := self.rollout.start(view)) is None:
             return EMPTY_DRAFT
         self.graph, depth = self._grow(view, logits, replace(budget, depth=depth))

@@ -7,20 +7,20 @@ that the weights belong to.
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import nn
 
 from foredraft.atomic_file import store_file
-from foredraft.errors import StoreError, UsageError, told
+from foredraft.errors import ForedraftError, StoreError, UsageError, told
 from foredraft.model.fingerprint import fingerprint
-from foredraft.options import user_path
+from foredraft.options import user_path, whole_number
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -86,7 +86,6 @@ def _encoded(weights: Mapping[str, torch.Tensor], dtype: str) -> Iterator[tuple[
 
 
 def _decoded(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the weights from a file's tensors: the inverse of `_encoded`."""
     for name in [each for each in tensors if each.endswith(_SCALE)]:
         whole = name.removesuffix(_SCALE)
         if whole not in tensors:
@@ -101,14 +100,13 @@ def read_head(location: str | Path, kind: str, model: Any) -> tuple[HeadCard, di
     Raises UsageError for no head, or one of another kind or for another model, and StoreError for damaged files.
     """
     folder = Path(location)
-    try:
+    with damaged_unless_read("head", folder):
         data = json.loads((folder / CONFIG_FILE).read_text())
-        card = HeadCard(**{each.name: data[each.name] for each in fields(HeadCard) if each.name in data})
+        given = {each: data[each.name] for each in fields(HeadCard) if each.name in data}
+        if odd := [each.name for each, value in given.items() if not _is_of(each.type, value)]:
+            raise ValueError(f"{odd[0]} is {data[odd[0]]!r}")
+        card = HeadCard(**{each.name: value for each, value in given.items()})
         weights = _decoded(load_tensors((folder / WEIGHTS_FILE).read_bytes()))
-    except FileNotFoundError as error:
-        raise UsageError(f"{location} holds no trained head: {Path(error.filename).name} is missing.") from error
-    except (OSError, ValueError, TypeError, SafetensorError) as error:
-        raise StoreError(f"The head in {location} is damaged ({error}). Train it again, or copy it again.") from error
     if card.kind != kind:
         raise UsageError(f"{location} is a head for {card.kind}, not for {kind}.")
     if card.fingerprint != fingerprint(model):
@@ -117,6 +115,26 @@ def read_head(location: str | Path, kind: str, model: Any) -> tuple[HeadCard, di
             f"for it: foredraft train {card.kind}."
         )
     return card, weights
+
+
+@contextmanager
+def damaged_unless_read(what: str, folder: Path) -> Iterator[None]:
+    """Raise StoreError for what a damaged file makes torch or transformers raise in the block; UsageError for none.
+
+    What foredraft raises itself is passed on; `what` lies in the folder.
+    """
+    try:
+        yield
+    except ForedraftError:
+        raise
+    except FileNotFoundError as error:
+        raise UsageError(f"{folder} holds no {what}: {Path(error.filename).name} is missing.") from error
+    except Exception as error:  # there is no list of what readers of files and configurations raise
+        raise StoreError(f"The {what} in {folder} is damaged ({told(error)}). Copy or make it again.") from error
+
+
+def _is_of(kind: Any, value: Any) -> bool:
+    return isinstance(value, str) if kind is str else (number := whole_number(value)) is not None and number >= 0
 
 
 def filled(module: M, weights: Mapping[str, torch.Tensor], location: str | Path) -> M:

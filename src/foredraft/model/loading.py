@@ -13,9 +13,8 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 import torch
-from safetensors import SafetensorError
 
-from foredraft.errors import UsageError, told
+from foredraft.errors import ForedraftError, UsageError, told
 from foredraft.model.gguf.files import SMOLLM2, SUFFIX, gguf_folder, no_progress_bar, smollm2_file, weights_of
 from foredraft.model.gguf.reader import load_gguf
 from foredraft.model.machine import limit_threads
@@ -46,26 +45,29 @@ def load_tokenizer(model: str, **options: Unpack[LoadingOptions]) -> Any:
     location, given = located(model), _chosen(options, _FOR_ALL)
     # for some models, such as Qwen 2, AutoTokenizer takes a class that splits by its own rules, not by the folder's
     loader = PreTrainedTokenizerFast if weights_of(location) else AutoTokenizer
-    with _usage_errors("tokenizer", model):
+    with usage_errors("tokenizer", model):
         return loader.from_pretrained(location, **given)
 
 
 def load_ends(model: str) -> list[str]:
     """Return the tokens that end a turn by default: the generation configuration's, else the tokenizer's, if any.
 
-    Raises UsageError for a model without a tokenizer.
+    Of an id that is no token, it is the number. Raises UsageError for a model without a tokenizer, or malformed ids.
     """
     from transformers import GenerationConfig
 
     location, tokenizer = located(model), load_tokenizer(model)
-    try:
-        given = GenerationConfig.from_pretrained(location).eos_token_id
-    except OSError:  # the model has none
-        given = None
-    ids = tokenizer.eos_token_id if given is None else given
-    if ids is None:  # only the answer's length ends one
-        return []
-    return [str(token) for token in tokenizer.convert_ids_to_tokens(ids if isinstance(ids, list) else [ids])]
+    with usage_errors("end of a turn", model):
+        try:
+            given = GenerationConfig.from_pretrained(location).eos_token_id
+        except OSError:  # the model has none
+            given = None
+        ids = tokenizer.eos_token_id if given is None else given
+        if ids is None:  # only the answer's length ends one
+            return []
+        listed = ids if isinstance(ids, list) else [ids]
+        tokens = tokenizer.convert_ids_to_tokens(listed)
+    return [str(number if token is None else token) for number, token in zip(listed, tokens, strict=True)]
 
 
 def load_config(model: str, **options: Unpack[LoadingOptions]) -> Any:
@@ -75,7 +77,7 @@ def load_config(model: str, **options: Unpack[LoadingOptions]) -> Any:
     from foredraft.model.text_part import text_class
 
     location, given = located(model), _chosen(options, _FOR_ALL)
-    with _usage_errors("model", model):
+    with usage_errors("model", model):
         config = AutoConfig.from_pretrained(location, **given)
         text_class(config)  # raises where there is none
     return config
@@ -103,7 +105,7 @@ def load_model(
     # what quantises places the model itself
     if chosen_device == "auto" or ("quantization_config" in given and chosen_device != "cpu"):
         given.setdefault("device_map", chosen_device)
-    with _usage_errors("model", model), no_progress_bar():
+    with usage_errors("model", model), no_progress_bar():
         loaded = _read(_source(model, dtype, options), dtype=chosen_dtype, **given)
         if "device_map" not in given and "quantization_config" not in given:
             loaded = loaded.to(chosen_device)
@@ -124,7 +126,7 @@ def load_outline(
     if _device(device) != "cpu" or _chosen(options, LoadingOptions.__annotations__):
         return None
     chosen_dtype = _dtype(dtype)
-    with _usage_errors("model", model), no_progress_bar():
+    with usage_errors("model", model), no_progress_bar():
         location = _source(model, dtype, options)
         config = AutoConfig.from_pretrained(location)
         if isinstance(chosen_dtype, torch.dtype):
@@ -170,13 +172,21 @@ def _read(location: str, **options: Any) -> Any:
         loaded, found = read(location, output_loading_info=True, **options)
     else:
         loaded, found = load_text_model(location, config, **options)
-    if missing := sorted(found["missing_keys"]):
-        others = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
-        raise UsageError(f"it has no weight {missing[0]}{others}, which transformers would fill with random numbers.")
+    check_complete(location, found)
     if revision := options.get("revision"):  # what is read later, such as an MTP layer, is of the same revision
         file = cached_file(location, "config.json", revision=revision)
         loaded.name_or_path = loaded.config.name_or_path = str(Path(str(file)).parent)
     return loaded
+
+
+def check_complete(location: str, found: Mapping[str, Any]) -> None:
+    """Raise UsageError if transformers' information on a load says that a checkpoint lacks weights."""
+    if missing := sorted(found["missing_keys"]):
+        others = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
+        raise UsageError(
+            f"The checkpoint {location} has no weight {missing[0]}{others}, which transformers would fill with random "
+            "numbers; copy or download it again, or give another."
+        )
 
 
 def located(model: str) -> str:
@@ -249,17 +259,17 @@ def _device(device: str | None) -> str:
 
 
 @contextmanager
-def _usage_errors(what: str, model: str) -> Iterator[None]:
-    """Turn transformers' loading errors into a UsageError."""
+def usage_errors(what: str, model: str) -> Iterator[None]:
+    """Raise UsageError for what loading `what` of a model makes transformers raise in the block."""
     from huggingface_hub.errors import StrictDataclassError  # a configuration's field is invalid, or of a newer release
 
-    known = OSError, ValueError, TypeError, AttributeError, LookupError, ImportError, RuntimeError, AssertionError
     try:
         yield
-    except (*known, SafetensorError, StrictDataclassError) as error:
+    except ForedraftError:
+        raise
+    except Exception as error:  # there is no list of what readers of files and configurations raise
         cause = error.__cause__ if isinstance(error, StrictDataclassError) else None
-        reason = str(error) if isinstance(error, UsageError) else told(cause or error)
         raise UsageError(
-            f"No {what} could be loaded from {model!r}: {reason.removesuffix('.')}. Give a folder, a hub id that is "
-            f"reachable from here, a GGUF file, or {SMOLLM2}."
+            f"No {what} could be loaded from {model!r}: {told(cause or error).removesuffix('.')}. Give a folder, a hub "
+            f"id that is reachable from here, a GGUF file, or {SMOLLM2}."
         ) from error

@@ -55,7 +55,6 @@ def rounded_folder(location: str, kind: str, revision: str | None, read: Callabl
 
 @torch.no_grad()
 def _round(model: Any, kind: str, folder: Path) -> None:
-    """Round a model's matrices, and write it and their integers to a folder."""
     from gguf import GGMLQuantizationType, GGUFWriter, quants
 
     folder.mkdir()

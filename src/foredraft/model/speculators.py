@@ -12,18 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from safetensors.torch import save as save_tensors
 from torch import nn
 
 from foredraft.atomic_file import store_file
-from foredraft.errors import StoreError, UsageError, told
+from foredraft.errors import StoreError, UsageError
 from foredraft.graph.layout import Layout
 from foredraft.graph.tree import IntArray
 from foredraft.model.fingerprint import fingerprint
+from foredraft.model.head_files import damaged_unless_read
 from foredraft.model.heads import RankedHead
 from foredraft.model.layers import eagle_layers
+from foredraft.options import whole_number
 
 CONFIG = "config.json"
 TYPE = "speculators_model_type"  # the field that names the method
@@ -31,13 +32,14 @@ _SAFE, _PICKLED = "*.safetensors", "pytorch_model.bin"
 FILES = (CONFIG, _SAFE, _PICKLED)  # that a drafter is made of, for the hub
 _EAGLE, _FLASH = ("llama", "qwen3"), ("qwen3",)
 _LAYERS = {"eagle3": _EAGLE, "peagle": _EAGLE, "dflash": _FLASH, "dspark": _FLASH}  # types of layers that are run
-_EMBEDDINGS = "embed_tokens.weight"
+_EMBEDDINGS, _LM_HEAD = "embed_tokens.weight", "lm_head.weight"
 # names of tensors that its layers do not have: those of `Ends`, what only training reads, and DSpark's confidence
-_NOT_OF_LAYERS = (_EMBEDDINGS, "lm_head.weight", "verifier_", "confidence_head.")
+_NOT_OF_LAYERS = (_EMBEDDINGS, _LM_HEAD, "verifier_", "confidence_head.")
 _KIND = "qwen3"  # the format's default type of layers
 # fields of a raw configuration that are not of its layers
 _OWN = ("architectures", "auto_map", "draft_vocab_size", "eagle_config", "dflash_config", "block_size")
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")  # of a configuration, false by default
+_MOST_LEVELS = 1024  # of a block: a mask has its square; chosen, published ones have 16 at most
 _TAPPED = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
 
 
@@ -69,7 +71,7 @@ class Speculator:
     def ends(self, model: Any) -> Ends:
         """Return its embeddings and LM head in the model's dtype: its own, or the target's where it has none."""
         own = model.get_input_embeddings().weight
-        embeddings, rows = self.weights.get(_EMBEDDINGS, own), self.weights.get("lm_head.weight")
+        embeddings, rows = self.weights.get(_EMBEDDINGS, own), self.weights.get(_LM_HEAD)
         lm_head: nn.Module
         if rows is not None:
             lm_head = nn.Linear(rows.shape[1], len(rows), bias=False, device="meta", dtype=own.dtype)
@@ -78,6 +80,29 @@ class Speculator:
             lm_head = model.get_output_embeddings() if self.ids is None else RankedHead(model, self.ids)
         ids = None if self.ids is None else self.ids.int().numpy()
         return Ends(embeddings.to(own.device, own.dtype), lm_head, ids)
+
+    @property
+    def _embedded(self) -> int:
+        """The number of tokens with an embedding; the target has one for each of the vocabulary at least."""
+        return len(self.weights[_EMBEDDINGS]) if _EMBEDDINGS in self.weights else int(self.layer_config.vocab_size)
+
+    def check_block(self, **sizes: Any) -> None:
+        """Raise StoreError unless the configuration names a placeholder's token, and these sizes of a block."""
+        given = {"mask_token_id": self.config.get("mask_token_id"), **sizes}
+        for name, number in given.items():
+            least, most = (1, _MOST_LEVELS) if name in sizes else (0, self._embedded - 1)
+            if whole_number(number) is None or not least <= number <= most:
+                raise StoreError(
+                    f"The drafter in {self.location} has {number!r} as {name}; it must be a whole number from {least} "
+                    f"to {most}. Copy or download it again."
+                )
+
+    def _shapes_of_ends(self) -> dict[str, list[int]]:
+        """Return the shapes that the embeddings and the LM head of the file must have; of these, those that it has."""
+        width, rows = self.layer_config.hidden_size, self.layer_config.vocab_size if self.ids is None else len(self.ids)
+        # tokens without an embedding are not drafted, and end a draft
+        shapes = {_EMBEDDINGS: [self._embedded, width], _LM_HEAD: [rows, width]}
+        return {name: shape for name, shape in shapes.items() if name in self.weights}
 
     def fill(self, module: nn.Module, like: torch.Tensor) -> None:
         """Load the weights into a module, with the dtype and on the device of `like`.
@@ -90,13 +115,13 @@ class Speculator:
             raise UsageError(
                 f"The drafter in {self.location} has the tensor {unknown}, which foredraft does not know; give another."
             )
-        for name, expected in own.items():
+        needed = {name: list(each.shape) for name, each in own.items()} | self._shapes_of_ends()
+        for name, shape in needed.items():
             found = self.weights.get(name)
-            if found is None or found.shape != expected.shape:
+            if found is None or list(found.shape) != shape:
                 what = "has no tensor" if found is None else f"has a tensor of shape {list(found.shape)} as"
                 raise StoreError(
-                    f"The drafter in {self.location} {what} {name}, where {list(expected.shape)} is needed; copy or "
-                    "download it again."
+                    f"The drafter in {self.location} {what} {name}, where {shape} is needed; copy or download it again."
                 )
             if not torch.isfinite(found).all():
                 raise StoreError(f"The drafter in {self.location} is damaged: {name} holds NaN or infinity.")
@@ -113,25 +138,20 @@ def read_speculator(folder: Path, method: str, model: Any) -> Speculator:
     its files are damaged.
     """
     named = str(folder)
-    try:
+    with damaged_unless_read("drafter", folder):
         given = json.loads((folder / CONFIG).read_text())
         weights = _read_weights(folder)
         config = given if TYPE in given else _converted(given, weights, model)
         _refuse_kind(named, config, method, given, weights)
         layer_config = _layer_config(config)
-    except UsageError:
-        raise
-    except FileNotFoundError as error:
-        raise UsageError(f"{named} holds no drafter: {Path(error.filename).name} is missing.") from error
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, SafetensorError) as error:
-        raise StoreError(f"The drafter in {named} is damaged ({told(error)}). Copy or download it again.") from error
-    vocabulary = int(layer_config.vocab_size)
-    ids = _ids(named, weights, int(config.get("draft_vocab_size") or vocabulary), vocabulary)
-    usual = eagle_layers(int(model.config.get_text_config().num_hidden_layers))
-    layers: tuple[int, ...] = next((tuple(map(int, config[name])) for name in _TAPPED if config.get(name)), usual)
-    _check_target(named, config, layer_config, layers, model)
-    if layer_config.hidden_size != model.get_input_embeddings().weight.shape[1] and _EMBEDDINGS not in weights:
-        raise StoreError(f"The drafter in {named} has no tensor {_EMBEDDINGS}, and the target's have another width.")
+        vocabulary = int(layer_config.vocab_size)
+        ids = _ids(named, weights, int(config.get("draft_vocab_size") or vocabulary), vocabulary)
+        usual = eagle_layers(int(model.config.get_text_config().num_hidden_layers))
+        layers: tuple[int, ...] = next((tuple(map(int, config[name])) for name in _TAPPED if config.get(name)), usual)
+        _check_target(named, config, layer_config, layers, model)
+    other_width = layer_config.hidden_size != model.get_input_embeddings().weight.shape[1]
+    if lacking := next((name for name in (_EMBEDDINGS, _LM_HEAD) if other_width and name not in weights), None):
+        raise StoreError(f"The drafter in {named} has no tensor {lacking}, and the target's have another width.")
     return Speculator(named, config, layer_config, layers, ids, weights)
 
 
@@ -251,7 +271,6 @@ def _refuse_kind(
 def _check_target(
     named: str, config: Mapping[str, Any], layer_config: Any, layers: tuple[int, ...], model: Any
 ) -> None:
-    """Raise UsageError for a drafter of another target."""
     text = model.config.get_text_config()
     count, (vocabulary, width) = int(text.num_hidden_layers), model.get_input_embeddings().weight.shape
     verifier = (config.get("speculators_config") or {}).get("verifier") or {}

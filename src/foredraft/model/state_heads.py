@@ -15,6 +15,7 @@ from torch import nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from foredraft.model.compiled.package import MOST_ROWS
+from foredraft.model.head_files import damaged_unless_read
 from foredraft.model.kv_cache import TreeCache
 from foredraft.model.speculators import Ends, Speculator, read_speculator
 
@@ -63,7 +64,7 @@ def load_state_head(folder: Path, method: str, model: Any, make: Callable[[Specu
     """
     found = read_speculator(folder, method, model)
     like = model.get_input_embeddings().weight
-    with torch.device("meta"):
+    with damaged_unless_read("drafter", folder), torch.device("meta"):
         layers = make(found, like.shape[1])
     found.fill(layers, like)
     layers.rotary.to(like.device)
@@ -126,11 +127,6 @@ class StateCache:
     @property
     def length(self) -> int:
         return int(self.cache.length)
-
-    @property
-    def read_tokens(self) -> int:
-        """The number of the text's tokens that are read, or lie before those with known states."""
-        return self.begun + self.length
 
     def missing(self, tokens: int, states: torch.Tensor) -> Iterator[slice]:
         """Yield the pieces of the states, float[m, W], of a text that have no rows yet; the caller commits them.

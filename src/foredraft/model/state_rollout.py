@@ -34,10 +34,6 @@ class StateRollout:
         self._outputs = torch.empty(0)  # float[1 + H, D], the next states after the root and every row of the tree
         self._parents: IntArray = np.empty(0, np.int32)
 
-    @property
-    def committed(self) -> int:
-        return self._text.read_tokens
-
     @torch.inference_mode()
     def start(self, view: SequenceView) -> torch.Tensor | None:
         """Read a text as `Growing` says; its first token with a row is the one after the first known state."""
@@ -105,10 +101,6 @@ class BlockRollout:
         self.limits = len(head.ends.embeddings), None
         self._text = StateCache(block.new_cache)
         self._level = 0
-
-    @property
-    def committed(self) -> int:
-        return self._text.read_tokens
 
     @torch.inference_mode()
     def start(self, view: SequenceView) -> torch.Tensor | None:

@@ -146,7 +146,8 @@ def _layer_types(config: Any) -> list[str]:
 
 def _window(config: Any) -> tuple[int | None, str]:
     """Return the most tokens of a sequence, None for no limit, and why they are fewer than the model's own."""
-    window = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    names = ("max_position_embeddings", "n_positions", "max_target_positions")  # the last one is Whisper's
+    window = next((size for name in names if (size := getattr(config, name, None))), None)
     limits = [(int(window), "")] if window else []
     rope = getattr(config, "rope_parameters", None) or {}
     for group in (rope, *(value for value in rope.values() if isinstance(value, dict))):

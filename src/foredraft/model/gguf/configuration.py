@@ -78,7 +78,6 @@ def row_of(architecture: str) -> Architecture:
 
 
 def _named(row: Architecture, keys: Keys, known: Any) -> dict[str, Any]:
-    """Return the fields that keys fill by name."""
     found = {}
     silent = {key for key in (*UNUSED, *row.keys) if row.keys.get(key, ()) == ()}
     for key, names in {**dict.fromkeys((*NEUTRAL, *UNUSED), ()), **KEYS, **row.keys}.items():

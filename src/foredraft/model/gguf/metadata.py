@@ -81,7 +81,7 @@ class Keys:
 def read_header(file: Path) -> tuple[Metadata, dict[str, Place]]:
     """Read the header of a GGUF file, with the places of its tensors by name.
 
-    Raises UsageError if the file is damaged, or of a version that is not 2 or 3.
+    Raises UsageError if the file cannot be read, is damaged, or of a version that is not 2 or 3.
 
     `gguf.GGUFReader` makes NumPy views of each string, which takes many seconds for a vocabulary.
     """
@@ -89,6 +89,8 @@ def read_header(file: Path) -> tuple[Metadata, dict[str, Place]]:
         with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
             values, places = _Header(content).contents()
             return Metadata(values), places
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read ({told(error)}); give another GGUF file.") from error
     except ValueError as error:
         raise UsageError(
             f"{file} is not a complete GGUF file ({told(error)}); download it again, or give another one."
@@ -108,8 +110,8 @@ class _Header:
         values = {self._string(): self._value(self._number(_U32)) for _ in range(keys)}
         found = [self._tensor() for _ in range(tensors)]
         alignment = values.get("general.alignment", _ALIGNMENT)
-        if not isinstance(alignment, int) or alignment < 1:
-            raise ValueError(f"its general.alignment is {alignment!r}, which is no number of bytes")
+        if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+            raise ValueError(f"its general.alignment is {alignment!r}, which is no power of two")
         begin = -(-self._at // alignment) * alignment
         return values, {name: Place(shape, kind, begin + offset) for name, shape, kind, offset in found}
 

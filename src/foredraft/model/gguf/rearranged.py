@@ -46,10 +46,6 @@ def _experts_by_turns(tensor: torch.Tensor, _config: Any) -> torch.Tensor:
     return by_turns if tensor.ndim == 2 else by_turns.transpose(1, 2)
 
 
-def _experts_across(tensor: torch.Tensor, _config: Any) -> torch.Tensor:
-    return tensor.transpose(1, 2) if tensor.ndim == 3 else tensor
-
-
 def _to_key_heads(tensor: torch.Tensor, config: Any, dim: int = 0) -> torch.Tensor:
     """Put the value heads of each key head beside each other; in the file, all first ones come first."""
     keys, values = config.linear_num_key_heads, config.linear_num_value_heads
@@ -61,14 +57,6 @@ def _delta_rows(tensor: torch.Tensor, config: Any) -> torch.Tensor:
     values = config.linear_value_head_dim * config.linear_num_value_heads
     before, rows = tensor[:-values], tensor[-values:]
     return torch.cat([before, _to_key_heads(rows, config)])
-
-
-def _delta_convolution(tensor: torch.Tensor, config: Any) -> torch.Tensor:
-    return _depthwise(_delta_rows(tensor, config), config)
-
-
-def _delta_decays(tensor: torch.Tensor, config: Any) -> torch.Tensor:
-    return _log_of_minus(_to_key_heads(tensor, config), config)
 
 
 def _by_key_heads(tensor: torch.Tensor, config: Any) -> torch.Tensor:
@@ -84,11 +72,6 @@ def _depthwise(tensor: torch.Tensor, _config: Any) -> torch.Tensor:
     return tensor.unsqueeze(1) if tensor.ndim == 2 else tensor
 
 
-def _log_of_minus(tensor: torch.Tensor, _config: Any) -> torch.Tensor:
-    """Return the logarithms of decays, which the file has as they are, negative."""
-    return torch.log(-tensor)
-
-
 CHANGES: Mapping[str, Change] = {
     "halves": _halves,
     "minus_one": lambda tensor, _config: tensor - 1,
@@ -98,13 +81,13 @@ CHANGES: Mapping[str, Change] = {
     "by_groups": _by_groups,
     "by_key_heads": _by_key_heads,
     "experts_by_turns": _experts_by_turns,
-    "experts_across": _experts_across,
+    "experts_across": lambda tensor, _config: tensor.transpose(1, 2) if tensor.ndim == 3 else tensor,
     "depthwise": _depthwise,
-    "log_of_minus": _log_of_minus,
+    "log_of_minus": lambda tensor, _config: torch.log(-tensor),  # of decays, which the file has as they are, negative
     "delta_rows": _delta_rows,
     "delta_vector": _to_key_heads,
     "delta_columns": lambda tensor, config: _to_key_heads(tensor, config, 1),
-    "delta_convolution": _delta_convolution,
-    "delta_decays": _delta_decays,
+    "delta_convolution": lambda tensor, config: _depthwise(_delta_rows(tensor, config), config),
+    "delta_decays": lambda tensor, config: torch.log(-_to_key_heads(tensor, config)),
 }
 """Names in the table of architectures -> functions."""

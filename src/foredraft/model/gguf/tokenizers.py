@@ -90,7 +90,7 @@ def _byte_pairs(vocabulary: Vocabulary, merges: Sequence[str] | None, split: Spl
             "file, or the model as a transformers folder."
         )
     ids = vocabulary.ids
-    halves = [(merge[:at], merge[at + 1 :]) for merge in merges for at in (merge.find(" ", 1),)]
+    halves = dict.fromkeys((merge[:at], merge[at + 1 :]) for merge in merges for at in (merge.find(" ", 1),))
     known = [(left, right) for left, right in halves if left in ids and right in ids and left + right in ids]
     model = models.BPE(ids, known, ignore_merges=split.ignore_merges, byte_fallback=not split.byte_level)
     built = Tokenizer(model)
