@@ -19,6 +19,7 @@ import torch
 
 from foredraft.errors import told
 
+_WRITTEN = 16 * 2**20  # bytes of weights at once: Linux keeps them in pages of 2 MB, and a pass of one row takes 0.98
 _SOFTLY = 1  # omp_pause_soft: settings are kept
 _CAPSULE_ADDRESS = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
@@ -54,7 +55,8 @@ def weights_apart(path: Path) -> Iterator[dict[str, Any]]:
                 # code reads them by their strides, which `clone` does not keep where numbers lie apart
                 weights[name] = torch.empty_strided(each.shape, each.stride(), dtype=each.dtype).copy_(each)
         try:
-            torch.save(weights, path)
+            with path.open("wb", buffering=_WRITTEN) as file:
+                torch.save(weights, file)
         except RuntimeError as error:
             raise OSError(f"{path.name}: {told(error)}") from error
         del weights
