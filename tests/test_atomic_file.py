@@ -48,6 +48,14 @@ def test_a_symbolic_link_stays_and_the_file_that_it_leads_to_is_replaced(tmp_pat
     assert list(path.parent.iterdir()) == [path]
 
 
+def test_a_link_to_a_file_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "file" / "table")
+    with pytest.raises(StoreError, match=r"link cannot be written later: .*file is a file, not a folder"):
+        check_place(link)
+
+
 def test_a_device_is_no_place_for_a_file():
     """Root could rename a file to it, and every program of the machine would read and write that."""
     with pytest.raises(StoreError, match="it is a device or pipe"):

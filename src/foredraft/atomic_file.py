@@ -63,16 +63,17 @@ def store_file(path: Path, data: bytes) -> None:
 
 def check_place(path: Path, *, folder: bool = False) -> None:
     """Raise StoreError if `path`, a file or a `folder`, cannot be written later, before the work is done."""
-    found = next(place for place in (path, *path.absolute().parents) if os.path.exists(place))  # noqa: PTH110  # Path.exists may raise
-    if found == path and not (path.is_dir() if folder else path.is_file()):
+    written = followed(path)
+    found = next(place for place in (written, *written.absolute().parents) if os.path.exists(place))  # noqa: PTH110  # Path.exists may raise
+    if found == written and not (path.is_dir() if folder else path.is_file()):
         wanted, kind = ("folder", "file") if folder else ("file", "folder" if path.is_dir() else "device or pipe")
         raise StoreError(f"{path} cannot be written later: it is a {kind}, not a {wanted}. Name another place.")
-    if found != path and not found.is_dir():
+    if found != written and not found.is_dir():
         raise StoreError(f"{path} cannot be written later: {found} is a file, not a folder. Name another place.")
-    place = found if found.is_dir() else path.resolve().parent
+    place = found if found.is_dir() else written.resolve().parent
     try:  # permissions are not enough: /proc has them but takes no files
         with tempfile.TemporaryFile(dir=place), contextlib.suppress(FileNotFoundError):
-            temporary_beside(place / (path.name or "folder")).lstat()  # another error if the name is too long
+            temporary_beside(place / (written.name or "folder")).lstat()  # another error if the name is too long
     except OSError as error:
         raise StoreError(
             f"{path} cannot be written later: {place} is not writable ({error.strerror}). Name another place."

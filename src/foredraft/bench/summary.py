@@ -20,8 +20,9 @@ Rows = tuple[list[str], list[list[str]]]  # headings and rows of a table
 LOOP_SHARE = 0.2  # outputs with a larger share of repeated 8-grams loop, which favours n-gram drafters (chosen)
 LEAST_PAIRS = 4  # minimum number of prompts for a confidence interval (chosen)
 _T_QUANTILE = (1.959964, 2.372271, 2.822499, 2.555850, 1.589534)
-"""Student's t at 97.5 %, within 1 % from 3 degrees of freedom on, as coefficients of the powers of their inverse
-(Abramowitz and Stegun, "Handbook of Mathematical Functions", 1964, 26.7.5)."""
+"""Student's t at 97.5 %, within 1 % from 3 degrees of freedom on: the coefficients of the powers of their inverse. The
+first is the normal distribution's x, the others are g1(x) to g4(x) of Abramowitz and Stegun, "Handbook of Mathematical
+Functions" (1964), 26.7.5."""
 
 
 def repeated_share(ids: Sequence[int]) -> float:

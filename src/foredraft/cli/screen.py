@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 PALETTE = ("green", "cyan", "magenta", "yellow", "blue", "red")  # of a drafter's sources, in order
 
-_PIPE_WIDTH = 180  # columns of a table without a terminal (chosen)
+_PIPE_WIDTH = 180  # columns of a table without a terminal: those of `bench run` fit (chosen)
+# control sequences begin with ESC, or with one of the C1 codes
 _CONTROLS = {0x1B: "\N{SYMBOL FOR ESCAPE}", **dict.fromkeys(range(0x80, 0xA0), "\N{REPLACEMENT CHARACTER}")}
 _PATIENCE = 2.0  # seconds before a phase is announced without a terminal (chosen)
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from foredraft.atomic_file import store_file, unwritable
+from foredraft.atomic_file import TEMPORARY_SUFFIX, store_file, unwritable
 from foredraft.errors import StoreError, UsageError
 from foredraft.index import suffix_array
-from foredraft.index.storage import check_fit, damaged, open_store, write_lock, write_store
+from foredraft.index.storage import BUILDING_SUFFIX, check_fit, damaged, open_store, write_lock, write_store
 from foredraft.index.suffix_array import SuffixArrays, Symbols, grouped, pieces, symbol_dtype
 
 SEGMENT_KIND = "datastore-segment"
@@ -34,9 +34,11 @@ FORMAT_VERSION = 1
 
 _FORMAT = "foredraft-datastore"
 _SEGMENT_NAME = re.compile(r"[0-9a-f]{16}")
+_SEGMENT_FILE = _SEGMENT_NAME.pattern + re.escape(SEGMENT_SUFFIX)
 # files and folders that foredraft makes in a store, and removes; a user's own backup.segment or film.part is not one
 _STORE_FILE = re.compile(
-    r"datastore\.lock|(datastore\.json|[0-9a-f]{16}\.segment)(\.[0-9a-f]+\.part)?|[0-9a-f]{16}\.segment\.building"
+    f"{re.escape(LOCK)}|{_SEGMENT_FILE}{re.escape(BUILDING_SUFFIX)}"
+    f"|({re.escape(MANIFEST)}|{_SEGMENT_FILE})([.][0-9a-f]+{re.escape(TEMPORARY_SUFFIX)})?"
 )
 _REMEDY = "Build a store for this model: foredraft index build INPUT... --model MODEL --out FOLDER"
 
@@ -367,12 +369,9 @@ class DatastoreWriter:
         before = self.manifest.segments
         merged: list[SegmentEntry] = []
         for group in grouped(before, lambda entry: entry.tokens, most_tokens):
-            if len(group) == 1:
-                merged.append(group[0])
-                continue
             # checked, as a damaged text would get sound checksums
-            texts = [open_segment(self.folder, self.manifest, entry, check=True).symbols for entry in group]
-            merged.append(self._write(texts, progress))
+            opened = (open_segment(self.folder, self.manifest, entry, check=True) for entry in group)
+            merged.append(group[0] if len(group) == 1 else self._write([each.symbols for each in opened], progress))
         different = tuple(dict.fromkeys(merged))  # merged texts may be those of another segment
         self.manifest = replace(self.manifest, segments=different)
         return len(before) - len(different)
