@@ -153,18 +153,20 @@ def test_a_convolution_of_one_tap_keeps_no_inputs(family, taps):
 
 @pytest.mark.parametrize("joint", [False, True], ids=["alone", "in batches"])
 def test_threads_write_texts_with_one_model(joint):
-    """What a pass puts into the model's layers is its own, whoever else writes meanwhile."""
-    target = TorchTarget(model_of("qwen3_next"))
-    writer, prompts = Generator(target, None, method="prompt_lookup", nodes=6), [prompt_of(30 + n) for n in range(4)]
+    """What a pass puts into the model's layers is its own, whoever else writes meanwhile, also with another target."""
+    model, prompts = model_of("qwen3_next"), [prompt_of(30 + n) for n in range(4)]
+    targets = [TorchTarget(model) for _ in range(2)]
 
-    def write(prompt):
+    def write(number):
+        prompt, target = prompts[number], targets[number % 2]
+        writer = Generator(target, None, method="prompt_lookup", nodes=6)
         run = writer.begin(prompt, GREEDY, max_new_tokens=20)
         for _ in steps(run, writer.batch() if joint else None):
             pass
         return emitted(run)
 
     with ThreadPoolExecutor(4) as threads:
-        assert list(threads.map(write, prompts)) == [theirs(target, prompt, 20) for prompt in prompts]
+        assert list(threads.map(write, range(4))) == [theirs(targets[0], prompt, 20) for prompt in prompts]
 
 
 def scores_of(target):

@@ -42,7 +42,7 @@ def idle_teams():
 
 
 def test_threads_sleep_while_others_want_the_cores_and_spin_again_afterwards(machine):
-    waiting, before = Waiting(2, lambda: machine.used), idle_teams()
+    waiting, before = Waiting(lambda: 2, lambda: machine.used), idle_teams()
     assert machine.runs(waiting, 5, QUIET) == 0
     while not waiting.busy:
         machine.runs(waiting, 0.1, DISTURBED)
@@ -57,7 +57,7 @@ def test_threads_sleep_while_others_want_the_cores_and_spin_again_afterwards(mac
 
 
 def test_a_machine_that_stays_busy_is_looked_at_less_and_less(machine):
-    waiting = Waiting(2, lambda: machine.used)
+    waiting = Waiting(lambda: 2, lambda: machine.used)
     asleep = sum(machine.runs(waiting, 0.1, 0 if waiting.busy else DISTURBED) for _ in range(900))
     assert asleep > 0.9 * 900
 
@@ -65,7 +65,7 @@ def test_a_machine_that_stays_busy_is_looked_at_less_and_less(machine):
 @pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT"])
 def test_what_the_environment_says_stays(machine, monkeypatch, name):
     monkeypatch.setenv(name, "1")
-    waiting = Waiting(2, lambda: machine.used)
+    waiting = Waiting(lambda: 2, lambda: machine.used)
     machine.runs(waiting, 5, DISTURBED)
     assert not waiting.busy
 
@@ -74,7 +74,7 @@ def test_only_a_compiled_pass_of_two_threads_has_one(machine):
     threads = ctypes.CDLL(None).omp_get_max_active_levels
     usual = threads()
     for count, compiled, expected in ((2, True, 0), (2, False, usual), (4, True, usual), (1, True, usual)):
-        waiting = Waiting(count, lambda: machine.used)
+        waiting = Waiting(lambda count=count: count, lambda: machine.used)
         while count > 1 and not waiting.busy:
             machine.runs(waiting, 0.1, DISTURBED)
         with waiting.one_pass(compiled=compiled):

@@ -30,7 +30,7 @@ from foredraft.model.recurrent.adoption import adopt
 from foredraft.model.recurrent.state import StateLayer, begin
 from foredraft.model.rounding import error_beyond_rounding
 from foredraft.model.support import Support, cache_argument, inspect, warn_where_rows_depend
-from foredraft.model.waiting import Waiting
+from foredraft.model.waiting import waiting_of
 from foredraft.sampling.logits import best_on_device, top_by_blocks
 
 PREFILL_ROWS = 512  # tokens of a pass of an uncompiled model in prefill; limits the mask's memory; chosen
@@ -72,12 +72,13 @@ class TorchTarget:
         self._can_score_last = "logits_to_keep" in signature(model.forward).parameters
         self._takes_positions = bool(self.support.masks)  # a model without attention has none
         self._cache_argument = cache_argument(model)
-        self.waiting = Waiting(torch.get_num_threads())
+        self.waiting = waiting_of(model)
         if read is not None:
             return
-        adopt(model)
-        if any(self.support.recurrent) or not self.support.tested:
-            self._probe()
+        with self.waiting.lock:  # another target may run the model meanwhile
+            adopt(model)
+            if any(self.support.recurrent) or not self.support.tested:
+                self._probe()
 
     @property
     def model(self) -> Any:

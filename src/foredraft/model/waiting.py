@@ -16,7 +16,11 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import torch
+
+_ATTRIBUTE = "_foredraft_waiting"  # of a model's input embeddings: the `Waiting` of its passes
 _SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")  # with which a user says how threads wait
 _SHORTEST, _LONGEST = 0.25, 8.0  # seconds of processor time until the next look (chosen)
 _BUSY = 100
@@ -25,7 +29,7 @@ processes on two processors."""
 
 
 class Waiting:
-    """Chooses how the threads of this process wait, `threads` in each pass.
+    """Chooses how the threads of this process wait; `threads` returns how many a pass has.
 
     Nothing is changed if the environment says how they wait, if a pass has one thread, or without GNU OpenMP. `usage`
     returns the seconds of processor time and the interruptions of this process so far.
@@ -34,14 +38,17 @@ class Waiting:
     `replaced_attention`, the layers of recurrent states) is that pass's own; whoever puts it there holds `lock`.
     """
 
-    def __init__(self, threads: int, usage: Callable[[], tuple[float, int]] | None = None) -> None:
+    def __init__(self, threads: Callable[[], int], usage: Callable[[], tuple[float, int]] | None = None) -> None:
         self._library, self._threads = ctypes.CDLL(None), threads
         known = hasattr(self._library, "GOMP_parallel") and hasattr(self._library, "omp_set_max_active_levels")
-        self._is_free = threads > 1 and known and not any(name in os.environ for name in _SETTINGS)
+        self._is_free = known and not any(name in os.environ for name in _SETTINGS)
         self._usage = _usage if usage is None else usage
         self._last, self._until_look = self._usage(), _SHORTEST
         self.lock = threading.RLock()
         self._wake: weakref.finalize[[], Waiting] | None = None  # ends the team that does nothing
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return type(None), ()  # copies and pickles of a model are other models, whose passes wait by themselves
 
     @property
     def busy(self) -> bool:
@@ -52,9 +59,10 @@ class Waiting:
     def one_pass(self, *, compiled: bool) -> Iterator[None]:
         """Look whether the machine is busy, from time to time, and let a compiled pass have one thread if it is."""
         with self.lock:
-            if self._is_free:
+            threads = self._threads()
+            if self._is_free and threads > 1:
                 self._look()
-            alone = compiled and self.busy and self._threads == 2  # of more threads, one might take longer than all
+            alone = compiled and self.busy and threads == 2  # of more threads, one might take longer than all
             levels = self._library.omp_get_max_active_levels() if alone else 0
             if alone:
                 self._library.omp_set_max_active_levels(0)
@@ -85,6 +93,15 @@ class Waiting:
             self._wake = weakref.finalize(self, ended.set)
         else:
             self._until_look = _SHORTEST
+
+
+def waiting_of(model: Any) -> Waiting:
+    """Return how the passes of a model wait, the same for all targets of it or of a wrapper of it."""
+    own = vars(model.get_input_embeddings())
+    if own.get(_ATTRIBUTE, own) is None:  # of a copied model
+        own.pop(_ATTRIBUTE, None)
+    waiting: Waiting = own.setdefault(_ATTRIBUTE, Waiting(torch.get_num_threads))
+    return waiting
 
 
 def _idle(library: ctypes.CDLL, ended: threading.Event) -> None:
