@@ -312,15 +312,25 @@ def test_other_weights_and_other_threads_find_nothing(cache):
 
 
 def test_the_same_weights_in_other_code_find_nothing(cache):
-    """A class of the user's, or a newer version of a checkpoint's own code, may compute something else."""
+    """A class of the user's, or a newer version of a checkpoint's own code, may compute something else.
+
+    So may another state of its objects, such as the active adapter of PEFT's modules, which hold several.
+    """
 
     class Louder(torch.nn.Linear):
         def forward(self, rows):
-            return 2 * super().forward(rows)
+            return self._factors[self.active] * super().forward(rows)
 
     model = copy.deepcopy(small_model())
-    model.model.layers[0].mlp.down_proj.__class__ = Louder
+    layer = model.model.layers[0].mlp.down_proj
+    layer.__class__, layer._factors, layer.active = Louder, {"loud": 2, "quiet": 0.5}, "loud"
     assert find_compiled(model, cache) is None
+    folders = [compiled_folder(model, cache)]
+    layer.active = "quiet"
+    folders.append(compiled_folder(model, cache))
+    layer._factors["quiet"] = 0.25
+    folders.append(compiled_folder(model, cache))
+    assert len(set(folders)) == 3
 
 
 def test_the_same_weights_from_another_place_find_what_was_compiled(cache):

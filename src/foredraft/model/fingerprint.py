@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+
+LIBRARIES = ("foredraft", "transformers", "torch")  # whose code follows from the configuration
+_NO_STATE = {*vars(nn.Module()), "_is_hf_initialized"}  # attributes of every module
 
 
 def fingerprint(model: Any) -> str:
@@ -28,6 +32,22 @@ def architecture(config: Any) -> str:
     """Return a configuration as text, without the path that it was loaded from."""
     settings = {name: value for name, value in config.to_dict().items() if name != "_name_or_path"}
     return json.dumps(settings, sort_keys=True, default=str)
+
+
+def code_of(model: Any) -> list[str]:
+    """Return the classes of a model's modules, and the attributes of those that are not from torch or transformers.
+
+    Such attributes may say what is computed: PEFT's say which adapters are active, and their scales. Of values that
+    JSON cannot have, it is the type. Of a checkpoint's own code, a class's module names the version.
+    """
+    classes, states = set(), []
+    for path, module in model.named_modules():
+        kind = type(module)
+        classes.add(f"{kind.__module__}.{kind.__qualname__}")
+        if kind.__module__.partition(".")[0] not in LIBRARIES:
+            state = {name: value for name, value in vars(module).items() if name not in _NO_STATE}
+            states.append(path + json.dumps(state, skipkeys=True, default=lambda value: type(value).__qualname__))
+    return [*sorted(classes), *states]
 
 
 def files_identity(folder: Path) -> tuple[Any, ...]:

@@ -43,6 +43,7 @@ from foredraft.model.compiled.package import (
 )
 from foredraft.model.compiled.rewriting import gate_products, merge_products, sum_short_products, turn_rows
 from foredraft.model.families import COMPILED_RECURRENT, INDEXED
+from foredraft.model.fingerprint import LIBRARIES
 from foredraft.model.gguf.files import quantised_file
 from foredraft.model.kv_cache import Span
 from foredraft.model.machine import COMPILING, has_avx2, last_cache, multiplies_integers, usable_memory
@@ -70,7 +71,6 @@ OPTIONS = {
 }  # fmt: skip
 """Settings of torch's compiler."""
 
-_LIBRARIES = ("foredraft", "transformers", "torch")  # whose hooks and functions follow from the configuration
 _CODE_BYTES = 64 * 2**20  # a package beside its weights; those measured had 3 to 8 MiB; chosen
 Progress = Callable[[float, str], None]
 
@@ -172,7 +172,7 @@ def _altered(model: Any) -> str | None:
         own = vars(module)
         found = [*own["_forward_pre_hooks"].values(), *own["_forward_hooks"].values(), own.get("forward")]
         # transformers' own keep hidden states; None is also the module of torch's functions
-        if any((each.__module__ or "foredraft").partition(".")[0] not in _LIBRARIES for each in found if each):
+        if any((each.__module__ or "foredraft").partition(".")[0] not in LIBRARIES for each in found if each):
             return f"module {name}" if name else type(module).__name__
     return None
 

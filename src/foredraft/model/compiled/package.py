@@ -23,7 +23,7 @@ from foredraft.cache_folder import cache_path
 from foredraft.errors import ForedraftWarning, StoreError, told
 from foredraft.model.compiled.blocks import integers_file, stored_formats
 from foredraft.model.compiled.library import CompiledLibrary, weights_beside
-from foredraft.model.fingerprint import architecture
+from foredraft.model.fingerprint import architecture, code_of
 from foredraft.model.kv_cache import LayerShape
 from foredraft.model.layers import LAST
 from foredraft.model.machine import processor_lines
@@ -187,10 +187,8 @@ def _setting(model: Any) -> str:
     """Hash what a package depends on but the weights: architecture and code, dtype, threads, processor, libraries."""
     flags = processor_lines("flags", "features", "model name")  # code compiled for other instructions may crash
     processor = (platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability(), *flags)
-    # of a checkpoint's own code, the name of the module holds the version
-    code = sorted({f"{kind.__module__}.{kind.__qualname__}" for kind in map(type, model.modules())})
     parts = (
-        _FORMAT, architecture(model.config), code, str(model.dtype), model.config._attn_implementation,  # noqa: SLF001  # transformers has no public name for it
+        _FORMAT, architecture(model.config), code_of(model), str(model.dtype), model.config._attn_implementation,  # noqa: SLF001  # transformers has no public name for it
         torch.get_num_threads(), torch.__version__, transformers.__version__, processor,
     )  # fmt: skip
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
