@@ -339,18 +339,24 @@ def test_the_same_weights_from_another_place_find_what_was_compiled(cache):
     assert find_compiled(moved, cache) is not None
 
 
-def kept_checkpoint(cache, tmp_path, monkeypatch):
+def kept_checkpoint(cache, tmp_path, monkeypatch, *, dtype_named=True):
     """Return a folder with `small_model`, whose package is in a cache that is used until the test ends."""
     folder, own_cache = str(tmp_path / "model"), tmp_path / "cache"
     copy.deepcopy(small_model()).save_pretrained(folder)  # which adds to its configuration
+    if not dtype_named:
+        config = json.loads(Path(folder, "config.json").read_text())
+        Path(folder, "config.json").write_text(json.dumps({name: config[name] for name in config if name != "dtype"}))
     package = compiled_folder(load_model(folder), own_cache)  # a saved configuration has further fields
     shutil.copytree(compiled_folder(small_model(), cache), package)
     monkeypatch.setenv(CACHE_VARIABLE, str(own_cache))
     return folder
 
 
-def test_weights_of_a_compiled_model_are_read_for_the_first_pass_that_needs_them(cache, tmp_path, monkeypatch):
-    folder = kept_checkpoint(cache, tmp_path, monkeypatch)
+@pytest.mark.parametrize("dtype_named", [True, False])
+def test_weights_of_a_compiled_model_are_read_for_the_first_pass_that_needs_them(
+    cache, tmp_path, monkeypatch, dtype_named
+):
+    folder = kept_checkpoint(cache, tmp_path, monkeypatch, dtype_named=dtype_named)
     first, again = load_target(folder), load_target(folder)
     assert [each.outline.device.type for each in (first, again)] == ["cpu", "meta"]
     texts = [written(each, "prompt_lookup", {}, 10, SAMPLINGS[1]) for each in (first, again)]

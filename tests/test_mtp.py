@@ -13,6 +13,7 @@ from foredraft.api import load
 from foredraft.contracts import SequenceView
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import ForedraftWarning, StoreError, UsageError
+from foredraft.model.gguf.files import SOURCE
 from foredraft.model.loading import load_model
 from foredraft.model.mtp import load_mtp
 from foredraft.model.state_heads import HeadModel
@@ -83,6 +84,11 @@ def test_a_checkpoint_without_the_layer_or_with_a_part_of_it_is_refused(tmp_path
     for bare.config.name_or_path in ("", "file.gguf", "a/model", "/a/folder/file.gguf"):
         with pytest.raises(UsageError, match=r"holds no MTP layer \(tensors mtp\."):
             drafter_of(TorchTarget(bare))
+    (tmp_path / SOURCE).touch()  # the integers of rounded weights
+    bare.name_or_path = bare.config.name_or_path = str(tmp_path)
+    with pytest.raises(UsageError, match=r"are rounded \(dtype q8_0 or q4_0\), which leaves its MTP layer out"):
+        drafter_of(TorchTarget(bare))
+    (tmp_path / SOURCE).unlink()
     part = save_checkpoint(tmp_path, "qwen3_5_text", without="mtp.norm.weight")[0]
     with pytest.raises(StoreError, match="post_norm"):
         drafter_of(TorchTarget(part))

@@ -164,6 +164,19 @@ def test_a_weight_that_is_missing_is_named_and_not_random(kind, tmp_path):
         load_model(str(tmp_path))
 
 
+@pytest.mark.parametrize("kind", ["gemma3", "qwen3_vl", "no wrapper"])
+def test_layers_that_the_configuration_does_not_count_are_refused(kind, tmp_path):
+    saved(target_of("llama").model if kind == "no wrapper" else wrapper_of(kind), tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    text = config.get("text_config", config)
+    count = text["num_hidden_layers"] = text["num_hidden_layers"] - 1
+    text["layer_types"] = (text.get("layer_types") or ["full_attention"] * count)[:count]
+    path.write_text(json.dumps(config))
+    with pytest.raises(UsageError, match=rf"has a layer {count}, .* says that there are {count} \(num_hidden_layers\)"):
+        load_model(str(tmp_path))
+
+
 @WRAPPER
 def test_a_text_model_without_weights_is_described_as_with_them(family, tmp_path):
     folder = saved(wrapper_of(family), tmp_path)

@@ -56,7 +56,7 @@ def load_assistant(named: str, target: Any) -> Assistant:
     with usage_errors("assistant (transformers before 5.24 builds none)", named):
         loading: Any = AutoModelForCausalLM.from_pretrained  # its annotations do not know of two results
         model, found = loading(location, dtype=target.dtype, output_loading_info=True)
-    check_complete(location, found)
+    check_complete(location, found, model)
     model = model.to(target.device).eval()
     model.requires_grad_(requires_grad=False)
     # those that compute keys of their own: the last ones of a small Gemma 4 read others' too

@@ -3,6 +3,7 @@
 Uses transformers' loaders and knows the default model's name. Does not depend on what the model is used for.
 """
 
+import re
 import socket
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -35,6 +36,7 @@ class LoadingOptions(TypedDict, total=False):
 
 
 _FOR_ALL = ("revision", "trust_remote_code")  # options that configurations and tokenizers accept too
+_LAYER = re.compile(r"(.*?)\.(\d+)\.(\w+)")  # of a weight's name: the path of the layers, a number, and a part of it
 _HUB_SECONDS = 5.0  # connection timeout; a slower connection could not download a model either
 
 
@@ -117,7 +119,7 @@ def load_outline(
 ) -> Any:
     """Return what `load_model` returns, but without its weights, on the meta device; None where these are needed.
 
-    They are needed on other devices than the CPU, and if transformers gets options.
+    They are needed on other devices than the CPU, if transformers gets options, and if nothing else says the dtype.
     """
     from transformers import AutoConfig, GenerationConfig
 
@@ -129,6 +131,10 @@ def load_outline(
     with usage_errors("model", model), no_progress_bar():
         location = _source(model, dtype, options)
         config = AutoConfig.from_pretrained(location)
+        if chosen_dtype == "auto" and not (config.dtype or config.get_text_config().dtype):
+            if (found := _stored_dtype(location)) is None:
+                return None
+            chosen_dtype = found
         if isinstance(chosen_dtype, torch.dtype):
             config.dtype = config.get_text_config().dtype = chosen_dtype
         outline = empty_model(config)
@@ -136,6 +142,19 @@ def load_outline(
     with suppress(OSError):  # the checkpoint has none
         outline.generation_config = GenerationConfig.from_pretrained(location)
     return _finished(outline)
+
+
+def _stored_dtype(location: str) -> torch.dtype | None:
+    """Return the dtype that transformers takes for a checkpoint whose configuration names none, from its first file."""
+    from safetensors import safe_open
+
+    from foredraft.model.mtp import tensors_of
+
+    if not (files := tensors_of(location)):
+        return None
+    with safe_open(min(files.values()), "pt") as opened:
+        stored = (opened.get_tensor(name).dtype for name in opened.keys())  # noqa: SIM118  # it is no mapping
+        return next((each for each in stored if each in DTYPES.values()), None)
 
 
 def _finished(model: Any) -> Any:
@@ -172,20 +191,36 @@ def _read(location: str, **options: Any) -> Any:
         loaded, found = read(location, output_loading_info=True, **options)
     else:
         loaded, found = load_text_model(location, config, **options)
-    check_complete(location, found)
+    check_complete(location, found, loaded)
     if revision := options.get("revision"):  # what is read later, such as an MTP layer, is of the same revision
         file = cached_file(location, "config.json", revision=revision)
         loaded.name_or_path = loaded.config.name_or_path = str(Path(str(file)).parent)
     return loaded
 
 
-def check_complete(location: str, found: Mapping[str, Any]) -> None:
-    """Raise UsageError if transformers' information on a load says that a checkpoint lacks weights."""
+def check_complete(location: str, found: Mapping[str, Any], model: Any) -> None:
+    """Raise UsageError if transformers' information on a load says that a checkpoint lacks weights, or has more layers.
+
+    Behind the last layer of `model` may be one that drafts (MTP), which has other parts.
+    """
     if missing := sorted(found["missing_keys"]):
         others = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
         raise UsageError(
             f"The checkpoint {location} has no weight {missing[0]}{others}, which transformers would fill with random "
             "numbers; copy or download it again, or give another."
+        )
+    own = [layer.groups() for layer in map(_LAYER.match, model.state_dict()) if layer]
+    paths, parts = {path for path, _, _ in own}, {part for _, _, part in own}
+    count, further = model.config.get_text_config().num_hidden_layers, dict[int, set[str]]()
+    for layer in filter(None, map(_LAYER.match, found["unexpected_keys"])):
+        is_own = any(f".{path}".endswith(f".{layer[1]}") for path in paths)  # the body alone has shorter names
+        if is_own and int(layer[2]) >= count:
+            further.setdefault(int(layer[2]), set()).add(layer[3])
+    if unused := [number for number, has in sorted(further.items()) if has <= parts]:
+        raise UsageError(
+            f"The checkpoint {location} has a layer {unused[0]}, counted from 0, and its config.json says that there "
+            f"are {count} (num_hidden_layers), so its scores would be another model's; copy or download it again, or "
+            "mend the number."
         )
 
 

@@ -23,7 +23,7 @@ from torch import nn
 from transformers.utils import logging
 
 from foredraft.errors import ForedraftWarning, StoreError, UnsupportedModelError, UsageError, told
-from foredraft.model.gguf.files import weights_of
+from foredraft.model.gguf.files import quantised_file, weights_of
 from foredraft.model.gguf.reader import opened
 from foredraft.model.gguf.weights import weights_named
 from foredraft.model.layers import model_parts, shared_copy
@@ -73,7 +73,7 @@ def mtp_tensors(config: Any) -> list[str]:
     if files := weights_of(str(config.name_or_path)):
         names = [name for name in opened(files)[1] if name.startswith(_block(config))]
         return names if f"{_block(config)}nextn.eh_proj.weight" in names else []
-    return [name for name in _files(str(config.name_or_path)) if name.startswith(_prefixes(config))]
+    return [name for name in tensors_of(str(config.name_or_path)) if name.startswith(_prefixes(config))]
 
 
 def load_mtp(model: Any) -> StateHead[MtpLayers]:
@@ -85,6 +85,12 @@ def load_mtp(model: Any) -> StateHead[MtpLayers]:
         from transformers.modeling_layers import MtpModel
     except ImportError as error:
         raise UsageError("Method 'mtp' needs transformers 5.23 or newer; update transformers.") from error
+    files = weights_of(str(model.config.name_or_path))
+    if not files and quantised_file(model) is not None:
+        raise UsageError(
+            "The weights of this model are rounded (dtype q8_0 or q4_0), which leaves its MTP layer out. Leave the "
+            "dtype out, or choose another method."
+        )
     if not mtp_tensors(model.config):
         raise UsageError(
             f"The checkpoint of {model.config.name_or_path or 'this model'} holds no MTP layer (tensors "
@@ -94,7 +100,7 @@ def load_mtp(model: Any) -> StateHead[MtpLayers]:
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # it would report the tensors that belong to the model
     try:
-        if files := weights_of(str(model.config.name_or_path)):
+        if files:
             loaded = _of_file(model, MtpModel, files).eval()
         else:
             loaded = MtpModel.from_pretrained(_declared(model), device_map={"": model.device}).eval()
@@ -161,7 +167,7 @@ def _declared(model: Any) -> Any:
     return named
 
 
-def _files(location: str) -> dict[str, Path]:
+def tensors_of(location: str) -> dict[str, Path]:
     """Return the tensors of a checkpoint's safetensors, in a folder or downloaded, and their files; none without."""
     for name in _FILES if location else ():
         file: Any = Path(location, name)
@@ -183,7 +189,7 @@ def _files(location: str) -> dict[str, Path]:
 def _warn_of_other_weights(model: Any) -> None:
     """Warn if the last norm is not that of the checkpoint: transformers does not keep a model's revision."""
     location, name = str(model.config.name_or_path), f"{model_parts(model).norm}.weight"
-    if Path(location).is_dir() or (file := _files(location).get(name)) is None:
+    if Path(location).is_dir() or (file := tensors_of(location).get(name)) is None:
         return
     with safe_open(file, framework="pt") as opened:
         stored, own = opened.get_tensor(name), model.state_dict()[name]
