@@ -47,7 +47,7 @@ NAMES = {
 
 
 def write_gguf(file, *, architecture="llama", tokens=True, file_type=7, f16_of=None, merged=()):
-    """Write a random Llama with the toy's tokenizer and 8-bit matrices, or F16 of the numbers of a dtype.
+    """Write a random Llama with the toy's tokenizer and 8-bit matrices, or F16 (F32) of the numbers of a dtype.
 
     Tensors whose names end with what is `merged` have F16's own numbers, as where an adapter was added to a model.
     """
@@ -69,7 +69,8 @@ def write_gguf(file, *, architecture="llama", tokens=True, file_type=7, f16_of=N
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(len(vocabulary))
-    writer.add_file_type(file_type)
+    if file_type is not None:
+        writer.add_file_type(file_type)
     if tokens:
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre("gpt-2")
@@ -85,7 +86,8 @@ def write_gguf(file, *, architecture="llama", tokens=True, file_type=7, f16_of=N
             writer.add_tensor(ours, array)
         elif f16_of is not None:
             kept = torch.float16 if ours.endswith(tuple(merged)) else f16_of
-            writer.add_tensor(ours, weights[theirs].to(kept).to(torch.float16).numpy())
+            stored = torch.float32 if f16_of == torch.float32 else torch.float16
+            writer.add_tensor(ours, weights[theirs].to(kept).to(stored).numpy())
         else:
             packed = quants.quantize(array, GGMLQuantizationType.Q8_0)
             writer.add_tensor(ours, packed, raw_dtype=GGMLQuantizationType.Q8_0)
@@ -261,6 +263,10 @@ def test_drafted_text_of_a_file_is_plain_decodings(file):
         (1, torch.bfloat16, (), torch.bfloat16),
         (1, torch.bfloat16, ("attn_q.weight", "attn_v.weight"), torch.float32),
         (32, None, (), torch.bfloat16),
+        (None, torch.float32, (), torch.float32),
+        (None, torch.float16, (), torch.float32),
+        (None, torch.bfloat16, (), torch.bfloat16),
+        (None, None, (), torch.bfloat16),
     ],
 )
 def test_weights_keep_the_precision_of_the_file(file_type, f16_of, merged, dtype, tmp_path, cache):

@@ -86,7 +86,9 @@ def _dtype(metadata: Metadata, tensors: Tensors) -> str:
 
     It is enough for what was quantised, and for F16 made from bfloat16. Some families overflow in float16.
     """
-    kind = metadata.get("general.file_type")
+    kind, formats = metadata.get("general.file_type"), tensors.formats()
+    if kind is None and formats <= {"F32", "F16"}:  # a file need not say it
+        kind = _ALL_F32 if formats == {"F32"} else _MOSTLY_F16
     if kind != _MOSTLY_F16:
         return "float32" if kind == _ALL_F32 else "bfloat16"
     halves = (name for name in tensors if tensors.stored(name)[1].name == "F16")
