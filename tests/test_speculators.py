@@ -145,6 +145,10 @@ def test_damaged_drafters_are_refused(tmp_path):
     (tmp_path / "five").mkdir()
     with pytest.raises(UsageError, match=r"holds no drafter: config.json is missing"):
         make_drafter("eagle3", {"model": str(tmp_path / "five")}, Resources(VOCABULARY, target=target_of("llama")))
+    (tmp_path / "seven" / "model.safetensors").unlink()
+    (tmp_path / "seven" / "model.safetensors").symlink_to(tmp_path / "nothing")  # safetensors' error names no file
+    with pytest.raises(UsageError, match=r"holds no drafter: .*nothing|holds no drafter: .*model\.safetensors"):
+        make_drafter("eagle3", {"model": str(tmp_path / "seven")}, Resources(VOCABULARY, target=target_of("llama")))
     (tmp_path / "one" / "config.json").write_text("{")
     with pytest.raises(StoreError, match="is damaged"):
         make_drafter("eagle3", {"model": str(tmp_path / "one")}, Resources(VOCABULARY, target=target_of("llama")))

@@ -93,8 +93,8 @@ def load_dflash(folder: Path, model: Any, method: str = METHOD) -> StateHead[DFl
     """
 
     def make(found: Speculator, width: int) -> DFlashLayers:
-        found.check_block(block_size=found.config.get("block_size"))
         layer, rank = found.layer_config, int(found.config.get("markov_rank", 256)) if method == WITH_TOKENS else 0
+        found.check_block(1 + _first(found.config, tokens=rank > 0), block_size=found.config.get("block_size"))
         kind = found.config.get("markov_head_type", _PLAIN)
         if rank and kind not in (_PLAIN, _GATED):
             raise UsageError(
@@ -108,14 +108,17 @@ def load_dflash(folder: Path, model: Any, method: str = METHOD) -> StateHead[DFl
     return load_state_head(folder, method, model, make)
 
 
+def _first(config: Mapping[str, Any], *, tokens: bool) -> int:
+    """Return the first row that drafts: DSpark's first one, whose `tokens` count, does unless it says otherwise."""
+    return 0 if config.get("sample_from_anchor", tokens) else 1
+
+
 class DFlashBlock:
     """One sequence's passes, as `Block`."""
 
     def __init__(self, head: StateHead[DFlashLayers]) -> None:
         self._head, self.new_cache = head, head.layers.new_cache
-        # DSpark's first row drafts too, unless it says otherwise
-        drafts = head.config.get("sample_from_anchor", head.layers.markov_head is not None)
-        size, self._first = head.config["block_size"], 0 if drafts else 1
+        size, self._first = head.config["block_size"], _first(head.config, tokens=head.layers.markov_head is not None)
         self.levels = size - self._first
         self._masks = np.full(size, head.config["mask_token_id"], np.int64)
         self._sees = np.ones((size, size), np.bool_)

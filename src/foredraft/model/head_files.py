@@ -128,7 +128,8 @@ def damaged_unless_read(what: str, folder: Path) -> Iterator[None]:
     except ForedraftError:
         raise
     except FileNotFoundError as error:
-        raise UsageError(f"{folder} holds no {what}: {Path(error.filename).name} is missing.") from error
+        lack = f"{Path(error.filename).name} is missing" if error.filename else told(error)  # safetensors names no file
+        raise UsageError(f"{folder} holds no {what}: {lack}.") from error
     except Exception as error:  # there is no list of what readers of files and configurations raise
         raise StoreError(f"The {what} in {folder} is damaged ({told(error)}). Copy or make it again.") from error
 

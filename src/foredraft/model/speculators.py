@@ -86,11 +86,11 @@ class Speculator:
         """The number of tokens with an embedding; the target has one for each of the vocabulary at least."""
         return len(self.weights[_EMBEDDINGS]) if _EMBEDDINGS in self.weights else int(self.layer_config.vocab_size)
 
-    def check_block(self, **sizes: Any) -> None:
-        """Raise StoreError unless the configuration names a placeholder's token, and these sizes of a block."""
+    def check_block(self, fewest: int = 1, **sizes: Any) -> None:
+        """Raise StoreError unless the configuration names a placeholder's token, and these sizes, `fewest` or more."""
         given = {"mask_token_id": self.config.get("mask_token_id"), **sizes}
         for name, number in given.items():
-            least, most = (1, _MOST_LEVELS) if name in sizes else (0, self._embedded - 1)
+            least, most = (fewest, _MOST_LEVELS) if name in sizes else (0, self._embedded - 1)
             if whole_number(number) is None or not least <= number <= most:
                 raise StoreError(
                     f"The drafter in {self.location} has {number!r} as {name}; it must be a whole number from {least} "
