@@ -571,6 +571,44 @@ def test_slots_are_shared_only_where_they_were_copied(monkeypatch):
     assert arena.open(tokens, len(tokens)) is source
 
 
+def test_finished_sequences_take_no_more_than_they_may_though_there_is_room():
+    """Of an arena that is made for one long text, in which many short ones end."""
+    arena, ends = Arena([(3, 4)] * 2, torch.float32, 65536, most_kept=2048), []
+    for number in range(30):
+        tokens = np.arange(300) + 1000 * number
+        lease = arena.open(tokens, len(tokens))
+        lease.reserve(tokens[:-1])
+        lease.commit(range(len(tokens) - 1))
+        lease.reserve(np.arange(200 * (number % 3)))
+        ends.append(lease.start + lease.capacity)
+        arena.close(lease)
+    assert max(ends) <= 2 * 2048
+    assert arena.open(tokens, len(tokens)) is lease
+
+
+def test_slots_that_were_half_moved_are_not_reused(monkeypatch):
+    """Where a lease is moved to slots that overlap its own, an interrupt leaves some layers overwritten."""
+    arena, tokens = Arena([(3, 4)] * 2, torch.float32, 1024), np.arange(300) % 50
+    other, lease = arena.open(tokens[:40] + 50, 40), arena.open(tokens, len(tokens))
+    lease.reserve(tokens[:-1])
+    lease.commit(range(len(tokens) - 1))
+    arena.close(other)
+    copy, start = arena._copy, lease.start
+
+    def interrupted(*slots):
+        arena.buffers = arena.buffers[:1]
+        copy(*slots)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(arena, "_copy", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            lease.reserve(np.arange(650))
+    arena.close(lease)
+    assert start
+    assert arena.open(tokens, len(tokens)).length == 0
+
+
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("done", [False, True])
 def test_an_interrupt_leaves_a_model_its_own_attention(number, done):

@@ -86,15 +86,17 @@ class Lease:
 class Arena:
     """Up to `most_slots` slots for many sequences, in buffers of these `shapes`: key heads and their size.
 
-    Recurrent layers have `states`, made for `most_states` places. Raises OutOfMemoryError if there is no memory for
-    all of that.
+    Finished sequences' slots are kept while all leases have no more than `most_kept`, if that is given. Recurrent
+    layers have `states`, made for `most_states` places. Raises OutOfMemoryError if there is no memory for all of that.
     """
 
     def __init__(
         self, shapes: Sequence[tuple[int, int]], dtype: torch.dtype, most_slots: int,
         states: "Callable[[int], JointStates | RecordStates] | None" = None, most_states: int = 0,
+        most_kept: int | None = None,
     ) -> None:  # fmt: skip
         self.most_slots, self.most_states = min(most_slots, MOST_SLOTS), most_states
+        self._most_kept = most_kept
         self._leases: list[Lease] = []  # of idle ones, the least recently used first
         try:  # the system provides memory for the slots that are written to, but may refuse to promise so much
             stores = {
@@ -148,6 +150,7 @@ class Arena:
                 source.idle = True
                 raise
             return source
+        self._forget(capacity, keep=source)
         try:
             start = self._place(capacity, keep=source)
         except OutOfMemoryError:
@@ -188,6 +191,7 @@ class Arena:
     def move(self, lease: Lease, needed: int) -> None:
         """Give a lease `needed` slots or more, elsewhere if need be; raises OutOfMemoryError without room."""
         capacity = whole_blocks(needed + needed // 4)
+        self._forget(capacity - lease.capacity, keep=lease)
         if self._extend(lease, capacity):
             return
         start = self._gap(self._leases, capacity)
@@ -200,8 +204,20 @@ class Arena:
             except OutOfMemoryError:
                 start = self._place(capacity, moved=lease)
         if start != lease.start:
-            self._copy(lease.start, start, lease.length)
-        lease.start, lease.capacity = start, capacity
+            tokens, lease.tokens = lease.tokens, lease.tokens[:0]  # an interrupt leaves none, as slots may overlap
+            self._copy(lease.start, start, len(tokens))
+            lease.start, lease.tokens = start, tokens
+        lease.capacity = capacity
+
+    def _forget(self, more: int, keep: Lease | None) -> None:
+        """Drop idle leases other than `keep` for which there are too many slots, before `more` are leased."""
+        idle = [lease for lease in self._leases if lease.idle and lease is not keep]
+        while (
+            idle
+            and self._most_kept is not None
+            and sum(each.capacity for each in self._leases) + more > self._most_kept
+        ):
+            self._leases.remove(idle.pop(0))
 
     def _extend(self, lease: Lease, capacity: int) -> bool:
         """Return whether a lease could be extended where it is, to `capacity` slots."""

@@ -141,12 +141,14 @@ class JointPasses:
         """Begin with an empty arena for passes of `forward`."""
         self._run, state, most_bytes = forward, forward.state_size, self._most_bytes
         slot = sum(heads * size for heads, size in forward.shapes) * self.target.dtype.itemsize
-        slots, places = 2 * (self.target.window or MOST_SLOTS), _PLACES
+        slots, places, kept = 2 * (self.target.window or MOST_SLOTS), _PLACES, None
         if most_bytes is not None:
             slots = int(max(most_bytes - _LEAST_PLACES * state, 0) // (slot + state / STATE_TOKENS))
-            slots = max(slots, self._tokens)
+            if self._tokens > slots:
+                slots, kept = self._tokens, slots
             places = min(_LEAST_PLACES + slots // STATE_TOKENS, _MOST_PLACES)
-        self._arena = Arena(forward.shapes, self.target.dtype, slots, forward.states if state else None, places)
+        states = forward.states if state else None
+        self._arena = Arena(forward.shapes, self.target.dtype, slots, states, places, kept)
         self.close = self._arena.close
         self._buffers = dict(enumerate(self._arena.buffers))
         if self._arena.states is not None:
