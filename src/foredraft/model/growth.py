@@ -176,6 +176,7 @@ class RolloutDrafting:
         self, rollout: Growing, rules: GrowthRules, imitation: Imitation, calibrate: Calibrate | None = None
     ) -> None:
         self.rollout, self._rules, self._imitation, self._calibrate = rollout, rules, imitation, calibrate
+        self._checked, self._unknown = 0, False  # ids of the text so far, and whether one is unknown to the model
         self.graph: DraftGraph | None = None  # of the last draft, if there was one
         self.rows: IntArray = np.empty(0, np.int32)  # the rollout's row of each of its nodes; -1 for a node without one
 
@@ -186,8 +187,9 @@ class RolloutDrafting:
         """
         (vocabulary, window), ids = self.rollout.limits, view.ids
         self.graph, depth = None, budget.depth if window is None else min(budget.depth, window - len(ids))
-        unknown = ids.max(initial=0) >= vocabulary
-        if budget.nodes <= 0 or depth <= 0 or unknown or (logits := self.rollout.start(view)) is None:
+        self._unknown |= bool(ids[self._checked :].max(initial=0) >= vocabulary)
+        self._checked = len(ids)
+        if budget.nodes <= 0 or depth <= 0 or self._unknown or (logits := self.rollout.start(view)) is None:
             return EMPTY_DRAFT
         self.graph, depth = self._grow(view, logits, replace(budget, depth=depth))
         tree = unmerge(self.graph, budget.nodes, depth)
