@@ -10,8 +10,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
+import torch
 
 from foredraft.api import load
+from foredraft.bench.cell import settings_name
 from foredraft.bench.method import parse_method
 from foredraft.bench.recommendation import advise
 from foredraft.bench.runner import MethodWriter, PeerWriter, Run, stalled_seconds, write_interleaved
@@ -343,6 +345,9 @@ def test_the_command_measures_and_keeps(tmp_path, capsys):
     assert (row["task"], row["texts"], row["identical"], row["statistics"]["emitted"]) == ("embedded/chat", 1, 1, 8)
     (cell,) = map(json.loads, out.read_text().splitlines())
     assert (cell["task"], cell["method"], len(cell["own"]["token_ids"])) == ("embedded/chat", "prompt_lookup", 8)
+    assert cell["dtype"] == "float32"
+    assert cell["machine"]["torch"] == torch.__version__
+    assert cell["machine"]["processor"]
     assert main(command) == 0
     assert "prompt_lookup" in capsys.readouterr().out
 
@@ -365,6 +370,21 @@ def test_what_cannot_be_measured_is_refused_in_a_sentence(arguments, says, capsy
     error = capsys.readouterr().err
     assert says in error
     assert error.count("\n") == 1
+
+
+def test_prompts_are_not_replaced_by_their_measurements(tmp_path, capsys):
+    file = tmp_path / "mine.jsonl"
+    file.write_text('{"text": "Hello"}\n')
+    for task in (str(file), f"{file}:text"):
+        assert main(["bench", "run", "--task", task, "--out", str(file)]) == 2
+        assert "mine.jsonl is an input of this command and would be replaced" in capsys.readouterr().err
+    assert file.read_text() == '{"text": "Hello"}\n'
+
+
+def test_temperatures_that_differ_a_little_are_settings_of_their_own():
+    given = [{"temperature": each, "max_new_tokens": 8, "seed": 0} for each in (0.7, 0.70000001, 1.0)]
+    names = ["temperature0.7-8-seed0", "temperature0.70000001-8-seed0", "temperature1-8-seed0"]
+    assert [settings_name(each) for each in given] == names
 
 
 def test_every_stream_of_every_load_has_as_many_prompts_and_none_is_asked_twice():

@@ -130,6 +130,19 @@ def test_a_table_goes_where_a_file_can_be_made(corpus, capsys):
     assert "/proc is not writable" in capsys.readouterr().err
 
 
+@pytest.mark.filterwarnings("ignore::foredraft.errors.ForedraftWarning")  # of the table, which is left out
+def test_an_output_is_no_input(tmp_path, corpus, capsys):
+    """Named itself, or in a folder; a folder of texts may hold another output."""
+    before = corpus.read_bytes()
+    for given in (corpus, tmp_path):
+        assert main(["table", "build", str(given), "--out", str(corpus), "--overwrite", *DEMO]) == 2
+        assert "is an input of this command and would be replaced" in capsys.readouterr().err
+    assert main(["train", "traces", *DEMO, "--data", str(corpus), "--out", str(corpus)]) == 2
+    assert corpus.read_bytes() == before
+    for more in ([], ["--overwrite"]):
+        assert main(["table", "build", str(tmp_path), "--out", str(tmp_path / "a.table"), *DEMO, *more]) == 0
+
+
 def test_text_is_added_to_a_store_of_a_model_with_more_ids_than_its_tokenizer(tmp_path, corpus, capsys):
     """Such as a memory: a model's embeddings may be padded."""
     words = words_of(TOY)

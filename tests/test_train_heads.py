@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -602,10 +603,11 @@ def test_layers_that_the_configuration_cannot_describe_are_refused_before_texts_
 
 
 def test_a_head_is_not_written_over_a_model(saved_model, tmp_path, capsys):
-    before = (saved_model / "config.json").read_bytes()
-    assert run_train("eagle3", saved_model, data_file(tmp_path), saved_model, *QUICKLY) == 2
+    other = shutil.copytree(saved_model, tmp_path / "other")
+    before = (other / "config.json").read_bytes()
+    assert run_train("eagle3", saved_model, data_file(tmp_path), other, *QUICKLY) == 2
     assert "is the folder of a model, whose files would be replaced" in " ".join(capsys.readouterr().err.split())
-    assert (saved_model / "config.json").read_bytes() == before
+    assert (other / "config.json").read_bytes() == before
 
 
 def test_the_curve_is_json_though_nothing_is_held_out(saved_model, tmp_path):

@@ -34,5 +34,9 @@ class Cell:
 
 def settings_name(settings: Mapping[str, Any]) -> str:
     """Return a name for generation arguments, such as `greedy-128-seed0` or `temperature0.7-128-seed0`."""
-    sampled = [f"{name}{settings[name]:g}" for name in ("temperature", "top_p", "top_k", "min_p") if name in settings]
+    sampled = [
+        f"{name}{str(settings[name]).removesuffix('.0')}"
+        for name in ("temperature", "top_p", "top_k", "min_p")
+        if name in settings
+    ]
     return "-".join([*(sampled or ["greedy"]), str(settings["max_new_tokens"]), f"seed{settings['seed']}"])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from foredraft import __version__
 from foredraft.atomic_file import check_place, store_file
 from foredraft.bench.tasks import EMBEDDED, load_task, load_tasks
 from foredraft.cli import flags
@@ -60,7 +61,7 @@ def run(
     dtype: flags.DtypeOption = "auto",
     eager: flags.EagerOption = False,
     out: Annotated[
-        Path | None, typer.Option(help="Also write every text and its times to this file, as JSON lines")
+        Path | None, typer.Option(help="Also write every text, its times and the machine to this file, as JSON lines")
     ] = None,
     as_json: flags.JsonOption = False,
 ) -> None:
@@ -68,6 +69,8 @@ def run(
     from foredraft.bench.method import chosen_methods
     from foredraft.bench.runner import Run
     from foredraft.bench.summary import summarize_cells, table
+    from foredraft.model.machine import machine_facts
+    from foredraft.model.rounding import dtype_name
 
     chosen, temperatures = chosen_methods(method or _RUN_METHODS), dict.fromkeys(temperature or [0.0])
     settings = [
@@ -82,7 +85,9 @@ def run(
         result = Run(load_plain(model, dtype, eager, tell), chosen, loaded, settings)
         result.measure(counting(tell, result.turns, "measuring"))
     if out is not None:
-        store_file(out, "".join(json.dumps(asdict(cell)) + "\n" for cell in result.cells).encode())
+        kind = dtype_name(result.generator.target.outline)
+        where = {"model": model, "dtype": kind, "machine": machine_facts(), "foredraft": __version__}
+        store_file(out, "".join(json.dumps(asdict(cell) | where) + "\n" for cell in result.cells).encode())
     summaries = summarize_cells(result.cells)
     if as_json:
         show_json([summary.as_dict() for summary in summaries])

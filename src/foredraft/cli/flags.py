@@ -7,16 +7,21 @@ option does.
 import ast
 import importlib.util
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import cache, partial, wraps
 from importlib.abc import InspectLoader
 from inspect import Parameter, Signature, signature
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from foredraft.errors import UsageError
+from foredraft.model.gguf.files import SMOLLM2
+from foredraft.options import user_path
 
 in_model = partial(typer.Option, rich_help_panel="The model")
 in_drafting = partial(typer.Option, rich_help_panel="Drafting, which never changes the text")
@@ -75,6 +80,12 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def run(**given: Any) -> None:
+        if (out := given.get("out")) is not None:
+            given["out"] = user_path(out)  # shells leave the ~ of --out=~/store as it is
+            others = (each for name, each in given.items() if name != "out")
+            check_output(
+                given["out"], chain.from_iterable(each if isinstance(each, list) else [each] for each in others)
+            )
         for name, group in groups.items():
             given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
         command(**given)
@@ -84,6 +95,19 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
         shown += signature(groups[name]).parameters.values() if name in groups else [each]
     vars(run)["__signature__"] = Signature([each.replace(kind=Parameter.KEYWORD_ONLY) for each in shown])
     return run
+
+
+def check_output(out: Path, inputs: Iterable[Any]) -> None:
+    """Raise UsageError if one of these is the file or folder `out`, or a field of it (FILE:FIELD)."""
+    for each in (str(each) for each in inputs if isinstance(each, str | Path)):
+        if any(_is_same(out, place) for place in (each, each.rpartition(":")[0])):
+            raise UsageError(f"{out} is an input of this command and would be replaced. Name another --out.")
+
+
+def _is_same(path: Path, named: str) -> bool:
+    with suppress(OSError, RuntimeError, ValueError):  # there is nothing, or it is no path
+        return named not in ("", SMOLLM2) and Path(named).expanduser().samefile(path)
+    return False
 
 
 # --- dataclasses in source

@@ -29,7 +29,6 @@ table = typer.Typer(no_args_is_help=True, help="Build, describe and check tri-gr
 Inputs = Annotated[list[Path], typer.Argument(help="Files or folders: .txt .md .py .jsonl (also .gz), .parquet")]
 ModelOption = Annotated[str, typer.Option(help="Model whose tokenizer to use: smollm2, a GGUF file, hub id, or folder")]
 StrictOption = Annotated[bool, typer.Option("--strict", help="Stop at the first line that cannot be used")]
-# shells leave the ~ of --out=~/store as it is
 StoreArgument = Annotated[Path, typer.Argument(callback=user_path, help="The store")]
 FileArgument = Annotated[Path, typer.Argument(callback=user_path, help="The table")]
 SegmentOption = Annotated[
@@ -91,7 +90,7 @@ class Building:
 @index.command("build")
 def build_store(
     inputs: Inputs,
-    out: Annotated[Path, typer.Option(callback=user_path, help="Folder of the store to make")],
+    out: Annotated[Path, typer.Option(help="Folder of the store to make")],
     *,
     building: Building,
     overwrite: flags.OverwriteOption = False,
@@ -169,7 +168,7 @@ def verify_store(store: StoreArgument) -> None:
 @table.command("build")
 def build_table(
     inputs: Inputs,
-    out: Annotated[Path, typer.Option(callback=user_path, help="The table to write")],
+    out: Annotated[Path, typer.Option(help="The table to write")],
     model: ModelOption = SMOLLM2,
     keep: Annotated[int, typer.Option(help="Successors kept of each pair of tokens", min=1, max=255)] = 12,
     least: Annotated[int, typer.Option(help="Leave out pairs of tokens that occur fewer times", min=1)] = 1,
@@ -184,7 +183,9 @@ def build_table(
 
     check_place(out)
     words = words_of(model)
-    shards = plan_shards(find_inputs(inputs), strict=strict)
+    files = find_inputs(inputs)
+    flags.check_output(out, files)
+    shards = plan_shards(files, strict=strict)
     reports: list[ReadReport] = []
     with working_in_phases("tokenising") as tell, _resumable_shards(out) as folder:
 

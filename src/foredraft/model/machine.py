@@ -7,6 +7,7 @@ version 2. Does not know the kernels.
 import os
 import platform
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -91,6 +92,14 @@ def has_tiles() -> bool:
 def registers(lanes: int) -> int:
     """Return how many vectors of so many numbers fit into the registers; ARM's are as many as AVX-512's."""
     return 16 if lanes == AVX2 else 32
+
+
+def machine_facts() -> dict[str, str | int]:
+    """Return the processor's name, how many there are and torch uses, and the versions of the libraries."""
+    names = (line.partition(":")[2].strip() for line in processor_lines("model name"))
+    versions = {name: version(name) for name in ("torch", "transformers")}
+    processor = next(names, platform.processor() or platform.machine())
+    return {"processor": processor, "cores": os.cpu_count() or 1, "threads": torch.get_num_threads(), **versions}
 
 
 def processor_lines(*names: str) -> list[str]:
