@@ -11,13 +11,14 @@ from pathlib import Path
 
 from foredraft.server.anthropic import MessagesRequest
 from foredraft.server.fields import TABLE, Row
-from foredraft.server.openai import ChatRequest, CompletionRequest
+from foredraft.server.openai import ChatRequest, CompletionRequest, TokenizeRequest
 from foredraft.server.responses import ResponsesRequest
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "fields.md"
 ROUTES = {
     "chat": ("/v1/chat/completions", ChatRequest), "completions": ("/v1/completions", CompletionRequest),
     "responses": ("/v1/responses", ResponsesRequest), "messages": ("/v1/messages", MessagesRequest),
+    "tokenize": ("/tokenize", TokenizeRequest),
 }  # fmt: skip
 HEAD = """# Fields of requests
 

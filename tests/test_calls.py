@@ -297,6 +297,7 @@ def written_by(matcher, calls, given):
         ("Gemma 4", {"type": "string", "minLength": 3}, "minLength"),
         ("Gemma 4", {"type": "array", "maxItems": 3}, "maxItems"),
         ("Gemma 4", {"$ref": "#/$defs/a"}, "$ref"),
+        ("Gemma 4", {"oneOf": [{"type": "string"}, {"const": "a"}]}, "oneOf"),
         ("LFM 2", {"type": "string"}, "minProperties"),
         ("Qwen 3 Coder", {"type": "string", "enum": 5}, "'enum' of a tool's schema is 5"),
         ("Gemma 4", {"type": "object", "required": None}, "'required' of a tool's schema is None"),
@@ -308,6 +309,34 @@ def test_what_a_form_cannot_enforce_is_refused(family, schema, keyword):
     tool = FunctionTool(name="f", parameters=whole | ({keyword: 1} if keyword == "minProperties" else {}))
     with pytest.raises(UsageError, match=re.escape(keyword)):
         grammar_of(None, Tools.of([tool], Choice("required")), dialect, {}, None, {})
+
+
+def test_a_constant_and_one_of_several_kinds_are_enforced():
+    """As `enum` and `anyOf`, where no value can be of two of the kinds."""
+    quoted, pets = (
+        '<|"|>{}<|"|>',
+        [
+            {"type": "object", "properties": {"kind": {"const": kind, "type": "string"}}, "required": ["kind"]}
+            for kind in ("cat", "dog")
+        ],
+    )
+    cases = (
+        ("Gemma 4", {"const": "x"}, quoted.format("x"), quoted.format("y")),
+        ("Gemma 4", {"oneOf": [{"type": "string"}, {"type": "null"}]}, "null", "true"),
+        ("Gemma 4", {"oneOf": pets}, "{kind:" + quoted.format("dog") + "}", "{kind:" + quoted.format("cow") + "}"),
+        ("Qwen 3 Coder", {"type": "string", "const": "x"}, "x", "y"),
+    )
+    for family, schema, right, wrong in cases:
+        dialect = dialect_of(f"{ANSWERS[family]['template']} tools")
+        calls, tool = dialect.calls, FunctionTool(name="f", parameters={"properties": {"a": schema}, "required": ["a"]})
+        thought = None if dialect.thoughts is None else False
+        grammar = grammar_of(None, Tools.of([tool], Choice("required")), dialect, {}, thought, {})
+        for value, taken in ((right, True), (wrong, False)):
+            text = f"call:f{{a:{value}}}"
+            if family != "Gemma 4":
+                text = f"f{calls.style.name}{calls.style.written.format('a', 'true')}{value}{calls.style.close}"
+                text += calls.style.end
+            assert accepted(grammar, calls.prefix + text + calls.end + calls.suffix)[1] == taken, text
 
 
 @pytest.mark.parametrize("family", ["Hermes", "LFM 2", "Gemma 4", "Qwen 3 Coder", "GLM 4.6"])

@@ -249,6 +249,9 @@ def test_a_prediction_is_drafted_from(client, plain):
     assert wrong.choices[0].message.content == text
     with pytest.raises(openai.BadRequestError, match="prediction"):
         asked(client, prediction={"type": "content", "content": "x"}, **fields | {"speculative": False})
+    nothing = {"speculative": {"num_speculative_tokens": 0}}
+    with pytest.raises(openai.BadRequestError, match="prediction has no effect with num_speculative_tokens 0"):
+        asked(client, prediction={"type": "content", "content": "x"}, **fields | nothing)
 
 
 def test_a_prediction_goes_with_everything_else(client):
@@ -452,8 +455,20 @@ def test_facts(server, client, plain):
     assert httpx.get(f"{address}/health").text == "ok"
     ids = httpx.post(f"{address}/tokenize", json={"prompt": "adds numbers"}).json()["tokens"]
     assert server[1].tokenizer.decode(ids) == "adds numbers"
+    bare = httpx.post(
+        f"{address}/tokenize",
+        json={"prompt": "adds numbers", "add_special_tokens": False, "return_token_strs": True},
+    ).json()
+    own = server[1].tokenizer
+    assert bare["tokens"] == own("adds numbers", add_special_tokens=False).input_ids
+    assert bare["token_strs"] == own.convert_ids_to_tokens(bare["tokens"])
     counted = httpx.post(f"{address}/tokenize", json={"messages": QUESTION}).json()["count"]
     assert counted == plain(max_new_tokens=1).prompt_length
+    for refused in (
+        {"messages": QUESTION, "add_special_tokens": True},
+        {"prompt": "adds", "chat_template_kwargs": {"a": 1}},
+    ):
+        assert httpx.post(f"{address}/tokenize", json=refused).status_code == 400
     asked(client, temperature=0, max_tokens=30)
     metrics = httpx.get(f"{address}/metrics").text
     for name in ("num_drafts_total", "num_draft_tokens_total", "num_accepted_tokens_total"):
@@ -713,6 +728,8 @@ def test_tools_are_told_and_their_calls_found(server, client, monkeypatch):
     counted = httpx.post(f"{server[0].address}/tokenize", json={"messages": told}).json()["tokens"]
     shown = server[1].tokenizer.decode(counted)
     assert f"add({call.arguments.replace(' ', '')})" in shown.replace(" ", ""), "arguments are not an object"
+    known = httpx.post(f"{server[0].address}/tokenize", json={"messages": QUESTION, "tools": tools}).json()["tokens"]
+    assert '"name": "add"' in server[1].tokenizer.decode(known)
     form = form.replace("Well: ", "") + " Done"
     after = asked(client, tools=tools, **fields | {"response_format": {"type": "regex", "pattern": form}}).choices[0]
     assert (after.message.content, len(after.message.tool_calls)) == ("Done", 1)

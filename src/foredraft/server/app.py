@@ -24,7 +24,7 @@ from foredraft.errors import ForedraftError
 from foredraft.server import bodies
 from foredraft.server.answers import Answers
 from foredraft.server.anthropic import CountRequest, MessagesRequest
-from foredraft.server.openai import ChatRequest, CompletionRequest
+from foredraft.server.openai import ChatRequest, CompletionRequest, TokenizeRequest
 from foredraft.server.replies import RequestError, failure_of, sent, written
 from foredraft.server.responses import ResponsesRequest
 from foredraft.server.service import Service
@@ -116,10 +116,12 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
 
     @app.post("/tokenize")
     async def _tokenize(request: Request) -> Response:
-        _, body, long = await _read(request, bodies.TokenizeRequest)
-        prompt = body.prompt if body.messages is None else [each.for_template() for each in body.messages]
-        ids, window = await service.in_turn(service.encode, prompt, long=long), service.generator.target.window
-        return JSONResponse({"tokens": ids.tolist(), "count": len(ids), "max_model_len": window})
+        _, body, long = await _read(request, TokenizeRequest)
+        ids = (await service.in_turn(body.encoded_by, service.encode, long=long)).tolist()
+        named = service.generator.tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None
+        return JSONResponse({
+            "tokens": ids, "count": len(ids), "max_model_len": service.generator.target.window, "token_strs": named,
+        })  # fmt: skip
 
 
 def _add_facts(app: FastAPI, service: Service) -> None:

@@ -370,17 +370,3 @@ class ConversationRequest(GenerationRequest):
             thinks = effort != "none" if thinks is None else thinks
         given = {} if thinks is None else {"enable_thinking": thinks, "thinking": thinks}
         return given | ({} if effort in (None, "none") else {"reasoning_effort": effort}) | self.chat_template_kwargs
-
-
-class TokenizeRequest(Body):
-    """`/tokenize`: a text without the chat template, or a conversation with it."""
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: Some[Message] | None = None
-
-    @model_validator(mode="after")
-    def _has_one_input(self) -> Self:
-        if (self.prompt is None) == (self.messages is None):
-            raise ValueError("give either prompt or messages")
-        return self

@@ -3,7 +3,7 @@
 Does not depend on how answers are generated.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, model_validator
@@ -237,6 +237,36 @@ class CompletionRequest(_Request):
             "top_logprobs": [{each.text: each.logprob for each in position.top} for position in delta.tokens],
         }  # fmt: skip
         return {"index": number, "text": delta.text, "finish_reason": delta.finish, "logprobs": logprobs}
+
+
+class TokenizeRequest(Body):
+    """vLLM's `/tokenize`: a text without the chat template, or a conversation with it."""
+
+    within = "tokenize"
+    model: str | None = None
+    prompt: str | None = None
+    messages: bodies.Some[bodies.Message] | None = None
+    tools: Many[_Tool] | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    add_special_tokens: bool | None = None
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def _has_one_input(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either prompt or messages")
+        if self.messages is not None and self.add_special_tokens:
+            raise ValueError("the chat template adds special tokens; leave add_special_tokens out")
+        if self.prompt is not None and (self.tools or self.chat_template_kwargs):
+            raise ValueError("tools and chat_template_kwargs are for messages; leave them out")
+        return self
+
+    def encoded_by(self, encode: Callable[..., Any]) -> Any:
+        """Return what `Service.encode` returns for it."""
+        if self.messages is None:
+            return encode(self.prompt, special=self.add_special_tokens is not False)
+        told = Tools.of([tool.function for tool in self.tools or ()], bodies.Choice()).told
+        return encode([each.for_template() for each in self.messages], told, self.chat_template_kwargs)
 
 
 def usage_of(answers: Answers) -> dict[str, Any]:

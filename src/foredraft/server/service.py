@@ -19,6 +19,7 @@ from foredraft.errors import PromptTooLongError, UsageError, told
 from foredraft.generator import CACHE_BYTES, Generator
 from foredraft.model.compiled.library import release_threads
 from foredraft.options import check_known
+from foredraft.request import checked_text
 from foredraft.sampling import SEED_LIMIT
 from foredraft.server.answers import Answers, Choice
 from foredraft.server.bodies import MOST_TEXTS, Speculation, TextRequest
@@ -107,14 +108,20 @@ class Service:
         self.generator.save()
 
     def encode(
-        self, prompt: Any, tools: Sequence[Mapping[str, Any]] = (), variables: Mapping[str, Any] | None = None
-    ) -> TokenIds:
-        """Return the ids of a text, a conversation, or ids; UsageError if the chat template does not support tools."""
+        self, prompt: Any, tools: Sequence[Mapping[str, Any]] = (), variables: Mapping[str, Any] | None = None, *,
+        special: bool = True,
+    ) -> TokenIds:  # fmt: skip
+        """Return the ids of a text, a conversation, or ids; UsageError if the chat template does not support tools.
+
+        Those of a text are without the special tokens that the tokenizer puts around it if they are not `special`.
+        """
         given, window = for_template(self.generator.tokenizer, prompt, told=bool(tools)), self.generator.target.window
         if window is not None and (size := _characters(prompt)) > window * self._longest:
             raise PromptTooLongError(
                 f"The prompt has {size:,} characters, which cannot be at most {window:,} tokens; shorten it."
             )
+        if not special:
+            given = self.generator.tokenizer(checked_text(given), add_special_tokens=False).input_ids
         return self.generator.encode(given, tools, variables)
 
     def generator_for(self, key: str, speculative: Speculation | bool | None) -> Generator:
