@@ -66,10 +66,17 @@ def test_an_encoder_is_refused_and_a_decoder_of_its_family_is_not():
     assert inspect(BertConfig(**TINY, is_decoder=True)).family == "bert"
 
 
-@pytest.mark.parametrize("temperature", [1e-46, 1e-30, 1e-7])
+@pytest.mark.parametrize("temperature", [1e-46, 1e-30, 1e-7, float("inf")])
 def test_a_temperature_that_overflows_is_refused(generator, temperature):
-    with pytest.raises(UsageError, match=r"temperature is .* it must be at least 1e-06"):
+    with pytest.raises(UsageError, match=r"temperature is .* it must be a finite number, at least 1e-06"):
         generator.generate("Hello", temperature=temperature)
+
+
+@pytest.mark.parametrize("given", [2.0, {"a": 1}, [[1]], True])
+def test_end_ids_of_a_generation_configuration_that_are_none_are_refused(generator, given, monkeypatch):
+    monkeypatch.setattr(generator.target.outline.generation_config, "eos_token_id", given)
+    with pytest.raises(UsageError, match="eos_token_id of the model's generation configuration holds"):
+        generator.generate("Hello")
 
 
 @pytest.mark.parametrize("given", [{"dtype": "float16"}, {"device": "cpu"}, {"device": "nonsense"}])

@@ -33,7 +33,15 @@ from foredraft.model.recordings import RecordedForward, recorded_forward
 from foredraft.model.target import TorchTarget
 from foredraft.options import shown, whole_number
 from foredraft.pairing import pair_draft_model
-from foredraft.request import GenerationArguments, GenerationOptions, checked_ids, checked_text, encoded, own_copies
+from foredraft.request import (
+    GenerationArguments,
+    GenerationOptions,
+    checked_ids,
+    checked_text,
+    encoded,
+    end_ids,
+    own_copies,
+)
 from foredraft.sampling import SEED_LIMIT, LogitsProcessor, SamplingOptions
 from foredraft.standard_library import resources_for
 from foredraft.text import StopStrings
@@ -268,8 +276,9 @@ class Generator:
     def _drafter_with(self, prediction: str | None) -> Drafter:
         if not prediction:
             return self.drafter
-        if self.method == "none":
-            raise UsageError("prediction has no effect with method 'none', which drafts nothing; leave one out.")
+        if not self.amount.most_nodes:
+            why = "method 'none', which drafts nothing" if self.method == "none" else "num_speculative_tokens 0"
+            raise UsageError(f"prediction has no effect with {why}; leave one out.")
         ids = self.tokenizer(checked_text(prediction), add_special_tokens=False).input_ids
         return ChainDrafter(self.drafter, Prediction(np.asarray(ids, np.int64)).chains)
 
@@ -343,12 +352,13 @@ class Generator:
         return encoded(prompt, self.tokenizer, self.target.vocabulary, tools, variables)
 
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Return the default end ids: those of the model's generation configuration, else the tokenizer's."""
+        """Return the default end ids: those of the model's generation configuration, else the tokenizer's.
+
+        UsageError if the configuration has something else than ids.
+        """
         given = getattr(getattr(self.target.outline, "generation_config", None), "eos_token_id", None)
         given = self.tokenizer.eos_token_id if given is None else given
-        if given is None:
-            return ()
-        return (given,) if isinstance(given, int) else tuple(given)
+        return () if given is None else end_ids(given, "eos_token_id of the model's generation configuration")
 
 
 def _check_vocabulary(target: TorchTarget, tokenizer: Any) -> None:

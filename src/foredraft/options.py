@@ -67,7 +67,7 @@ def check_range(
             wanted = f"at least {least}" if most == math.inf else f"{least} to {most}"
         else:
             wanted = f"at most {most}"
-        raise UsageError(f"{name} is {value}; it must be {wanted}.")
+        raise UsageError(f"{name} is {value}; it must be {'a finite number, ' * (value == math.inf)}{wanted}.")
 
 
 def shown(value: Any) -> str:

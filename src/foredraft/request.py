@@ -65,7 +65,8 @@ class GenerationOptions:
     top_p: float | None = None  # keep the smallest set of most probable tokens with at least this probability mass
     min_p: float | None = None  # drop tokens whose probability is below this share of the highest one
     repetition_penalty: float = 1.0  # above 1 discourages tokens that occurred before
-    stop_strings: tuple[str, ...] = ()  # the text ends after any of them, and includes it, as in transformers
+    # the text ends after any of them, and includes it, as in transformers; one that begins in the prompt does not count
+    stop_strings: tuple[str, ...] = ()
     # ids that end the text; None for the model's own, an empty list for none
     eos_token_id: tuple[int, ...] | None = None
     # transformers' processors, called in order with the prefix of each emitted position
@@ -78,7 +79,7 @@ class GenerationOptions:
     def parse(cls, given: Mapping[str, Any]) -> "GenerationOptions":
         """Build from keyword arguments; UsageError for an unknown, unsupported, wrong or ineffective one."""
         known = [field.name for field in dataclasses.fields(cls)]
-        readers = {"stop_strings": _strings, "logits_processor": _processors, "eos_token_id": _end_ids}
+        readers = {"stop_strings": _strings, "logits_processor": _processors, "eos_token_id": end_ids}
         taken = {}
         for name, value in given.items():
             if name not in _UNSUPPORTED:
@@ -253,16 +254,19 @@ def _processors(given: Any) -> tuple[LogitsProcessor, ...]:
     return tuple(given)
 
 
-def _end_ids(given: Any, *, nested: bool = False) -> tuple[int, ...]:
-    """Return the ids given as a number, an array or tensor of at most one dimension, or a sequence of these."""
+def end_ids(given: Any, name: str = "eos_token_id", *, nested: bool = False) -> tuple[int, ...]:
+    """Return the ids given as a number, an array or tensor of at most one dimension, or a sequence of these.
+
+    UsageError, whose sentence begins with `name`, for others.
+    """
     array = isinstance(given, torch.Tensor | np.ndarray)
     listed = given.tolist() if array else given
     token = whole_number(listed)
     if token is not None:
         return (token,)
     if isinstance(listed, Sequence) and not isinstance(listed, str | bytes | bytearray) and (array or not nested):
-        return tuple(token for each in listed for token in _end_ids(each, nested=True))
-    raise UsageError(f"eos_token_id holds {shown(given)}; it must be a token id or a flat list of token ids.")
+        return tuple(token for each in listed for token in end_ids(each, name, nested=True))
+    raise UsageError(f"{name} holds {shown(given)}; it must be a token id or a flat list of token ids.")
 
 
 def own_copies(made: Processors, rows: int, model: Any) -> list[Processors]:

@@ -40,14 +40,16 @@ class SamplingOptions:
         if not (math.isfinite(self.temperature) and self.temperature >= LEAST_TEMPERATURE):
             greedy = "do_sample=False" if self.temperature == 0 else "0"
             raise UsageError(
-                f"temperature is {self.temperature}; it must be at least {LEAST_TEMPERATURE:g}. For greedy decoding "
-                f"use {greedy}."
+                f"temperature is {self.temperature}; it must be a finite number, at least {LEAST_TEMPERATURE:g}. For "
+                f"greedy decoding use {greedy}."
             )
         if self.top_k < 0:
             raise UsageError(f"top_k is {self.top_k}; use a positive number of tokens, or 0 to keep all.")
         check_range(self, "top_p", above=0, most=1)
         check_range(self, "min_p", least=0, most=1)
         if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
-            raise UsageError(f"repetition_penalty is {self.repetition_penalty}; it must be above 0 (1 is off).")
+            raise UsageError(
+                f"repetition_penalty is {self.repetition_penalty}; it must be finite and above 0 (1 is off)."
+            )
         if not 0 <= self.seed < SEED_LIMIT:
             raise UsageError(f"seed is {self.seed}; it must be between 0 and 2**64 - 1.")
