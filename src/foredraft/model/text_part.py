@@ -23,6 +23,7 @@ from transformers.utils import logging
 from foredraft.errors import UnsupportedModelError, told
 from foredraft.model.rounding import error_beyond_rounding
 from foredraft.model.support import cache_argument, inspect
+from foredraft.model.waiting import waiting_of
 
 _COMPARED = 6  # tokens of the text with which a wrapper and its text model are compared (chosen)
 _NAMES = {
@@ -163,7 +164,8 @@ def text_model(model: Any) -> Any:
     text.name_or_path = model.name_or_path
     if (placed := vars(model).get("hf_device_map")) is not None:
         text.hf_device_map = placed
-    _check_scores(text.eval(), model)
+    with waiting_of(model).lock:  # a target of it may run meanwhile
+        _check_scores(text.eval(), model)
     return text
 
 
