@@ -79,7 +79,7 @@ def _described(model: str) -> dict[str, Any]:
         "window": support.window, "window_note": support.window_note,
         "vocabulary": int(empty.get_output_embeddings().weight.shape[0]),
         "parameters": sum(parameter.numel() for parameter in empty.parameters()),
-        "dtype": str(config.dtype or "float32").removeprefix("torch."), "ends": ends,
+        "dtype": str(empty.dtype).removeprefix("torch."), "ends": ends,
         "formats": sorted(opened(files)[1].formats()) if (files := weights_of(empty.name_or_path)) else [],
     }  # fmt: skip
 

@@ -119,7 +119,7 @@ def load_outline(
 ) -> Any:
     """Return what `load_model` returns, but without its weights, on the meta device; None where these are needed.
 
-    They are needed on other devices than the CPU, if transformers gets options, and if nothing else says the dtype.
+    They are needed on other devices than the CPU, and if transformers gets options.
     """
     from transformers import AutoConfig, GenerationConfig
 
@@ -132,9 +132,7 @@ def load_outline(
         location = _source(model, dtype, options)
         config = AutoConfig.from_pretrained(location)
         if chosen_dtype == "auto" and not (config.dtype or config.get_text_config().dtype):
-            if (found := _stored_dtype(location)) is None:
-                return None
-            chosen_dtype = found
+            chosen_dtype = _stored_dtype(location) or chosen_dtype
         if isinstance(chosen_dtype, torch.dtype):
             config.dtype = config.get_text_config().dtype = chosen_dtype
         outline = empty_model(config)
@@ -145,7 +143,7 @@ def load_outline(
 
 
 def _stored_dtype(location: str) -> torch.dtype | None:
-    """Return the dtype that transformers takes for a checkpoint whose configuration names none, from its first file."""
+    """Return the dtype that transformers takes where a configuration names none; None without safetensors."""
     from safetensors import safe_open
 
     from foredraft.model.mtp import tensors_of
