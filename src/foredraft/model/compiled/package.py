@@ -30,7 +30,7 @@ from foredraft.model.layers import LAST
 from foredraft.model.machine import processor_lines
 
 MOST_ROWS = 256  # of a compiled pass; longer prompts take several passes; chosen
-_FORMAT = 32  # of a folder; increased when the code that a package is compiled from changes
+_FORMAT = 33  # of a folder; increased when the code that a package is compiled from changes
 RECORD = "compiled.json"  # of a folder; it names the package
 _FOLDER = "compiled"
 
