@@ -632,7 +632,7 @@ def test_a_conversation_goes_on_after_a_line_that_is_not_utf_8(monkeypatch, caps
 def test_a_model_that_is_to_be_compiled_is_compiled_as_it_was_loaded(monkeypatch, tmp_path):
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     compiled = []
-    compiler = "foredraft.generator.compile_forward"
+    compiler = "foredraft.model.compiled.build.compile_forward"
     monkeypatch.setattr(compiler, lambda model, *_arguments, **_options: compiled.append(model))
     loaded = foredraft.load(TOY, method="none", device="cpu", compile=True, attn_implementation="eager")
     assert compiled == [loaded.target.model]

@@ -50,7 +50,7 @@ def test_the_command_runs_what_cannot_be_compiled_as_it_is(monkeypatch, capsys):
     def refuse(*_args, **_options):
         raise UsageError("This model cannot be compiled.")
 
-    monkeypatch.setattr("foredraft.generator.compile_forward", refuse)
+    monkeypatch.setattr("foredraft.model.compiled.build.compile_forward", refuse)
     monkeypatch.setattr(demonstration, "SCENES", SHORT)
     options = ["--method", "prompt_lookup", "--no-color"]
     assert main(["demo", "--model", TOY_DRAFT, *options]) == 0

@@ -79,7 +79,7 @@ def load(
             )
         transformer, tokenizer = given_pair(model)
         target = TorchTarget(transformer)
-    kind = "cpu" if target.compiled is not None else target.outline.device.type
+    kind = target.device.type
     if compile is True and kind not in ("cpu", "cuda"):
         raise UsageError(f"compile=True is for a CPU or a CUDA device; this model is on {kind!r}. Leave compile out.")
     if compile is True and kind == "cuda":

@@ -25,7 +25,6 @@ from foredraft.engine.sequential import SequentialPasses
 from foredraft.engine.state import SequenceState
 from foredraft.errors import ForedraftWarning, OutOfMemoryError, PromptTooLongError, UsageError
 from foredraft.generation import Generation, Stream, generation
-from foredraft.model.compiled.build import compile_forward
 from foredraft.model.compiled.package import CompiledRecord, kept_forward
 from foredraft.model.cost import measured_cost
 from foredraft.model.joint_passes import joint_passes
@@ -152,7 +151,9 @@ class Generator:
         UsageError for a model that cannot be compiled here, StoreError for a cache folder that is damaged or cannot be
         written, and ForedraftError if there is no compiler or it fails.
         """
-        if self.target.outline.device.type == "cuda":
+        from foredraft.model.compiled.build import compile_forward  # slow to import
+
+        if self.target.device.type == "cuda":
             self.target.recordings, self._curve = RecordedForward(self.target.model, same_bits=same_bits), None
             self._record_models()
             return []

@@ -45,10 +45,10 @@ def pair_draft_model(model: Any, target: TorchTarget, tokenizer: Any) -> TorchTa
         transformer, draft_tokenizer = given_pair(model)
         _check_vocabularies(tokenizer, draft_tokenizer, type(transformer).__name__)
         draft = TorchTarget(transformer)
-    sizes = [sum(parameter.numel() for parameter in each.outline.parameters()) for each in (draft, target)]
-    if sizes[0] >= sizes[1]:
+    if draft.parameters >= target.parameters:
         warnings.warn(
-            f"The draft model has {sizes[0] / 1e6:,.0f} million parameters and the target {sizes[1] / 1e6:,.0f} "
+            f"The draft model has {draft.parameters / 1e6:,.0f} million parameters and the target "
+            f"{target.parameters / 1e6:,.0f} "
             "million, so drafting probably costs more than it saves. Swap them, or use a smaller draft model.",
             ForedraftWarning,
             stacklevel=2,

@@ -40,4 +40,4 @@ def compiled_by(model, folder, record):
 def record_of():
     """Return the record of a package that does not exist."""
     shapes = (LayerShape(2, 16, 16),) * 2
-    return CompiledRecord("", "9.9", ("attention",), "", shapes, ())
+    return CompiledRecord("", "9.9", ("attention",), "", shapes, (), "bfloat16", 0, 0)

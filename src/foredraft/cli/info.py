@@ -63,14 +63,15 @@ def _described(model: str) -> dict[str, Any]:
     """Return the facts in the configuration; UnsupportedModelError if the model is not supported."""
     from foredraft.model.gguf.files import weights_of
     from foredraft.model.gguf.reader import opened
-    from foredraft.model.loading import has_other_parts, load_config, load_ends, load_outline
+    from foredraft.model.loading import has_other_parts, load_config, load_ends, located
     from foredraft.model.support import inspect
+    from foredraft.model.text_part import empty_model
 
     config, ends = load_config(model), list[str]()
     with suppress(UsageError):  # a model without a tokenizer has other facts
         ends = load_ends(model)
     support = inspect(config)
-    empty = load_outline(model, device="cpu")
+    empty = empty_model(config)
     return {
         "model": model, "family": support.family, "supported": True, "tested": support.tested,
         "text_model_of": str(config.model_type) if has_other_parts(config) else None,
@@ -79,8 +80,8 @@ def _described(model: str) -> dict[str, Any]:
         "window": support.window, "window_note": support.window_note,
         "vocabulary": int(empty.get_output_embeddings().weight.shape[0]),
         "parameters": sum(parameter.numel() for parameter in empty.parameters()),
-        "dtype": str(empty.dtype).removeprefix("torch."), "ends": ends,
-        "formats": sorted(opened(files)[1].formats()) if (files := weights_of(empty.name_or_path)) else [],
+        "dtype": str(config.dtype or "float32").removeprefix("torch."), "ends": ends,
+        "formats": sorted(opened(files)[1].formats()) if (files := weights_of(located(model))) else [],
     }  # fmt: skip
 
 
@@ -151,12 +152,12 @@ def compile_model(
         from foredraft.api import Generator
         from foredraft.bench.method import BASE, parse_method
         from foredraft.drafters import parse_options
-        from foredraft.model.loading import load_outline, load_tokenizer
+        from foredraft.model.loading import load_tokenizer, location_of_files
         from foredraft.model.named_target import hash_of_files, load_target
 
         drafting = parse_method(method or BASE)
         parse_options(drafting.method, drafting.options)  # refused before the weights are loaded
-        files = hash_of_files(load_outline(model, dtype, "cpu").name_or_path)  # they may change meanwhile
+        files = hash_of_files(str(location_of_files(model, dtype, "cpu")), dtype)  # they may change meanwhile
         target = load_target(model, dtype, "cpu", compiled=False)
         tokenizer = None if method is None else load_tokenizer(model)
         generator = Generator(target, tokenizer, **drafting.drafting, progress=tell)

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from foredraft.contracts import PassResult, Rows, Scores, TokenIds
 from foredraft.errors import OutOfMemoryError, UnsupportedModelError
@@ -81,6 +80,8 @@ class _Uncompiled:
         attention_mask: torch.Tensor, **options: Any,
     ) -> tuple[torch.Tensor, None]:  # fmt: skip
         """Attend as transformers' interface asks, [1, heads, R, D] to [1, key heads, C, D], by what `module` uses."""
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # takes seconds to import
+
         own = ALL_ATTENTION_FUNCTIONS.get(self._kernel) or vars(sys.modules[type(module).__module__])[_EAGER]
         ranges = self._forward.ranges[self._forward.layer_of(module)]
         ranges, counts = ranges.unique_consecutive(dim=1, return_counts=True)
@@ -235,9 +236,9 @@ def joint_passes(
     `most_bytes` and `tokens` are as in `JointPasses`, and `hidden` are the layers whose states drafters need.
     """
     forward: _Uncompiled | _Compiled | None = _compiled_pass(target, hidden)
-    alone = target.recordings is not None or not runs_on_cpu(target.outline) or set(hidden) - {LAST}
+    alone = target.compiled is not None or target.recordings is not None or set(hidden) - {LAST}
     # another family's code may derive a row's position from the cache's length
-    if target.compiled is None and target.support.tested and not alone:
+    if not alone and target.support.tested and runs_on_cpu(target.model):
         # there is no list of what other attention raises
         with suppress(Exception), torch.inference_mode(), target.waiting.lock:
             forward = _Uncompiled(target.model, target.dtype)

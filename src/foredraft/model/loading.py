@@ -7,6 +7,7 @@ import re
 import socket
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -23,6 +24,18 @@ from foredraft.model.rounded import KINDS, rounded_folder
 from foredraft.options import check_known, user_path
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What is known of a named model without its weights, by the names of transformers' model."""
+
+    config: Any
+    generation_config: Any  # None if the checkpoint has none
+    name_or_path: str
+    dtype: torch.dtype
+    vocabulary: int  # number of logits
+    parameters: int  # how many numbers its weights are
 
 
 class LoadingOptions(TypedDict, total=False):
@@ -111,57 +124,38 @@ def load_model(
         loaded = _read(_source(model, dtype, options), dtype=chosen_dtype, **given)
         if "device_map" not in given and "quantization_config" not in given:
             loaded = loaded.to(chosen_device)
-    return _finished(loaded)
+    config = loaded.config.get_text_config()
+    # before 5.21, transformers took `sdpa` for Gemma 2 and VaultGemma, which does not cap their scores
+    if getattr(config, "attn_logit_softcapping", None) and config._attn_implementation == "sdpa":  # noqa: SLF001  # transformers has no public name for it
+        loaded.set_attn_implementation("eager")
+    return loaded.eval()
 
 
-def load_outline(
+def location_of_files(
     model: str, dtype: str | torch.dtype = "auto", device: str | None = None, **options: Unpack[LoadingOptions]
-) -> Any:
-    """Return what `load_model` returns, but without its weights, on the meta device; None where these are needed.
+) -> str | None:
+    """Return the folder or hub id whose files alone decide, with the dtype, what `load_model` returns; else None.
 
-    They are needed on other devices than the CPU, and if transformers gets options.
+    They do on the CPU, if transformers gets no options.
     """
-    from transformers import AutoConfig, GenerationConfig
-
-    from foredraft.model.text_part import empty_model
-
     if _device(device) != "cpu" or _chosen(options, LoadingOptions.__annotations__):
         return None
-    chosen_dtype = _dtype(dtype)
+    _dtype(dtype)
     with usage_errors("model", model), no_progress_bar():
-        location = _source(model, dtype, options)
-        config = AutoConfig.from_pretrained(location)
-        if chosen_dtype == "auto" and not (config.dtype or config.get_text_config().dtype):
-            chosen_dtype = _stored_dtype(location) or chosen_dtype
-        if isinstance(chosen_dtype, torch.dtype):
-            config.dtype = config.get_text_config().dtype = chosen_dtype
-        outline = empty_model(config)
-    outline.name_or_path = location
+        return _source(model, dtype, options)
+
+
+def load_outline(location: str, dtype: torch.dtype, vocabulary: int, parameters: int) -> Outline:
+    """Return the outline of the model of a folder or hub id, which is loaded in a dtype."""
+    from transformers import AutoConfig, GenerationConfig
+
+    from foredraft.model.text_part import text_config
+
+    config, given = text_config(AutoConfig.from_pretrained(location)), None
+    config.dtype = dtype
     with suppress(OSError):  # the checkpoint has none
-        outline.generation_config = GenerationConfig.from_pretrained(location)
-    return _finished(outline)
-
-
-def _stored_dtype(location: str) -> torch.dtype | None:
-    """Return the dtype that transformers takes where a configuration names none; None without safetensors."""
-    from safetensors import safe_open
-
-    from foredraft.model.mtp import tensors_of
-
-    if not (files := tensors_of(location)):
-        return None
-    with safe_open(min(files.values()), "pt") as opened:
-        stored = (opened.get_tensor(name).dtype for name in opened.keys())  # noqa: SIM118  # it is no mapping
-        return next((each for each in stored if each in DTYPES.values()), None)
-
-
-def _finished(model: Any) -> Any:
-    """Return a model in evaluation mode, with attention that caps scores where its configuration says so."""
-    config = model.config.get_text_config()
-    # before 5.21, transformers took `sdpa` for Gemma 2 and VaultGemma, which does not cap them
-    if getattr(config, "attn_logit_softcapping", None) and config._attn_implementation == "sdpa":  # noqa: SLF001  # transformers has no public name for it
-        model.set_attn_implementation("eager")
-    return model.eval()
+        given = GenerationConfig.from_pretrained(location)
+    return Outline(config, given, location, dtype, vocabulary, parameters)
 
 
 def _source(model: str, dtype: str | torch.dtype, options: LoadingOptions) -> str:

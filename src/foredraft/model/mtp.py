@@ -73,7 +73,7 @@ def mtp_tensors(config: Any) -> list[str]:
     if files := weights_of(str(config.name_or_path)):
         names = [name for name in opened(files)[1] if name.startswith(_block(config))]
         return names if f"{_block(config)}nextn.eh_proj.weight" in names else []
-    return [name for name in tensors_of(str(config.name_or_path)) if name.startswith(_prefixes(config))]
+    return [name for name in _files(str(config.name_or_path)) if name.startswith(_prefixes(config))]
 
 
 def load_mtp(model: Any) -> StateHead[MtpLayers]:
@@ -167,7 +167,7 @@ def _declared(model: Any) -> Any:
     return named
 
 
-def tensors_of(location: str) -> dict[str, Path]:
+def _files(location: str) -> dict[str, Path]:
     """Return the tensors of a checkpoint's safetensors, in a folder or downloaded, and their files; none without."""
     for name in _FILES if location else ():
         file: Any = Path(location, name)
@@ -189,7 +189,7 @@ def tensors_of(location: str) -> dict[str, Path]:
 def _warn_of_other_weights(model: Any) -> None:
     """Warn if the last norm is not that of the checkpoint: transformers does not keep a model's revision."""
     location, name = str(model.config.name_or_path), f"{model_parts(model).norm}.weight"
-    if Path(location).is_dir() or (file := tensors_of(location).get(name)) is None:
+    if Path(location).is_dir() or (file := _files(location).get(name)) is None:
         return
     with safe_open(file, framework="pt") as opened:
         stored, own = opened.get_tensor(name), model.state_dict()[name]

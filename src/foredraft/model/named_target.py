@@ -1,7 +1,7 @@
 """A target by the name of its model, whose weights are read when the first pass needs them.
 
-Compiled passes have weights of their own. So if a package is remembered for a checkpoint's files, the model is built
-without weights, and they are read only for what does not run compiled. Does not know how either is loaded.
+Compiled passes have weights of their own. So if a package is remembered for a checkpoint's files, the model is loaded
+only for what does not run compiled, with transformers' code for it. Does not know how either is loaded.
 """
 
 import hashlib
@@ -15,10 +15,18 @@ from typing import Any, Unpack
 import torch
 
 from foredraft.errors import ForedraftWarning, UsageError
-from foredraft.model.compiled.package import kept_forward
+from foredraft.model.compiled.package import kept_forward, remembered_forward
 from foredraft.model.fingerprint import files_identity
 from foredraft.model.gguf.files import SOURCE
-from foredraft.model.loading import LoadingOptions, has_other_parts, load_config, load_model, load_outline
+from foredraft.model.loading import (
+    DTYPES,
+    LoadingOptions,
+    has_other_parts,
+    load_config,
+    load_model,
+    load_outline,
+    location_of_files,
+)
 from foredraft.model.target import TorchTarget
 
 
@@ -39,32 +47,35 @@ def load_target(
             stacklevel=2,
         )
     read = partial(load_model, model, dtype, device, **options)
-    outline = load_outline(model, dtype, device, **options) if compiled else None
-    if outline is not None:
-        files = hash_of_files(outline.name_or_path)  # before they are read, as they may change meanwhile
-        if (package := kept_forward(outline, files)) is not None:
-            return TorchTarget(outline, package, read=partial(_read_unchanged, read, outline.name_or_path, files))
+    location = location_of_files(model, dtype, device, **options) if compiled else None
+    if location is not None:
+        files = hash_of_files(location, dtype)  # before they are read, as they may change meanwhile
+        if (package := remembered_forward(files)) is not None:
+            record = package.record
+            outline = load_outline(location, DTYPES[record.dtype], record.vocabulary, record.parameters)
+            return TorchTarget(outline, package, read=partial(_read_unchanged, read, location, dtype, files))
     loaded = read()
     package = kept_forward(loaded) if compiled else None
-    if outline is not None and package is not None:
+    if location is not None and package is not None:
         package.remember(files)
     return TorchTarget(loaded, package)
 
 
-def _read_unchanged(read: Callable[[], Any], location: str, files: str) -> Any:
+def _read_unchanged(read: Callable[[], Any], location: str, dtype: str | torch.dtype, files: str) -> Any:
     """Return what `read` does; UsageError if the files of a checkpoint have not the hash `files` any more."""
-    if hash_of_files(location) != files:
+    if hash_of_files(location, dtype) != files:
         raise UsageError(f"The files of {location} changed after the model was loaded; load it again.")
     return read()
 
 
-def hash_of_files(location: str) -> str:
-    """Return a hash of the state of a checkpoint's files, and of the code that reads them; `load_outline` names it."""
+def hash_of_files(location: str, dtype: str | torch.dtype) -> str:
+    """Return a hash of the state of a checkpoint's files, the dtype to load, and the code that reads them."""
     from transformers.utils.hub import cached_file
 
     folder = Path(str(cached_file(location, "config.json"))).parent
     reader = version("gguf") if (folder / SOURCE).exists() else ""
-    return hashlib.sha256(repr((files_identity(folder), reader, _hash_of_code())).encode()).hexdigest()[:20]
+    parts = (files_identity(folder), str(dtype).removeprefix("torch."), reader, _hash_of_code())
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
 
 
 @cache

@@ -16,6 +16,7 @@ import torch
 from foredraft.contracts import Scores, TokenIds
 from foredraft.errors import ForedraftError, OutOfMemoryError, UnsupportedModelError, UsageError, told
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
+from foredraft.graph.tree import IntArray
 from foredraft.model.compiled.block_layers import round_weights
 from foredraft.model.compiled.export import run_pass
 from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, kept_forward
@@ -30,7 +31,7 @@ from foredraft.model.recurrent.adoption import adopt
 from foredraft.model.recurrent.state import StateLayer, begin
 from foredraft.model.rounding import error_beyond_rounding
 from foredraft.model.support import Support, cache_argument, inspect, warn_where_rows_depend
-from foredraft.model.waiting import waiting_of
+from foredraft.model.waiting import Waiting, waiting_of
 from foredraft.sampling.logits import best_on_device, top_by_blocks
 
 PREFILL_ROWS = 512  # tokens of a pass of an uncompiled model in prefill; limits the mask's memory; chosen
@@ -42,8 +43,8 @@ class TorchTarget:
     """A causal language model of transformers, in evaluation mode and on its device or devices, as foredraft's target.
 
     Its forward may be compiled for this machine, or recorded on a CUDA device; both may be set between passes. A
-    compiled model may be given without its weights, on the meta device, if `read` returns it with them, on the CPU; it
-    ran uncompiled before. Raises UnsupportedModelError if the model's rows cannot be verified as a tree.
+    compiled model may be given as an `Outline` of `loading`, if `read` returns the model, on the CPU; it ran uncompiled
+    before. Raises UnsupportedModelError if the model's rows cannot be verified as a tree.
     """
 
     def __init__(
@@ -51,16 +52,24 @@ class TorchTarget:
         read: Callable[[], Any] | None = None,
     ) -> None:  # fmt: skip
         self.outline = model
-        """The model, maybe without weights: for its configuration, class and dtype."""
+        """The model, or its `Outline`: for its configuration, dtype and generation configuration."""
         self.compiled, self.recordings, self._read = compiled, recordings, read
-        _check_model(model)
+        if read is None:
+            _check_model(model)
         warn_where_rows_depend(model.config)
         self.support: Support = inspect(model.config)
         self.window = self.support.window  # maximum tokens of a sequence, or None
+        self._takes_positions = bool(self.support.masks)  # a model without attention has none
+        self.waiting = Waiting(torch.get_num_threads)
+        self.ids: IntArray | None = None  # int32[N], the token of each logit; None for all
+        if read is not None:
+            self.vocabulary, self.parameters = model.vocabulary, model.parameters
+            self.dtype, self.device = model.dtype, torch.device("cpu")
+            return
         embedding = model.get_input_embeddings().weight
-        self.ids = ids_of(model.get_output_embeddings())  # int32[N], the token of each logit; None for all
+        self.ids = ids_of(model.get_output_embeddings())
         self.vocabulary = int((model.get_output_embeddings().weight if self.ids is None else embedding).shape[0])
-        self.device: torch.device = embedding.device if read is None else torch.device("cpu")
+        self.device = embedding.device
         if self.device.type == "meta":
             raise UnsupportedModelError(
                 "The embeddings of this model are offloaded, where they cannot be read; load it with a device_map that "
@@ -69,23 +78,26 @@ class TorchTarget:
         usual = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
         # of the activations: that of the first floating-point weight of ordinary precision
         self.dtype = next((each.dtype for each in model.parameters() if each.dtype in usual), torch.get_default_dtype())
-        self._can_score_last = "logits_to_keep" in signature(model.forward).parameters
-        self._takes_positions = bool(self.support.masks)  # a model without attention has none
-        self._cache_argument = cache_argument(model)
-        self.waiting = waiting_of(model)
-        if read is not None:
-            return
-        with self.waiting.lock:  # another target may run the model meanwhile
-            adopt(model)
-            if any(self.support.recurrent) or not self.support.tested:
+        self.parameters = sum(each.numel() for each in model.parameters())
+        self._take(model)
+        if any(self.support.recurrent) or not self.support.tested:
+            with self.waiting.lock:  # another target may run the model meanwhile
                 self._probe()
+
+    def _take(self, model: Any) -> None:
+        """Run the uncompiled `model` from now on."""
+        self.waiting = waiting_of(model, self.waiting)
+        with self.waiting.lock:
+            adopt(model)
+        self._can_score_last = "logits_to_keep" in signature(model.forward).parameters
+        self._cache_argument = cache_argument(model)
 
     @property
     def model(self) -> Any:
         """The model with its weights, which are read at the first use."""
         if self._read is not None:
             self.outline, self._read = self._read(), None
-            adopt(self.outline)
+            self._take(self.outline)
         return self.outline
 
     @property

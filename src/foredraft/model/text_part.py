@@ -8,22 +8,13 @@ import copy
 from typing import Any
 
 import torch
-from torch import nn
-from transformers import (
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForMultimodalLM,
-    GenerationMixin,
-    PreTrainedModel,
-    ProcessorMixin,
-)
-from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMultimodalLM
 from transformers.utils import logging
 
 from foredraft.errors import UnsupportedModelError, told
 from foredraft.model.rounding import error_beyond_rounding
-from foredraft.model.support import cache_argument, inspect
-from foredraft.model.waiting import waiting_of
+from foredraft.model.support import inspect
+from foredraft.model.waiting import Waiting, waiting_of
 
 _COMPARED = 6  # tokens of the text with which a wrapper and its text model are compared (chosen)
 _NAMES = {
@@ -31,34 +22,9 @@ _NAMES = {
     r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.)?": "model.",
 }
 """How weights of the text model are named in wrappers' checkpoints, and alone; the first that matches is taken."""
+_OURS = "TextModel"  # the class of foredraft.model.text_model, which takes seconds to import
 _SCALES = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier")
 """Fields of configurations for what a wrapper does to scores after its output matrix; `TextModel` does none of it."""
-
-
-class TextModel(PreTrainedModel, GenerationMixin):
-    """A language model and its output matrix, for the kinds of text models that transformers has no causal class for.
-
-    Such are those of Qwen2-VL, Qwen2.5-VL and Qwen3-VL, whose positions of a text are the same in all three dimensions.
-    """
-
-    base_model_prefix = "model"
-    _supports_sdpa = _supports_attention_backend = True  # what its language model does not support, that one refuses
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012  # transformers reads it as is
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.model = AutoModel.from_config(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()  # type: ignore[no-untyped-call]  # transformers leaves it without annotations
-
-    def forward(
-        self, input_ids: torch.Tensor, past_key_values: Any = None, logits_to_keep: int | torch.Tensor = 0, **given: Any
-    ) -> CausalLMOutputWithPast:
-        """Return the scores float[B, S, V] of the last `logits_to_keep` tokens, or of those it lists; 0 is all."""
-        output = self.model(input_ids=input_ids, **{cache_argument(self.model): past_key_values}, **given)
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(output.last_hidden_state[:, kept])
-        return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
 
 
 def text_config(config: Any) -> Any:
@@ -100,7 +66,7 @@ def text_class(config: Any) -> Any:
     if part is not config:
         what += f" with a text model of the type {part.model_type}"
     is_wrapper = part is not config and type(config) in AutoModelForMultimodalLM._model_mapping  # noqa: SLF001  # as above
-    is_ours = config.architectures == [TextModel.__name__]  # saved by its `save_pretrained`
+    is_ours = config.architectures == [_OURS]  # saved by its `save_pretrained`
     if not is_decoder or not (is_wrapper or is_ours) or type(part) not in AutoModel._model_mapping:  # noqa: SLF001  # as above
         raise UnsupportedModelError(
             f"{what}, which transformers has no causal language model for; foredraft supports decoder-only language "
@@ -111,6 +77,8 @@ def text_class(config: Any) -> Any:
             f"{what}, which changes its scores by {' and '.join(scales)} in a way that foredraft does not know, as "
             "transformers has no causal language model for it alone."
         )
+    from foredraft.model.text_model import TextModel
+
     return TextModel
 
 
@@ -144,6 +112,8 @@ def text_model(model: Any) -> Any:
 
     Raises UnsupportedModelError if the wrapper's language model cannot be found, or scores a text otherwise alone.
     """
+    from transformers import PreTrainedModel
+
     if not isinstance(model, PreTrainedModel) or model.config.get_text_config() is model.config:
         return model
     text, head = empty_model(model.config), model.get_output_embeddings()
@@ -164,13 +134,15 @@ def text_model(model: Any) -> Any:
     text.name_or_path = model.name_or_path
     if (placed := vars(model).get("hf_device_map")) is not None:
         text.hf_device_map = placed
-    with waiting_of(model).lock:  # a target of it may run meanwhile
+    with waiting_of(model, Waiting(torch.get_num_threads)).lock:  # a target of it may run meanwhile
         _check_scores(text.eval(), model)
     return text
 
 
 def text_tokenizer(tokenizer: Any) -> Any:
     """Return the tokenizer of a processor; a tokenizer as it is."""
+    from transformers import ProcessorMixin
+
     return tokenizer.tokenizer if isinstance(tokenizer, ProcessorMixin) else tokenizer
 
 

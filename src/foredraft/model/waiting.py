@@ -18,8 +18,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
 _ATTRIBUTE = "_foredraft_waiting"  # of a model's input embeddings: the `Waiting` of its passes
 _SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")  # with which a user says how threads wait
 _SHORTEST, _LONGEST = 0.25, 8.0  # seconds of processor time until the next look (chosen)
@@ -95,12 +93,12 @@ class Waiting:
             self._until_look = _SHORTEST
 
 
-def waiting_of(model: Any) -> Waiting:
-    """Return how the passes of a model wait, the same for all targets of it or of a wrapper of it."""
+def waiting_of(model: Any, new: Waiting) -> Waiting:
+    """Return how the passes of a model wait, all targets of it or of a wrapper of it alike: `new` if nothing is set."""
     own = vars(model.get_input_embeddings())
     if own.get(_ATTRIBUTE, own) is None:  # of a copied model
         own.pop(_ATTRIBUTE, None)
-    waiting: Waiting = own.setdefault(_ATTRIBUTE, Waiting(torch.get_num_threads))
+    waiting: Waiting = own.setdefault(_ATTRIBUTE, new)
     return waiting
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from foredraft.errors import UsageError
 from foredraft.model.compiled.latents import HEADS, LatentHeads
@@ -40,6 +39,8 @@ torch.library.register_fake(
 @contextmanager
 def replaced_attention(model: Any, attention: Callable[..., tuple[torch.Tensor, None]]) -> Iterator[None]:
     """Make the layers of a model that ask transformers which attention to use get this one, until the block ends."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # takes seconds to import
+
     config, name = model.config, f"foredraft_{id(model)}"  # another thread may run another model meanwhile
     kernel = config._attn_implementation  # noqa: SLF001  # transformers has no public name for it
     ALL_ATTENTION_FUNCTIONS[name] = attention

@@ -49,12 +49,11 @@ def round_weights(model: Any, kept: Set[int] = frozenset()) -> None:
 
 
 GATES = {
-    "silu": "gate / (one + gate.neg().exp())",
-    "gelu_tanh": "half * gate * (one + (Vectorized(0.7978845608028654f) * "
-    "(gate + Vectorized(0.044715f) * gate * gate * gate)).tanh())",
+    "silu": "gate * share_of(gate)",
+    "gelu_tanh": "gate * share_of(1.5957691216057308f * (gate + 0.044715f * gate * gate * gate))",
 }
-"""Functions of `gate` by name, as the kernels compute them. The approximation of GELU, with the square root of 2 / pi
-and a fitted number, is that of Hendrycks and Gimpel (2016), section 2."""
+"""Functions of `gate` by name, as the kernels compute them. The approximation of GELU, with twice the square root of
+2 / pi and a fitted number, is that of Hendrycks and Gimpel (2016), section 2: 1 + tanh(x) = 2 / (1 + e^-2x)."""
 
 # Only compiled code multiplies: rows bfloat16[..., K], rounded to integers by blocks, by N columns that `packed_blocks`
 # laid out. Sums are in float32, and returned so if `precise`, else as bfloat16, [..., N]. With a gate of `GATES`, the

@@ -220,6 +220,7 @@ def _as_sentence() -> Iterator[None]:
 
 
 def _compiled(subject: Subject, path: Path, *, precise: bool) -> CompiledRecord:
+    model = subject.model
     dequantised = _compile(subject, path, precise=precise)
     kernels = kernels_in(path)
     if any("linear_pointwise" in kernel for kernel in kernels):
@@ -233,6 +234,9 @@ def _compiled(subject: Subject, path: Path, *, precise: bool) -> CompiledRecord:
         dequantised=dequantised,
         shapes=subject.shapes,
         taps=subject.forward.taps,
+        dtype=dtype_name(model),
+        vocabulary=model.get_output_embeddings().weight.shape[0],
+        parameters=sum(each.numel() for each in model.parameters()),
         precise=precise,
     )
 

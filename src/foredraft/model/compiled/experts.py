@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 BLOCKS = "_blocks"
 """What the name of a mixture's quantised matrices, as `multiply_expert_blocks` takes them, ends with."""
@@ -73,6 +72,8 @@ def by_rows(module: Any, matrices: torch.Tensor) -> torch.Tensor:
 @contextmanager
 def compiled_experts(model: Any) -> Iterator[None]:
     """Make a model's experts run by our kernel until the block ends."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS  # takes seconds to import
+
     config = model.config.get_text_config()
     before = config._experts_implementation  # noqa: SLF001  # transformers has no public name for it
     ALL_EXPERTS_FUNCTIONS[_NAME] = _run_experts

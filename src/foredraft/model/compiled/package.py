@@ -10,6 +10,7 @@ import platform
 import re
 import warnings
 import zipfile
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,10 +30,9 @@ from foredraft.model.layers import LAST
 from foredraft.model.machine import processor_lines
 
 MOST_ROWS = 256  # of a compiled pass; longer prompts take several passes; chosen
-_FORMAT = 31  # of a folder; increased when the code that a package is compiled from changes
+_FORMAT = 33  # of a folder; increased when the code that a package is compiled from changes
 RECORD = "compiled.json"  # of a folder; it names the package
 _FOLDER = "compiled"
-_FILES = ".files"  # suffix of an empty file that says which checkpoint's files a package is of
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,9 @@ class CompiledRecord:
     dequantised: str  # a sentence about matrices of a quantised model that are not multiplied as integers
     shapes: tuple[LayerShape, ...]  # of each layer
     taps: tuple[tuple[int, ...], ...]  # layers whose states a pass returns, beside the last
+    dtype: str  # of the model, as torch names it
+    vocabulary: int  # logits of a row
+    parameters: int  # how many numbers the model's weights are
     precise: bool = False  # whether rows have 15 bits in all blocks, where weights are integers
 
     def told(self) -> list[str]:
@@ -68,9 +71,9 @@ class CompiledForward:
         return not set(hidden) - {LAST} or hidden in self.record.taps
 
     def remember(self, files: str) -> None:
-        """Remember that this is the package of the model in these files, named by a hash; it is for `find_compiled`."""
+        """Remember that this is the package of the model in these files, named by a hash, for `remembered_forward`."""
         with suppress(OSError):  # the cache folder may be read only
-            (self._folder / f"{files}{_FILES}").touch()
+            (self._folder / _memory_of(files)).touch()
 
     def rounds_alike(self, rows: int) -> bool:
         """Return whether all passes of up to `rows` rows are compiled, and so give a row the same bits."""
@@ -85,21 +88,16 @@ def compiled_folder(model: Any, cache: Path) -> Path:
     return cache / _FOLDER / _setting(model) / weights_hash(model)
 
 
-def find_compiled(model: Any, cache: Path, files: str = "") -> CompiledForward | None:
+def find_compiled(model: Any, cache: Path) -> CompiledForward | None:
     """Load what was compiled for a model on this CPU, in its dtype, with torch's current number of threads, or None.
 
-    Given `files`, it is what is remembered for them, and the model may be without weights. Raises StoreError for a
-    damaged package or record.
+    Raises StoreError for a damaged package or record.
     """
     setting = cache / _FOLDER / _setting(model)
-    if not setting.exists():  # avoids hashing every weight
-        return None
-    if not files:
-        folder = setting / weights_hash(model)
-    elif (found := next(setting.glob(f"*/{files}{_FILES}"), None)) is not None:
-        folder = found.parent
-    else:
-        return None
+    return _loaded(setting / weights_hash(model)) if setting.exists() else None  # avoids hashing every weight
+
+
+def _loaded(folder: Path) -> CompiledForward | None:
     record = checked_record(folder)
     return None if record is None else CompiledForward(folder, record)
 
@@ -134,14 +132,22 @@ def runs_on_cpu(model: Any) -> bool:
     return model.device.type == "cpu" and not getattr(model, "hf_device_map", None)
 
 
-def kept_forward(model: Any, files: str = "") -> CompiledForward | None:
+def kept_forward(model: Any) -> CompiledForward | None:
     """Load this model's package from the cache folder as `find_compiled` does; warns of a damaged one."""
-    if not files and not runs_on_cpu(model):
-        return None
+    return _unless_damaged(lambda: find_compiled(model, cache_path())) if runs_on_cpu(model) else None
+
+
+def remembered_forward(files: str) -> CompiledForward | None:
+    """Load the package that is remembered for these files (`CompiledForward.remember`); warns of a damaged one."""
+    found = next((cache_path() / _FOLDER).glob(f"*/*/{_memory_of(files)}"), None)
+    return None if found is None else _unless_damaged(lambda: _loaded(found.parent))
+
+
+def _unless_damaged(load: Callable[[], CompiledForward | None]) -> CompiledForward | None:
     try:
-        return find_compiled(model, cache_path(), files)
+        return load()
     except StoreError as error:
-        warnings.warn(f"{error} Generation goes on without it.", ForedraftWarning, stacklevel=2)
+        warnings.warn(f"{error} Generation goes on without it.", ForedraftWarning, stacklevel=3)
         return None
 
 
@@ -183,13 +189,22 @@ def kernels_in(path: Path) -> tuple[str, ...]:
     return (*sorted(found), *(f"torch's {call.removesuffix('_out').strip('_')}" for call in sorted(calls)))
 
 
-def _setting(model: Any) -> str:
-    """Hash what a package depends on but the weights: architecture and code, dtype, threads, processor, libraries."""
+def _machine() -> tuple[Any, ...]:
+    """Return what a package depends on but the model: threads, processor, and libraries."""
     flags = processor_lines("flags", "features", "model name")  # code compiled for other instructions may crash
     processor = (platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability(), *flags)
+    return (_FORMAT, torch.get_num_threads(), torch.__version__, transformers.__version__, processor)
+
+
+def _memory_of(files: str) -> str:
+    """Return the name of the empty file that says that a folder has the package of the model in these files."""
+    return hashlib.sha256(repr((files, _machine())).encode()).hexdigest()[:20] + ".files"
+
+
+def _setting(model: Any) -> str:
+    """Hash what a package depends on but the weights: architecture and code, dtype, and the machine."""
     parts = (
-        _FORMAT, architecture(model.config), code_of(model), str(model.dtype), model.config._attn_implementation,  # noqa: SLF001  # transformers has no public name for it
-        torch.get_num_threads(), torch.__version__, transformers.__version__, processor,
+        architecture(model.config), code_of(model), str(model.dtype), model.config._attn_implementation, *_machine(),  # noqa: SLF001  # transformers has no public name for it
     )  # fmt: skip
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
 

@@ -12,7 +12,6 @@ from functools import reduce
 from typing import Any
 
 import torch
-from transformers.activations import ACT2FN
 
 from foredraft.model.recurrent.layer import OperatorLayer, Reading
 
@@ -25,6 +24,8 @@ def convolution(
     activation: str | None = None, **_: Any,
 ) -> torch.Tensor:  # fmt: skip
     """Return the causal depthwise convolution of [1, D, R] with `weight`, [D, L]: y = sum_l weight_l x_(L-1-l back)."""
+    from transformers.activations import ACT2FN  # takes seconds to import
+
     inputs, windows = layer.convolution(weight.shape[-1], x[0].T)
     # in float32, as torch's convolution adds up products in 16 bits; one by one, so that all rows are added up alike
     taps = zip(windows.T, _wide(weight).T, strict=True)
