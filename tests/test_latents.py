@@ -24,9 +24,9 @@ SIZES = {
 FAMILIES = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu", "axk1", "longcat_flash")
 
 
-def model_of(family):
+def model_of(family, **others):
     config = tiny_configuration(family)
-    for name, value in SIZES.items():
+    for name, value in (SIZES | others).items():
         setattr(config, name, value)
     return tiny_model(config)
 
@@ -72,6 +72,12 @@ def test_an_expansion_of_another_form_is_not_taken_for_transformers_own():
     projection = model.model.layers[1].self_attn.kv_b_proj
     projection.bias = torch.nn.Parameter(torch.ones(projection.out_features))
     with pytest.raises(UsageError, match="way of its own"), attended_latents(model):
+        pass
+
+
+def test_latents_as_large_as_the_rotated_keys_are_not_compiled():
+    model = model_of("deepseek_v3", kv_lora_rank=ROTATED)
+    with pytest.raises(UsageError, match="both have 16 numbers; it is not compiled"), attended_latents(model):
         pass
 
 

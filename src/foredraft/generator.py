@@ -33,7 +33,15 @@ from foredraft.model.recordings import RecordedForward, recorded_forward
 from foredraft.model.target import TorchTarget
 from foredraft.options import shown, whole_number
 from foredraft.pairing import pair_draft_model
-from foredraft.request import GenerationArguments, GenerationOptions, checked_ids, checked_text, encoded, own_copies
+from foredraft.request import (
+    GenerationArguments,
+    GenerationOptions,
+    checked_ids,
+    checked_text,
+    encoded,
+    end_ids,
+    own_copies,
+)
 from foredraft.sampling import SEED_LIMIT, LogitsProcessor, SamplingOptions
 from foredraft.standard_library import resources_for
 from foredraft.text import StopStrings
@@ -346,9 +354,7 @@ class Generator:
         """Return the default end ids: those of the model's generation configuration, else the tokenizer's."""
         given = getattr(getattr(self.target.outline, "generation_config", None), "eos_token_id", None)
         given = self.tokenizer.eos_token_id if given is None else given
-        if given is None:
-            return ()
-        return (given,) if isinstance(given, int) else tuple(given)
+        return () if given is None else end_ids(given)
 
 
 def _check_vocabulary(target: TorchTarget, tokenizer: Any) -> None:

@@ -78,7 +78,7 @@ class GenerationOptions:
     def parse(cls, given: Mapping[str, Any]) -> "GenerationOptions":
         """Build from keyword arguments; UsageError for an unknown, unsupported, wrong or ineffective one."""
         known = [field.name for field in dataclasses.fields(cls)]
-        readers = {"stop_strings": _strings, "logits_processor": _processors, "eos_token_id": _end_ids}
+        readers = {"stop_strings": _strings, "logits_processor": _processors, "eos_token_id": end_ids}
         taken = {}
         for name, value in given.items():
             if name not in _UNSUPPORTED:
@@ -253,15 +253,18 @@ def _processors(given: Any) -> tuple[LogitsProcessor, ...]:
     return tuple(given)
 
 
-def _end_ids(given: Any, *, nested: bool = False) -> tuple[int, ...]:
-    """Return the ids given as a number, an array or tensor of at most one dimension, or a sequence of these."""
+def end_ids(given: Any, *, nested: bool = False) -> tuple[int, ...]:
+    """Return the ids given as a number, an array or tensor of at most one dimension, or a sequence of these.
+
+    UsageError for anything else.
+    """
     array = isinstance(given, torch.Tensor | np.ndarray)
     listed = given.tolist() if array else given
     token = whole_number(listed)
     if token is not None:
         return (token,)
     if isinstance(listed, Sequence) and not isinstance(listed, str | bytes | bytearray) and (array or not nested):
-        return tuple(token for each in listed for token in _end_ids(each, nested=True))
+        return tuple(token for each in listed for token in end_ids(each, nested=True))
     raise UsageError(f"eos_token_id holds {shown(given)}; it must be a token id or a flat list of token ids.")
 
 

@@ -132,9 +132,9 @@ def load_outline(
         if isinstance(chosen_dtype, torch.dtype):
             config.dtype = config.get_text_config().dtype = chosen_dtype
         outline = empty_model(config)
+        with suppress(OSError):  # the checkpoint has none
+            outline.generation_config = GenerationConfig.from_pretrained(location)
     outline.name_or_path = location
-    with suppress(OSError):  # the checkpoint has none
-        outline.generation_config = GenerationConfig.from_pretrained(location)
     return _finished(outline)
 
 

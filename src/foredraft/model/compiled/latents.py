@@ -34,6 +34,8 @@ class LatentHeads(nn.Module):
     def __init__(self, attention: Any) -> None:
         super().__init__()
         weight, rotated = attention.kv_b_proj.weight, int(attention.qk_rope_head_dim)
+        if weight.shape[1] == rotated:  # `side_by_side` tells latents from keys and values by their sizes
+            raise UsageError(f"Latents and rotated keys of this model both have {rotated} numbers; it is not compiled.")
         # what a linear map makes of a unit vector is a column of its matrix, to the last bit
         units = torch.eye(weight.shape[1], dtype=weight.dtype)[None, None]
         marks = torch.arange(units.shape[2] * rotated).reshape(1, 1, -1, rotated).to(weight.dtype)
