@@ -105,8 +105,7 @@ def _tell_unused(model: Any) -> None:
     """Warn of what the model's generation configuration asks for and only transformers' `generate` does."""
     config = getattr(model, "generation_config", None)
     asked = {name: getattr(config, name, None) for name in _UNUSED}
-    neutral = (None, 0, 1.0, [])
-    if told := [f"{name} {value}" for name, value in asked.items() if value not in neutral]:
+    if told := [f"{name} {value}" for name, value in asked.items() if value not in (None, 0, 1.0, [])]:
         warnings.warn(
             f"The model's generation configuration sets {', '.join(told)}, which transformers' generate applies and "
             "foredraft does not. Pass repetition_penalty, stop_strings or transformers' logits_processor to apply it.",
