@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig
 
 import naive.compiled
 from foredraft.errors import UsageError
@@ -21,6 +22,7 @@ SIZES = {
     "hidden_size": 64, "kv_lora_rank": LATENT, "qk_rope_head_dim": ROTATED, "qk_nope_head_dim": 32, "v_head_dim": 32,
     "qk_head_dim": 32 + ROTATED, "head_dim": ROTATED, "moe_intermediate_size": 32, "max_position_embeddings": 1024,
 }  # fmt: skip
+LLAMA = {"hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 97}
 FAMILIES = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu", "axk1", "longcat_flash")
 
 
@@ -90,3 +92,13 @@ def test_rotations_by_real_numbers_are_those_by_complex_ones_and_leave_other_mod
             torch.testing.assert_close(model(ids).logits, expected, atol=1e-4, rtol=1e-4)
             assert torch.equal(other(ids).logits, expected)
         assert torch.equal(model(ids).logits, expected)
+
+
+def test_rotations_that_change_beyond_the_window_are_traced_as_they_are_within_it():
+    parameters = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 3.0}
+    model = tiny_model(AutoConfig.for_model("llama", **LLAMA, rope_parameters=parameters))
+    rotary, given = model.model.rotary_emb, (torch.zeros(1), torch.arange(7)[None])
+    with real_rotations(model):
+        program = torch.export.export(rotary, given, strict=False)
+    torch.testing.assert_close(program.module()(*given), rotary(*given))
+    assert rotary.rope_type == "dynamic"
