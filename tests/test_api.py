@@ -199,6 +199,17 @@ def test_the_end_id_is_the_models_own_unless_given(pair, plain):
     assert plain.generate("the", max_new_tokens=20, eos_token_id=[299, end]).token_ids == result.token_ids
 
 
+def test_a_generation_configuration_is_followed_or_what_is_not_is_said(pair, plain, monkeypatch):
+    config = pair[0].generation_config
+    monkeypatch.setattr(config, "repetition_penalty", 1.05)
+    monkeypatch.setattr(config, "no_repeat_ngram_size", 0)
+    with pytest.warns(ForedraftWarning, match=r"sets repetition_penalty 1\.05, which transformers"):
+        foredraft.load(pair, method="none")
+    monkeypatch.setattr(config, "eos_token_id", "</s>")
+    with pytest.raises(UsageError, match="eos_token_id holds '</s>'; it must be a token id"):
+        plain.generate("the")
+
+
 def test_stop_strings_end_the_text_behind_them(plain, generator):
     options = {"max_new_tokens": 40, "eos_token_id": [], "do_sample": True, "seed": 9}
     text = plain.generate("the quick", **options).text

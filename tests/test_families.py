@@ -59,6 +59,8 @@ def test_a_model_without_weights_is_described_as_with_them(family, saved, tmp_pa
     tiny_model(configuration(family)).to(saved).save_pretrained(tmp_path)
     for dtype in ("auto", "float32"):
         assert_outlined(str(tmp_path), dtype)
+    (tmp_path / "generation_config.json").unlink()  # the configuration then says which tokens end a text
+    assert_outlined(str(tmp_path), "auto")
 
 
 def drafter_of(family, name, prompt, text):
@@ -215,6 +217,13 @@ REFUSED = {
     "sliding without a window": (
         lambda: configured(num_hidden_layers=1, layer_types=["sliding_attention"]), "sets no sliding_window",
     ),
+    "a window that is not read": (
+        lambda: AutoConfig.for_model("llama", sliding_window=5), "sets sliding_window 5, which the code of llama",
+    ),
+    "layers that differ": (
+        lambda: AutoConfig.for_model("qwen3", per_layer_config={0: {"sliding_window": 5}}), "differ.*sliding_window",
+    ),
+    "llama as an encoder": (lambda: AutoConfig.for_model("llama", is_causal=False), "encoder"),
     "short chunks": (lambda: AutoConfig.for_model("llama4_text", attention_chunk_size=64), "chunk_size is 64.*1025 on"),
     "without layers": (configured, "no stack of decoder layers"),
 }  # fmt: skip

@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig
 
 import naive.compiled
 from foredraft.errors import UsageError
@@ -21,12 +22,13 @@ SIZES = {
     "hidden_size": 64, "kv_lora_rank": LATENT, "qk_rope_head_dim": ROTATED, "qk_nope_head_dim": 32, "v_head_dim": 32,
     "qk_head_dim": 32 + ROTATED, "head_dim": ROTATED, "moe_intermediate_size": 32, "max_position_embeddings": 1024,
 }  # fmt: skip
+LLAMA = {"hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 97}
 FAMILIES = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu", "axk1", "longcat_flash")
 
 
-def model_of(family):
+def model_of(family, **others):
     config = tiny_configuration(family)
-    for name, value in SIZES.items():
+    for name, value in (SIZES | others).items():
         setattr(config, name, value)
     return tiny_model(config)
 
@@ -75,6 +77,12 @@ def test_an_expansion_of_another_form_is_not_taken_for_transformers_own():
         pass
 
 
+def test_latents_as_large_as_the_rotated_keys_are_not_compiled():
+    model = model_of("deepseek_v3", kv_lora_rank=ROTATED)
+    with pytest.raises(UsageError, match="both have 16 numbers; it is not compiled"), attended_latents(model):
+        pass
+
+
 def test_rotations_by_real_numbers_are_those_by_complex_ones_and_leave_other_models_alone():
     model, other = model_of("deepseek_v2"), model_of("deepseek_v2")
     ids = torch.from_numpy(prompt_of(12))[None]
@@ -84,3 +92,13 @@ def test_rotations_by_real_numbers_are_those_by_complex_ones_and_leave_other_mod
             torch.testing.assert_close(model(ids).logits, expected, atol=1e-4, rtol=1e-4)
             assert torch.equal(other(ids).logits, expected)
         assert torch.equal(model(ids).logits, expected)
+
+
+def test_rotations_that_change_beyond_the_window_are_traced_as_they_are_within_it():
+    parameters = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 3.0}
+    model = tiny_model(AutoConfig.for_model("llama", **LLAMA, rope_parameters=parameters))
+    rotary, given = model.model.rotary_emb, (torch.zeros(1), torch.arange(7)[None])
+    with real_rotations(model):
+        program = torch.export.export(rotary, given, strict=False)
+    torch.testing.assert_close(program.module()(*given), rotary(*given))
+    assert rotary.rope_type == "dynamic"

@@ -24,6 +24,13 @@ from foredraft.speculation import parse_speculation
 
 __all__ = ["Generator", "Prompt", "load"]
 
+_UNUSED = (
+    "repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "min_length", "min_new_tokens",
+    "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "sequence_bias",
+    "exponential_decay_length_penalty", "guidance_scale", "stop_strings",
+)  # fmt: skip
+"""Fields of a generation configuration that change greedy texts of transformers' `generate`, and none of ours."""
+
 
 def load(
     model: Any = SMOLLM2,
@@ -84,6 +91,7 @@ def load(
         raise UsageError(f"compile=True is for a CPU or a CUDA device; this model is on {kind!r}. Leave compile out.")
     if compile is True and kind == "cuda":
         target.recordings = recorded_forward(target.model)
+    _tell_unused(target.outline)
     generator = Generator(target, tokenizer, **speculation.drafting, progress=progress)
     if compile is True and kind == "cpu" and target.compiled is None:
         try:
@@ -91,3 +99,16 @@ def load(
         except ForedraftError as error:
             warnings.warn(str(error), ForedraftWarning, stacklevel=2)
     return generator
+
+
+def _tell_unused(model: Any) -> None:
+    """Warn of what the model's generation configuration asks for and only transformers' `generate` does."""
+    config = getattr(model, "generation_config", None)
+    asked = {name: getattr(config, name, None) for name in _UNUSED}
+    if told := [f"{name} {value}" for name, value in asked.items() if value not in (None, 0, 1.0, [])]:
+        warnings.warn(
+            f"The model's generation configuration sets {', '.join(told)}, which transformers' generate applies and "
+            "foredraft does not. Pass repetition_penalty, stop_strings or transformers' logits_processor to apply it.",
+            ForedraftWarning,
+            stacklevel=3,
+        )

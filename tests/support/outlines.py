@@ -5,8 +5,7 @@ from foredraft.model.loading import load_model, load_outline, location_of_files
 
 
 def facts_of(model):
-    given = model.generation_config
-    ends = () if given is None else (given.eos_token_id, given.suppress_tokens)
+    ends = (model.generation_config.eos_token_id, model.generation_config.suppress_tokens)
     return architecture(model.config), model.dtype, model.config.name_or_path, model.name_or_path, ends
 
 

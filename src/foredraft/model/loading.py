@@ -6,7 +6,7 @@ Uses transformers' loaders and knows the default model's name. Does not depend o
 import re
 import socket
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ class Outline:
     """What is known of a named model without its weights, by the names of transformers' model."""
 
     config: Any
-    generation_config: Any  # None if the checkpoint has none
+    generation_config: Any
     name_or_path: str
     dtype: torch.dtype
     vocabulary: int  # number of logits
@@ -151,10 +151,13 @@ def load_outline(location: str, dtype: torch.dtype, vocabulary: int, parameters:
 
     from foredraft.model.text_part import text_config
 
-    config, given = text_config(AutoConfig.from_pretrained(location)), None
-    config.dtype = dtype
-    with suppress(OSError):  # the checkpoint has none
-        given = GenerationConfig.from_pretrained(location)
+    with usage_errors("model", location):
+        config = text_config(AutoConfig.from_pretrained(location))
+        config.dtype = dtype
+        try:
+            given = GenerationConfig.from_pretrained(location)
+        except OSError:  # the checkpoint has none
+            given = GenerationConfig.from_model_config(config)
     return Outline(config, given, location, dtype, vocabulary, parameters)
 
 

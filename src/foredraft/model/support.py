@@ -22,9 +22,12 @@ from foredraft.model.families import (
     TESTED_FAMILIES,
     UNMASKED_LAYERS,
 )
+from foredraft.options import shown
 
 # the types that a mask describes
 _LAYERS = frozenset(("full_attention", "sliding_attention", "chunked_attention", INDEXED))
+# the fields that say which tokens a layer sees
+_MASK_FIELDS = ("layer_types", "sliding_window", "attention_chunk_size")
 # fields of recurrent models, where the configuration names no types of layers
 _STATEFUL_MARKS = (
     "ssm_cfg", "state_size", "conv_kernel", "mamba_d_state", "linear_num_key_heads", "lru_width", "rwkv_version",
@@ -64,6 +67,16 @@ def inspect(config: Any) -> Support:
 
     Of a model that also sees or hears, the properties are those of its text model.
     """
+    try:
+        return _support(config)
+    except RuntimeError as error:  # transformers' for a field that layers have several values of
+        raise UnsupportedModelError(
+            f"This {config.model_type} model has layers that differ in a field which foredraft reads once for all of "
+            f"them ({str(error).partition('.')[0]}), so it does not know their masks."
+        ) from error
+
+
+def _support(config: Any) -> Support:
     _refuse_family(config)
     text = config.get_text_config(decoder=True)
     if text is not config:
@@ -84,6 +97,14 @@ def inspect(config: Any) -> Support:
         )
     windows = tuple(sliding if each else None for each in slides)
     window, note = _window(text)
+    read = any(hasattr(type(text), text.attribute_map.get(name, name)) for name in _MASK_FIELDS)
+    limits = set(layers) != {"full_attention"} and (sliding or 0) < (window or float("inf"))
+    if family in TESTED_FAMILIES and limits and not read:
+        named = ", ".join(f"{name} {shown(value)}" for name in _MASK_FIELDS if (value := getattr(text, name, None)))
+        raise UnsupportedModelError(
+            f"The configuration of this model sets {named}, which the code of {family} models does not read, so its "
+            "texts would depend on how they are split into passes; remove it from config.json, or correct model_type."
+        )
     kinds = zip(layers, windows, strict=True)
     masks = {MASK_NAMES.get(kind, kind): each for kind, each in kinds if kind not in UNMASKED_LAYERS}
     recurrent = tuple(kind in RECURRENT_LAYERS for kind in layers)
@@ -110,6 +131,7 @@ def _refuse_family(config: Any) -> None:
     """Raise UnsupportedModelError for a configuration whose family or fields say that no tree can be verified."""
     family = str(config.model_type)
     encodes = family in DECODERS and not getattr(config, "is_decoder", False)
+    encodes |= not getattr(config, "is_causal", True)  # transformers' masks are then those of an encoder
     reason = next((each for each, names in REFUSED_FAMILIES.items() if family in names), "")
     if getattr(config, "is_encoder_decoder", False):
         reason = "is an encoder-decoder"

@@ -34,6 +34,8 @@ class LatentHeads(nn.Module):
     def __init__(self, attention: Any) -> None:
         super().__init__()
         weight, rotated = attention.kv_b_proj.weight, int(attention.qk_rope_head_dim)
+        if weight.shape[1] == rotated:  # `side_by_side` tells latents from keys and values by their sizes
+            raise UsageError(f"Latents and rotated keys of this model both have {rotated} numbers; it is not compiled.")
         # what a linear map makes of a unit vector is a column of its matrix, to the last bit
         units = torch.eye(weight.shape[1], dtype=weight.dtype)[None, None]
         marks = torch.arange(units.shape[2] * rotated).reshape(1, 1, -1, rotated).to(weight.dtype)
@@ -77,9 +79,12 @@ def attended_latents(model: nn.Module) -> Iterator[None]:
 def real_rotations(model: Any) -> Iterator[None]:
     """Make a model that rotates by complex numbers rotate by pairs of real ones, until the block ends.
 
-    The function that rotates is that of its code's module, where other models of the family find it too.
+    The function that rotates is that of its code's module, where other models of the family find it too. Frequencies
+    that change with the length of a text stay those of a text within the window, as foredraft's texts are.
     """
     with ExitStack() as changes:
+        for module in [each for each in model.modules() if getattr(each, "rope_type", None) == "dynamic"]:
+            changes.enter_context(patch.object(module, "rope_type", "default"))  # asks for no change of frequencies
         if model.config.model_type == _COMPLEX:
             code = sys.modules[type(model).__module__]
             ours = partial(_rotated, code.apply_rotary_emb)
