@@ -93,6 +93,11 @@ def test_help_is_short_to_ask_for_at_every_level(run):
         assert run(*path, "-h").out == run(*path, "--help").out
 
 
+def test_a_narrow_terminal_shows_the_names_of_options_in_full(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    assert "--num-speculative-tokens <int>" in run("generate", "--help").out
+
+
 def test_a_flag_shows_no_type(run):
     for path in ((), ("generate",), ("index", "build")):
         assert "<bool>" not in run(*path, "--help").out
@@ -190,6 +195,27 @@ def test_it_runs_as_a_module():
     closed = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
     result = subprocess.run(closed, env=environment, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_an_interrupt_in_a_callback_of_a_library_is_told_as_one():
+    code = """
+import ctypes, signal, foredraft.cli
+from foredraft.__main__ import main
+
+@ctypes.CFUNCTYPE(None)
+def called():
+    signal.raise_signal(signal.SIGINT)
+
+def run():
+    called()
+    raise RuntimeError("The library fails, as its callback did.")
+
+foredraft.cli.main = run
+main()
+"""
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "Interrupted.\n")
 
 
 def test_without_a_verb_it_shows_help(run):
@@ -353,6 +379,7 @@ def test_a_chat_goes_on_after_an_interrupted_answer(run, monkeypatch):
         (("generate", "a", "--stop", "b"), "There is no option --stop. Did you mean '--stop-strings'? See foredraft"),
         (("generate", "a", "--max-new-tokens", "b"), "valid integer, unable to parse string as an integer. See"),
         (("index", "build", "a", "--overwrit"), "Did you mean '--overwrite'? See foredraft index build --help"),
+        (("serve", "--model", "a.gguf"), "no option --model; give it without a name: foredraft serve MODEL. See"),
         (("generate", "a", "--top-p", "2"), "top_p is 2.0"),
         (("generate", "a", "--dtype", "int4"), "dtype is 'int4'"),
         (("generate", "a", "--dtype", "int8"), "choose auto, float32, float64, bfloat16, float16, q8_0, q4_0"),
