@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from foredraft import __version__
 from foredraft.cli import VERBS, app, chat, flags, main, screen
 from foredraft.cli.job import prompt_text
 from foredraft.cli.screen import Ink
-from foredraft.cli.serve import name_of
+from foredraft.cli.serve import example_request, name_of
 from foredraft.drafters import drafter_class, method_names
 from foredraft.errors import UsageError
 from foredraft.generation import Piece
@@ -142,6 +143,12 @@ def test_a_served_model_has_the_name_of_its_file_folder_or_hub_id(model, name, t
     (tmp_path / "dotted-1.5").mkdir()
     assert name_of(model) == name
     assert name_of("./dotted-1.5") == name_of(str(tmp_path / "dotted-1.5")) == "dotted-1.5"
+
+
+def test_the_example_of_a_request_can_be_pasted_into_a_shell_whatever_the_model_is_called():
+    name = 'it\'s "q4" [é]'
+    *_, body = shlex.split(example_request("http://127.0.0.1:8000", name, keyed=True))
+    assert json.loads(body)["model"] == name
 
 
 def test_a_prompt_file_may_begin_with_a_mark_of_its_encoding(tmp_path):
