@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from foredraft import __version__
 from foredraft.cli import VERBS, app, chat, flags, main, screen
 from foredraft.cli.job import prompt_text
 from foredraft.cli.screen import Ink
-from foredraft.cli.serve import name_of
+from foredraft.cli.serve import example_request, name_of
 from foredraft.drafters import drafter_class, method_names
 from foredraft.errors import UsageError
 from foredraft.generation import Piece
@@ -93,6 +94,11 @@ def test_help_is_short_to_ask_for_at_every_level(run):
         assert run(*path, "-h").out == run(*path, "--help").out
 
 
+def test_a_narrow_terminal_shows_the_names_of_options_in_full(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    assert "--num-speculative-tokens <int>" in run("generate", "--help").out
+
+
 def test_a_flag_shows_no_type(run):
     for path in ((), ("generate",), ("index", "build")):
         assert "<bool>" not in run(*path, "--help").out
@@ -137,6 +143,12 @@ def test_a_served_model_has_the_name_of_its_file_folder_or_hub_id(model, name, t
     (tmp_path / "dotted-1.5").mkdir()
     assert name_of(model) == name
     assert name_of("./dotted-1.5") == name_of(str(tmp_path / "dotted-1.5")) == "dotted-1.5"
+
+
+def test_the_example_of_a_request_can_be_pasted_into_a_shell_whatever_the_model_is_called():
+    name = 'it\'s "q4" [é]'
+    *_, body = shlex.split(example_request("http://127.0.0.1:8000", name, keyed=True))
+    assert json.loads(body)["model"] == name
 
 
 def test_a_prompt_file_may_begin_with_a_mark_of_its_encoding(tmp_path):
@@ -190,6 +202,27 @@ def test_it_runs_as_a_module():
     closed = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
     result = subprocess.run(closed, env=environment, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_an_interrupt_in_a_callback_of_a_library_is_told_as_one():
+    code = """
+import ctypes, signal, foredraft.cli
+from foredraft.__main__ import main
+
+@ctypes.CFUNCTYPE(None)
+def called():
+    signal.raise_signal(signal.SIGINT)
+
+def run():
+    called()
+    raise RuntimeError("The library fails, as its callback did.")
+
+foredraft.cli.main = run
+main()
+"""
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "Interrupted.\n")
 
 
 def test_without_a_verb_it_shows_help(run):
@@ -353,6 +386,7 @@ def test_a_chat_goes_on_after_an_interrupted_answer(run, monkeypatch):
         (("generate", "a", "--stop", "b"), "There is no option --stop. Did you mean '--stop-strings'? See foredraft"),
         (("generate", "a", "--max-new-tokens", "b"), "valid integer, unable to parse string as an integer. See"),
         (("index", "build", "a", "--overwrit"), "Did you mean '--overwrite'? See foredraft index build --help"),
+        (("serve", "--model", "a.gguf"), "no option --model; give it without a name: foredraft serve MODEL. See"),
         (("generate", "a", "--top-p", "2"), "top_p is 2.0"),
         (("generate", "a", "--dtype", "int4"), "dtype is 'int4'"),
         (("generate", "a", "--dtype", "int8"), "choose auto, float32, float64, bfloat16, float16, q8_0, q4_0"),

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import resource
 import tempfile
 import threading
 from pathlib import Path
@@ -305,16 +306,14 @@ def test_parts_that_are_links_to_files_with_other_names_are_read_by_the_names_of
 
 
 @pytest.mark.slow
-def test_a_folder_that_cannot_be_written_leaves_nothing_and_can_be_repeated(file, cache, monkeypatch):
-    def half_of_it(parts, folder):
-        folder.mkdir()
-        (folder / "config.json").write_bytes(b"half of it")
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as full:
-        full.setattr(reader, "write_folder", half_of_it)
-        with pytest.raises(StoreError, match=r"No space left on device.*nothing was kept.*Make room"):
+def test_a_folder_that_cannot_be_written_leaves_nothing_and_can_be_repeated(file, cache):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))  # bytes of a file, as on a full disk
+    try:
+        with pytest.raises(StoreError, match=r"File too large.*nothing was kept.*Make room"):
             gguf_folder(file)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [path.suffix for path in (cache / "gguf").iterdir()] == [".wait"]
     assert (gguf_folder(file) / "config.json").is_file()
 

@@ -117,12 +117,15 @@ def test_what_was_left_out_is_counted_and_strict_stops_there(tmp_path, capsys):
     assert "is not a datastore" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["", "   \n"])
-def test_an_empty_corpus_makes_no_store(text, tmp_path, capsys):
+@pytest.mark.parametrize(("text", "skipped"), [("", "1 empty"), ("   \n", "1 empty"), ("\0a", "1 binary files")])
+@pytest.mark.parametrize("kind", ["index", "table"])
+def test_a_corpus_without_text_makes_nothing_and_is_told_why(kind, text, skipped, tmp_path, capsys):
     (tmp_path / "empty.txt").write_text(text)
-    assert main(["index", "build", str(tmp_path / "empty.txt"), "--out", str(tmp_path / "a.store"), *DEMO]) == 2
-    assert "hold no text" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["empty.txt"]
+    assert main([kind, "build", str(tmp_path / "empty.txt"), "--out", str(tmp_path / "a.store"), *DEMO]) == 2
+    said = capsys.readouterr()
+    assert "hold no text" in said.err
+    assert f"Skipped: {skipped}" in said.out
+    assert {path.name for path in tmp_path.iterdir()} - {"a.store.lock"} == {"empty.txt"}
 
 
 def test_a_table_goes_where_a_file_can_be_made(corpus, capsys):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import re
 import signal
 import socket
@@ -639,6 +640,18 @@ def test_stopping_finishes_what_was_begun(by_signal):
         assert [line for line in lines if line][-1] == "data: [DONE]"
     stopping.join()
     thread.join()
+
+
+def test_a_second_signal_stops_at_once_and_prints_no_traceback(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("uvicorn.error"), "disabled", False)  # restored afterwards
+    listening, _, thread = served()
+    body = {"model": "toy", "messages": QUESTION, "max_tokens": 400, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{listening.address}/v1/chat/completions", json=body, timeout=PATIENCE) as stream:
+        next(stream.iter_lines())
+        for _ in range(2):
+            listening.handle_exit(signal.SIGTERM, None)
+        thread.join()
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 def test_keys_keep_strangers_out():

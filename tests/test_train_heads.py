@@ -347,6 +347,7 @@ def test_bad_traces_are_refused(model, tmp_path):
         label_texts(out, TorchTarget(model), options, "x", silent)
     with pytest.raises(UsageError, match="holds no complete traces"):
         open_traces(out)
+    (out / "texts.jsonl").touch()
     (out / "manifest.json").write_text("{")
     with pytest.raises(StoreError, match="are damaged"):
         open_traces(out)
@@ -640,9 +641,12 @@ def test_empty_or_short_data_is_refused(saved_model, tmp_path, capsys):
     empty.write_text("")
     assert run_train("traces", saved_model, empty, tmp_path / "none") == 2
     short = tmp_path / "short.jsonl"
-    short.write_text('{"text": "w5 w6"}\n')
+    short.write_text('{"text": "w5 w6"}\n{"other": 1}\n')
     assert run_train("eesd", saved_model, short, tmp_path / "head", *QUICKLY) == 2
-    assert "do not fill one window" in " ".join(capsys.readouterr().err.split())
+    said = " ".join(capsys.readouterr().err.split())
+    assert "do not fill one window" in said
+    assert "1 lines or rows were left out" in said
+    assert run_train("eesd", saved_model, data_file(tmp_path), tmp_path / "head", *QUICKLY) == 0  # as it was told
 
 
 def test_traces_of_another_model_are_refused(saved_model, tmp_path, capsys):

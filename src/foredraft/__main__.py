@@ -22,9 +22,18 @@ def main() -> int:
                 stream.flush()
         os._exit(status)
 
+    def drop(lost: "sys.UnraisableHookArgs") -> None:
+        nonlocal status
+        if isinstance(lost.exc_value, KeyboardInterrupt):  # numba's callbacks lose it, and then fail in other words
+            sys.stderr.write("Interrupted.\n")
+            status = 130
+            leave()
+        sys.__unraisablehook__(lost)
+
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # the caller closed it
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  # until the process ends
+    sys.unraisablehook = drop
     gc.set_threshold(_COLLECTED_AFTER)  # saves one second of nine until the first token
     atexit.register(leave)  # called last, and saves the second or two that taking torch's modules apart would take
     try:

@@ -11,6 +11,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from shutil import get_terminal_size
 from typing import Annotated, Any
 
 import typer
@@ -23,6 +24,7 @@ from foredraft.errors import ForedraftError, ForedraftWarning, UsageError, told
 from foredraft.options import nearest
 
 TRACEBACK_VARIABLE = "FOREDRAFT_TRACEBACK"
+_PANELS_FIT = 80  # columns; below, help in panels cuts the names of options
 COMPLETION_VARIABLE = "_FOREDRAFT_COMPLETE"  # set by the script that --install-completion writes
 
 VERBS: Mapping[str, Callable[..., None] | typer.Typer] = {
@@ -95,7 +97,7 @@ def _show_warning(message: Warning | str, category: type[Warning], *_where: obje
 
 def _run(arguments: list[str]) -> int:
     command = typer.main.get_command(app)
-    _hide_flag_types(command)
+    _adapt_help(command)
     if COMPLETION_VARIABLE in os.environ:  # answers the shell's completion request, and exits
         try:
             command.main(arguments, prog_name="foredraft")
@@ -109,14 +111,16 @@ def _run(arguments: list[str]) -> int:
     return 0
 
 
-def _hide_flag_types(command: Any, parent: Any = None) -> None:
-    """Show flags without a type in help: `--json` and `--help` take no value."""
+def _adapt_help(command: Any, parent: Any = None) -> None:
+    """Show flags without a type, as `--json` takes no value, and the names of options in full on a narrow terminal."""
     context = command.context_class(command, parent=parent, **command.context_settings)
+    if get_terminal_size().columns < _PANELS_FIT:
+        command.rich_markup_mode = None
     for each in command.get_params(context):
         if getattr(each, "is_flag", False):
             each.metavar = ""
     for member in getattr(command, "commands", {}).values():
-        _hide_flag_types(member, context)
+        _adapt_help(member, context)
 
 
 def _explain(error: Exception) -> int:
@@ -134,9 +138,13 @@ def _explain(error: Exception) -> int:
         sys.stderr.write(message)
         return 2
     context, unknown = getattr(error, "ctx", None), getattr(error, "option_name", None)
-    if context is not None and unknown is not None and hasattr(error, "possibilities"):
-        known = [flag for each in context.command.get_params(context) for flag in each.opts if flag.startswith("--")]
-        message = f"There is no option {unknown}.{nearest(unknown, known)}"
     command = context.command_path if context is not None else "foredraft"
+    if context is not None and unknown is not None and hasattr(error, "possibilities"):
+        names = [flag for each in context.command.get_params(context) for flag in each.opts]
+        if (argument := unknown.lstrip("-")) in names:  # such as `serve --model`, as other commands have it
+            message = f"There is no option {unknown}; give it without a name: {command} {argument.upper()}"
+        else:
+            known = [name for name in names if name.startswith("--")]
+            message = f"There is no option {unknown}.{nearest(unknown, known)}"
     say(f"{message.rstrip('.')}. See {command} --help.".replace("?.", "?"))
     return 2

@@ -4,8 +4,10 @@ Does not depend on the protocols; they are in `foredraft.server`.
 """
 
 import gc
+import json
 import logging
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -92,9 +94,15 @@ def serve(
     if not keys and host not in LOOPBACK:
         say("Whoever reaches this address can use the server; --api-key restricts it.", "yellow")
     typer.echo(f"{listening.address}/v1 is the base URL for clients; {listening.address}/ is a page to try it.")
-    header = " -H 'Authorization: Bearer KEY'" if keys else ""
-    body = f'{{"messages": [{{"role": "user", "content": "What is a hash table?"}}], "model": "{served_name}"}}'
-    typer.echo(f"curl {listening.address}/v1/chat/completions{header} -d '{body}'")
+    typer.echo(example_request(listening.address, served_name, keyed=bool(keys)))
     gc.collect()
     gc.freeze()  # else each full collection goes through the objects of torch too, and stops all texts for 0.3 seconds
     listening.run()
+
+
+def example_request(address: str, name: str, *, keyed: bool) -> str:
+    """Return a command of a shell that asks the server; without a limit, a small model may write on for minutes."""
+    asked = [{"role": "user", "content": "What is a hash table?"}]
+    body = json.dumps({"model": name, "messages": asked, "max_tokens": 100}, ensure_ascii=False)
+    header = " -H 'Authorization: Bearer KEY'" if keyed else ""
+    return f"curl {address}/v1/chat/completions{header} -d {shlex.quote(body)}"

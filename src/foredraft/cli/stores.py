@@ -71,6 +71,7 @@ class Building:
             words = replace(words, least_vocabulary=writer.manifest.vocabulary)  # the store's separator
             finished = list(tokenize_shards(shards, words, folder, spread=spread, progress=tell))
             total = sum((shard.report for shard in finished), ReadReport())
+            _print_skipped(total)  # also where that was everything
             if not total.tokens:
                 raise UsageError("The inputs hold no text, so there is nothing to store. Give files with text in them.")
             hash_, vocabulary, place = words.tokenizer_hash, writer.manifest.vocabulary, writer.folder.absolute()
@@ -84,7 +85,6 @@ class Building:
             f"{writer.folder}: {total.tokens:,} tokens of {total.kept:,} documents in {len(added):,} new segments, "
             f"{sum(entry.bytes for entry in added) / 2**20:,.1f} MiB; {writer.manifest.tokens:,} tokens in all."
         )
-        _print_skipped(total)
 
 
 @index.command("build")
@@ -193,6 +193,7 @@ def build_table(
             for shard in tokenize_shards(shards, words, folder, progress=tell):
                 reports.append(shard.report)
                 yield shard.path
+            _print_skipped(sum(reports, ReadReport()))  # also where that was everything
 
         count_trigrams(
             shard_symbols(finished()), words.tokenizer_hash, words.vocabulary, out, keep=keep, least=least,
@@ -206,7 +207,6 @@ def build_table(
         f"{noted['distinct_trigrams']:,} tri-grams kept, from {noted['tokens']:,} tokens in {noted['documents']:,} "
         "documents."
     )
-    _print_skipped(sum(reports, ReadReport()))
 
 
 @table.command("info")

@@ -158,9 +158,9 @@ def _make_traces(generator: "Generator", data: list[Path], out: Path, options: "
 
     with working_in_phases("writing") as tell:
         write_texts(out, sources, write, options, identity, tell)
+        if report.left_out:
+            say(f"{sum(report.left_out.values())} lines or rows were left out.", "yellow")
         label_texts(out, generator.target, options, identity, tell)
-    if report.left_out:
-        say(f"{sum(report.left_out.values())} lines or rows were left out.", "yellow")
 
 
 def assigned(kind: type[T], settings: list[str] | None, what: str) -> T:

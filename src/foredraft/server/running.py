@@ -71,5 +71,6 @@ class Listening(uvicorn.Server):
         """Stop after a signal, and at once after a second one; uvicorn's own handler would drop every answer."""
         if self._signalled:
             self.force_exit = self.should_exit = True
+            logging.getLogger("uvicorn.error").disabled = True  # it prints a traceback for each request that is dropped
         self._signalled = True
         threading.Thread(target=self.stop).start()

@@ -185,6 +185,7 @@ def label_texts(folder: Path, target: TorchTarget, options: TraceOptions, identi
     head = _head(options, identity)
     windows, kinds, held = _packed(_known_texts(folder, head), options.window)
     if not (~held).any():
+        (folder / TEXTS).unlink()  # else texts that are added to the data would be refused as other ones
         raise UsageError(
             f"The texts in {folder} do not fill one window of {options.window} tokens; give more text, or a smaller "
             "window."

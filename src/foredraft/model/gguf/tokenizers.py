@@ -49,7 +49,8 @@ def write_tokenizer(metadata: Metadata, folder: Path) -> Vocabulary:
     }
     if (template := _chat_template(metadata)) is not None:
         config["chat_template"] = template
-    built.save(str(folder / "tokenizer.json"), pretty=False)
+    # not by its `save`, which raises a bare Exception on a full disk
+    (folder / "tokenizer.json").write_text(built.to_str(pretty=False), encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(config, ensure_ascii=False, indent=2), encoding="utf-8")
     return vocabulary
 
