@@ -12,7 +12,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any, NamedTuple
 
 from foredraft.errors import UsageError
@@ -22,7 +21,6 @@ from foredraft.server.notation import Notation, first_mark
 Schemas = Mapping[str, Mapping[str, Any]]  # of the arguments, by the name of the tool
 
 _LONGEST_HEAD = 400  # characters of a call before its arguments; what is longer is no call (chosen)
-_MOST_KINDS = 64  # of a `oneOf`, as each is compared with each other one (chosen)
 _NESTED = {
     "json": re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL),
     "python": re.compile(r"""\"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|'(?:[^'\\]++|\\.)*+(?:'|\\?\Z)|[()\[\]{}]""", re.DOTALL),
@@ -279,34 +277,10 @@ def _check(schema: Any, *enforced: str) -> None:
 
 
 def _usual(schema: Any) -> Any:
-    """Return a schema with `enum` for a `const`, and `anyOf` for a `oneOf` of which no value can be of two schemas."""
-    if not isinstance(schema, dict):
+    """Return a schema with `enum` for a `const`."""
+    if not isinstance(schema, dict) or "const" not in schema or "enum" in schema:
         return schema
-    if "const" in schema and "enum" not in schema:
-        schema = {"enum": [schema["const"]], **{name: each for name, each in schema.items() if name != "const"}}
-    others = schema.get("oneOf")
-    few = isinstance(others, list) and len(others) <= _MOST_KINDS and "anyOf" not in schema
-    if few and all(_apart(*pair) for pair in combinations(others, 2)):
-        schema = {"anyOf": others, **{name: each for name, each in schema.items() if name != "oneOf"}}
-    return schema
-
-
-def _apart(one: Any, other: Any) -> bool:
-    """Return whether types, listed values, or such of a property that both require, keep two schemas' values apart."""
-    one, other = _usual(one), _usual(other)
-    dicts = [given for given in (one, other) if isinstance(given, dict)]
-    listed = [given["enum"] for given in dicts if isinstance(given.get("enum"), list)]
-    if len(listed) == 2:
-        return not {json.dumps(each) for each in listed[0]} & {json.dumps(each) for each in listed[1]}
-    kinds = [{"number" if kind == "integer" else kind for kind in _types(given)} for given in (one, other)]
-    if all(kinds) and not kinds[0] & kinds[1]:
-        return True
-    if len([given for given in dicts if isinstance(given.get("properties"), dict)]) < 2:
-        return False
-    needed = [given["required"] if isinstance(given.get("required"), list) else [] for given in (one, other)]
-    shared = one["properties"].keys() & other["properties"].keys()
-    shared = [key for key in shared if key in needed[0] and key in needed[1]]
-    return any(_apart(one["properties"][key], other["properties"][key]) for key in shared)
+    return {"enum": [schema["const"]], **{name: each for name, each in schema.items() if name != "const"}}
 
 
 _HEAD = re.compile(
