@@ -206,7 +206,7 @@ def test_a_generation_configuration_is_followed_or_what_is_not_is_said(pair, pla
     with pytest.warns(ForedraftWarning, match=r"sets repetition_penalty 1\.05, which transformers"):
         foredraft.load(pair, method="none")
     monkeypatch.setattr(config, "eos_token_id", "</s>")
-    with pytest.raises(UsageError, match="eos_token_id holds '</s>'; it must be a token id"):
+    with pytest.raises(UsageError, match="generation configuration holds '</s>'; it must be a token id"):
         plain.generate("the")
 
 

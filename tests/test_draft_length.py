@@ -474,7 +474,7 @@ REFUSALS = [
     ("beta_ts", ["cap"], r"options of control 'beta_ts' are \['cap'\]; give a mapping"),
     ("beta_ts", {"alpha": 1}, "Control 'beta_ts' has no option 'alpha'. Did you mean 'alpha0'"),
     ("beta_ts", {"alpha0": 0}, "alpha0 is 0.0; it must be above 0"),
-    ("beta_ts", {"beta0": math.inf}, "beta0 is inf; it must be above 0 and at most 1000000"),
+    ("beta_ts", {"beta0": math.inf}, "beta0 is inf; it must be a finite number, above 0 and at most 1000000"),
     ("exit_threshold", {"cap": 2.5}, "cap of control 'exit_threshold' is 2.5; it must be a whole number"),
     ("exit_threshold", {"threshold": 1.5}, "threshold is 1.5; it must be 0 to 1"),
     ("exit_threshold", {"acceptance": 1.5}, "acceptance is 1.5; it must be 0 to 1"),

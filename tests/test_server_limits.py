@@ -151,10 +151,10 @@ def test_a_long_body_keeps_no_short_one_waiting(generator, monkeypatch, route, b
     service, answered = Service(generator, "toy", {"table": "none"}), threading.Event()
     encode = service.encode
 
-    def encoded(prompt, *more):
+    def encoded(prompt, *more, **options):
         if len(str(prompt)) > 1000:
             assert answered.wait(20)
-        return encode(prompt, *more)
+        return encode(prompt, *more, **options)
 
     monkeypatch.setattr(service, "encode", encoded)
     listening = Listening(service, port=0)

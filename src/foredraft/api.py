@@ -86,7 +86,7 @@ def load(
             )
         transformer, tokenizer = given_pair(model)
         target = TorchTarget(transformer)
-    kind = target.device.type
+    kind = target.outline.device.type
     if compile is True and kind not in ("cpu", "cuda"):
         raise UsageError(f"compile=True is for a CPU or a CUDA device; this model is on {kind!r}. Leave compile out.")
     if compile is True and kind == "cuda":

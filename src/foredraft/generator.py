@@ -153,7 +153,7 @@ class Generator:
         """
         from foredraft.model.compiled.build import compile_forward  # slow to import
 
-        if self.target.device.type == "cuda":
+        if self.target.outline.device.type == "cuda":
             self.target.recordings, self._curve = RecordedForward(self.target.model, same_bits=same_bits), None
             self._record_models()
             return []

@@ -93,7 +93,7 @@ def load_plain(
         model, method="none", dtype=dtype, device=device, compile=False if eager else "auto", progress=tell
     )  # fmt: skip
     target = generator.target
-    if not eager and target.device.type == "cuda":
+    if not eager and target.outline.device.type == "cuda":
         target.recordings = recorded_forward(target.model)
     return generator
 

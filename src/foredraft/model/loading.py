@@ -36,6 +36,7 @@ class Outline:
     dtype: torch.dtype
     vocabulary: int  # number of logits
     parameters: int  # how many numbers its weights are
+    device: torch.device
 
 
 class LoadingOptions(TypedDict, total=False):
@@ -158,7 +159,7 @@ def load_outline(location: str, dtype: torch.dtype, vocabulary: int, parameters:
             given = GenerationConfig.from_pretrained(location)
         except OSError:  # the checkpoint has none
             given = GenerationConfig.from_model_config(config)
-    return Outline(config, given, location, dtype, vocabulary, parameters)
+    return Outline(config, given, location, dtype, vocabulary, parameters, torch.device("cpu"))
 
 
 def _source(model: str, dtype: str | torch.dtype, options: LoadingOptions) -> str:
