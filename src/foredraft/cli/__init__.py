@@ -24,7 +24,7 @@ from foredraft.errors import ForedraftError, ForedraftWarning, UsageError, told
 from foredraft.options import nearest
 
 TRACEBACK_VARIABLE = "FOREDRAFT_TRACEBACK"
-_PANELS_FIT = 80  # columns; below, help in panels cuts the names of options
+_PANELS_FIT = 80  # columns, a terminal's usual width; below, help in panels cut names of options in 11 commands
 COMPLETION_VARIABLE = "_FOREDRAFT_COMPLETE"  # set by the script that --install-completion writes
 
 VERBS: Mapping[str, Callable[..., None] | typer.Typer] = {

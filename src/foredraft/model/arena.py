@@ -211,13 +211,14 @@ class Arena:
 
     def _forget(self, more: int, keep: Lease | None) -> None:
         """Drop idle leases other than `keep` for which there are too many slots, before `more` are leased."""
-        idle = [lease for lease in self._leases if lease.idle and lease is not keep]
-        while (
-            idle
-            and self._most_kept is not None
-            and sum(each.capacity for each in self._leases) + more > self._most_kept
-        ):
-            self._leases.remove(idle.pop(0))
+        if self._most_kept is None:
+            return
+        beyond = sum(each.capacity for each in self._leases) + more - self._most_kept
+        for lease in [each for each in self._leases if each.idle and each is not keep]:
+            if beyond <= 0:
+                return
+            self._leases.remove(lease)
+            beyond -= lease.capacity
 
     def _extend(self, lease: Lease, capacity: int) -> bool:
         """Return whether a lease could be extended where it is, to `capacity` slots."""

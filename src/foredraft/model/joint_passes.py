@@ -45,8 +45,11 @@ class _Uncompiled:
     """
 
     def __init__(self, model: Any, dtype: torch.dtype) -> None:
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # takes seconds to import
+
         self._model, self._forward = model, FunctionalForward(model, records=False).eval()
-        self._kernel, self._attended = model.config._attn_implementation, 0  # noqa: SLF001  # transformers has no public name for it
+        self._kernel = ALL_ATTENTION_FUNCTIONS.get(model.config._attn_implementation)  # noqa: SLF001  # transformers has no public name for it
+        self._attended = 0
         self.windows, support = self._forward.windows, inspect(model.config)
         if INDEXED in support.layer_types:
             raise UnsupportedModelError("The model chooses tokens by an index of the slots of all sequences.")
@@ -80,9 +83,7 @@ class _Uncompiled:
         attention_mask: torch.Tensor, **options: Any,
     ) -> tuple[torch.Tensor, None]:  # fmt: skip
         """Attend as transformers' interface asks, [1, heads, R, D] to [1, key heads, C, D], by what `module` uses."""
-        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # takes seconds to import
-
-        own = ALL_ATTENTION_FUNCTIONS.get(self._kernel) or vars(sys.modules[type(module).__module__])[_EAGER]
+        own = self._kernel or vars(sys.modules[type(module).__module__])[_EAGER]
         ranges = self._forward.ranges[self._forward.layer_of(module)]
         ranges, counts = ranges.unique_consecutive(dim=1, return_counts=True)
         attended, row = [], 0

@@ -70,14 +70,9 @@ def load_ends(model: str) -> list[str]:
 
     Of an id that is no token, it is the number. Raises UsageError for a model without a tokenizer, or malformed ids.
     """
-    from transformers import GenerationConfig
-
     location, tokenizer = located(model), load_tokenizer(model)
     with usage_errors("end of a turn", model):
-        try:
-            given = GenerationConfig.from_pretrained(location).eos_token_id
-        except OSError:  # the model has none
-            given = None
+        given = getattr(_generation_config(location), "eos_token_id", None)
         ids = tokenizer.eos_token_id if given is None else given
         if ids is None:  # only the answer's length ends one
             return []
@@ -155,11 +150,18 @@ def load_outline(location: str, dtype: torch.dtype, vocabulary: int, parameters:
     with usage_errors("model", location):
         config = text_config(AutoConfig.from_pretrained(location))
         config.dtype = dtype
-        try:
-            given = GenerationConfig.from_pretrained(location)
-        except OSError:  # the checkpoint has none
-            given = GenerationConfig.from_model_config(config)
+        given = _generation_config(location) or GenerationConfig.from_model_config(config)
     return Outline(config, given, location, dtype, vocabulary, parameters, torch.device("cpu"))
+
+
+def _generation_config(location: str) -> Any:
+    """Return the generation configuration of a folder or hub id, or None."""
+    from transformers import GenerationConfig
+
+    try:
+        return GenerationConfig.from_pretrained(location)
+    except OSError:  # there is none
+        return None
 
 
 def _source(model: str, dtype: str | torch.dtype, options: LoadingOptions) -> str:
