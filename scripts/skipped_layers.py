@@ -50,7 +50,6 @@ def layer_skip(
     prompt_tokens: Annotated[int, typer.Option(help="Tokens of each prompt, a document's beginning", min=1)] = 48,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate after each prompt", min=1)] = 64,
     temperature: Annotated[float, typer.Option(help="Temperature of the texts; 0 is greedy")] = 0.7,
-    top_p: flags.TopPOption = 1.0,
     levels: Annotated[int, typer.Option(help="Maximum number of drafted tokens per step", min=1)] = 12,
     whole_layers: WholeLayersOption = False,
     dtype: flags.DtypeOption = "auto",
@@ -60,7 +59,7 @@ def layer_skip(
 ) -> None:
     """Search for the sub-layers that a model can skip when it drafts for itself (Self-SD)."""
     _check(out, overwrite)
-    arguments = setting(temperature, top_p)
+    arguments = setting(temperature)
     prompts = _beginnings(data, model, texts, prompt_tokens)
 
     import numpy as np

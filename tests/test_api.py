@@ -397,6 +397,7 @@ def test_a_model_that_is_no_name_and_no_pair_is_refused(model):
         ("prompt_lookup", {"prompt_lookup_num_tokens": 0}, "at least 1"),
         ("adaptix", {"search": "deep"}, "search of method 'adaptix' is 'deep'; it must be one of best_first, mcts"),
         ("adaptix", {"increment": 0.0}, "increment is 0.0"),
+        (None, {"num_speculative_token": 5}, r"'num_speculative_tokens'\? The keys are: table, .*, method"),
         ("none", {"num_speculative_tokens": -1}, "num_speculative_tokens is -1"),
         ("none", {"num_speculative_tokens": 2.5}, "num_speculative_tokens is 2.5"),
         ("none", {"control": "beta-ts"}, "no control 'beta-ts'. Did you mean 'beta_ts'"),

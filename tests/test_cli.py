@@ -82,8 +82,10 @@ def commands(command, path=()):
 
 
 @pytest.mark.parametrize("path", list(commands(typer.main.get_command(app))), ids="-".join)
-def test_every_command_has_help(run, path):
+def test_every_command_has_help(run, path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")  # a terminal's usual width
     result = run(*path, "--help")
+    assert "…" not in result.out  # nothing is cut
     assert result.status == 0
     assert "Usage: foredraft" in result.out
     assert result.err == ""
@@ -202,6 +204,14 @@ def test_it_runs_as_a_module():
     closed = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
     result = subprocess.run(closed, env=environment, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's full device")
+def test_an_output_without_room_is_told_in_a_sentence(monkeypatch, capsys):
+    full = io.TextIOWrapper(io.FileIO("/dev/full", "w"), write_through=True)  # nothing is left to fail later
+    monkeypatch.setattr("sys.stdout", full)
+    assert main(["--version"]) == 1
+    assert "The output cannot be written (No space left on device)" in capsys.readouterr().err
 
 
 def test_an_interrupt_in_a_callback_of_a_library_is_told_as_one():
@@ -393,6 +403,9 @@ def test_a_chat_goes_on_after_an_interrupted_answer(run, monkeypatch):
         (("generate", "a", "--device", "nowhere"), "device is 'nowhere'"),
         (("generate", "a", "--model", "./nowhere"), "There is no folder ./nowhere"),
         (("info", "./nowhere"), "There is no folder ./nowhere"),
+        (("info", ""), "The name of a folder or file is empty"),
+        (("serve", "./nowhere", "--host", ""), "The address to listen on is empty"),
+        (("train", "traces", "--model", "a", "--data", "b", "--out", "c", "--set", "x=1"), "--set has no option 'x'"),
     ],
 )
 def test_what_was_asked_wrongly_is_refused_in_a_sentence(run, arguments, words):

@@ -329,7 +329,7 @@ def test_build_info_and_check(corpus):
     shown = json.loads(run("info", out, "--json").output)
     assert shown["metadata"] == {
         "inputs": ["a.jsonl"], "documents": 2, "tokens": shown["metadata"]["tokens"],
-        "distinct_trigrams": shown["metadata"]["distinct_trigrams"], "keep": 3, "least": 1, "eos_token_id": 0,
+        "distinct_trigrams": shown["metadata"]["distinct_trigrams"], "keep": 3, "eos_token_id": 0,
     }  # fmt: skip
     plain = run("info", out).output
     assert "tokenizer hash" in plain

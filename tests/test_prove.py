@@ -208,7 +208,6 @@ def test_a_drafter_that_changes_the_cache_is_found(capsys, monkeypatch):
     [
         (["--method", "transformers"], "transformers cannot be proved"),
         (["--task", "gsm9k"], "There is no task 'gsm9k'. Did you mean 'gsm8k'?"),
-        (["--temperature", "0", "--top-p", "5"], "top_p would be ignored with temperature=0"),
         (["--method", "adaptics"], "Did you mean 'adaptix'?"),
         (["--model", "./nowhere", "--max-new-tokens", "0"], "max_new_tokens is 0"),
         (["--model", "./nowhere", "--seed", "-1"], "seed is -1"),

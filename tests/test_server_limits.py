@@ -260,7 +260,7 @@ def test_wrong_routes_and_methods_say_what_there_is(address):
     assert "/v1/chat/completions" in missing.json()["error"]["message"]
     wrong = httpx.get(f"{address}/v1/chat/completions")
     assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
-    assert httpx.head(f"{address}/health").status_code == 200
+    assert {httpx.head(f"{address}/{path}").status_code for path in ("", "health", "metrics", "v1/models")} == {200}
 
 
 @pytest.mark.slow

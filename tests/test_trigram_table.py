@@ -344,15 +344,3 @@ def test_an_empty_table_knows_nothing():
     assert all(bigram_row(table.first, table.second, a, b) == -1 for a in range(-1, 13) for b in range(-1, 13))
     assert successors(table, 1, 2) == []
     assert [array.dtype for array in table[:5]] == [np.uint32, np.uint16, np.uint32, np.uint32, np.uint16]
-
-
-def test_pairs_that_were_seen_too_seldom_are_left_out(tmp_path):
-    documents = [[1, 2, 3]] * 3 + [[1, 4, 5]]
-    build(tmp_path / "all", documents)
-    build(tmp_path / "some", documents, least=2)
-    everything, some = open_table(tmp_path / "all"), open_table(tmp_path / "some")
-    assert successors(everything, 1, 2) == successors(some, 1, 2) == [3]
-    assert successors(everything, 1, 4) == [5]
-    assert successors(some, 1, 4) == []
-    with pytest.raises(UsageError, match="least is 0"):
-        build(tmp_path / "none", documents, least=0)

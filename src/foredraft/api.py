@@ -10,7 +10,6 @@ from typing import Any, Literal, Unpack
 
 import torch
 
-from foredraft.drafters import parse_options
 from foredraft.errors import ForedraftError, ForedraftWarning, UsageError
 from foredraft.generator import Generator, Progress, Prompt
 from foredraft.model.gguf.files import SMOLLM2
@@ -68,7 +67,6 @@ def load(
     speculation = parse_speculation(method, {} if speculative_config is None else speculative_config)
     if not isinstance(compile, bool) and compile != "auto":
         raise UsageError(f"compile is {compile!r}; give True, False or 'auto'.")
-    parse_options(speculation.method, speculation.options)  # checks the options before the weights are loaded
     if isinstance(model, str | Path):
         name = located(str(model))
         inspect(load_config(name, **loading))  # checks the architecture before the weights are loaded

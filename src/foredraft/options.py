@@ -77,6 +77,8 @@ def shown(value: Any) -> str:
 
 def user_path(named: str | os.PathLike[str]) -> Path:
     """Return the path that a user named, with `~` expanded; UsageError if there can be none of this name."""
+    if not os.fspath(named):
+        raise UsageError("The name of a folder or file is empty; give one.")
     try:
         path = Path(named).expanduser()
         path.exists()  # raises for a name that is too long

@@ -1,24 +1,26 @@
 """Parses `speculative_config`: the method, the draft length, and the method's options.
 
-Reads the keys that all methods share. Does not depend on any method; the remaining keys are the method's options.
+Reads the keys that all methods share; the remaining keys are the method's options. Does not depend on any method.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from foredraft.control import choose_control
+from foredraft.drafters import drafter_class, parse_options
 from foredraft.errors import UsageError
-from foredraft.options import shown, whole_number
+from foredraft.options import check_known, shown, whole_number
 
 DEFAULT_METHOD = "auto"
+_SHARED = ("method", "num_speculative_tokens", "control", "control_options")
 
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
     """A parsed configuration."""
 
-    method: str  # not checked yet
+    method: str
     options: dict[str, Any] = field(default_factory=dict)  # the method's
     amount: dict[str, Any] = field(default_factory=dict)  # `nodes`, `control`, `control_options` of `Generator.use`
 
@@ -29,7 +31,7 @@ class Speculation:
 
 
 def parse_speculation(method: str | None, config: Any) -> Speculation:
-    """Parse a configuration, and a method given outside it; UsageError for two methods, or an invalid shared key."""
+    """Parse a configuration, and a method given outside it; UsageError for two methods, or an invalid method or key."""
     if not isinstance(config, Mapping):
         raise UsageError(f'speculative_config is {shown(config)}; give a mapping such as {{"table": "none"}}.')
     options = dict(config)
@@ -39,11 +41,15 @@ def parse_speculation(method: str | None, config: Any) -> Speculation:
             raise UsageError(f"method is {shown(value)}; give a method's name as text.")
     if method is not None and configured is not None and method != configured:
         raise UsageError(f"method is {method!r} and speculative_config names {configured!r}; give one of them.")
-    nodes = options.pop("num_speculative_tokens", None)
+    nodes, control, given = (options.pop(name, None) for name in _SHARED[1:])
     amount = {
         "nodes": nodes if (count := whole_number(nodes)) is None else count,
-        **{name: options.pop(name, None) for name in ("control", "control_options")},
-    }
-    choose_control(**amount)  # checks the control before the weights are loaded
+        "control": control, "control_options": given,
+    }  # fmt: skip
+    choose_control(**amount)  # all is checked before the weights are loaded
     chosen = next(each for each in (method, configured, DEFAULT_METHOD) if each is not None)
+    known = [*(each.name for each in fields(drafter_class(chosen).Options)), *_SHARED]
+    for key in options:
+        check_known(key, known, f"Method {chosen!r} has no option", "The keys are")
+    parse_options(chosen, options)
     return Speculation(chosen, options, amount)

@@ -38,10 +38,8 @@ def parse_method(text: str) -> Method:
 
 def chosen_methods(texts: Sequence[str]) -> list[Method]:
     """Parse methods; UsageError for an unknown one, with a near-match hint, and for a duplicate."""
-    methods = [parse_method(text) for text in texts]
-    names = [*method_names(), PEER]
-    for method in methods:
-        check_known(method.method, names, "There is no method", "Methods are")
-        if texts.count(method.label) > 1:
-            raise UsageError(f"The method {method.label} is given twice; give each once.")
-    return methods
+    for text in texts:
+        check_known(text.partition(":")[0], (*method_names(), PEER), "There is no method", "Methods are")
+        if texts.count(text) > 1:
+            raise UsageError(f"The method {text} is given twice; give each once.")
+    return [parse_method(text) for text in texts]

@@ -6,6 +6,7 @@ Does not depend on models. The embedded prompts were written for this project, a
 import gzip
 import json
 import random
+import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from foredraft.errors import UsageError
+from foredraft.errors import ForedraftWarning, UsageError
 from foredraft.options import check_known, nearest, user_path
 
 EMBEDDED = "embedded"
@@ -161,7 +162,7 @@ def _located(task: str, source: _Source, folder: Path | None) -> Path:
 
 
 def _prompts(task: str, path: Path, source: _Source) -> list[TaskPrompt]:
-    """Read all usable prompts of a file; UsageError if there is none."""
+    """Read all usable prompts of a file; UsageError if there is none, and a ForedraftWarning counts other rows."""
     prompts, rows = [], _rows(path)
     for number, row in enumerate(rows):
         text = row.get(source.field, row.get("prompt") if source.field == "turns" else None)
@@ -177,13 +178,19 @@ def _prompts(task: str, path: Path, source: _Source) -> list[TaskPrompt]:
             f"{path} has no row with a text in its field {source.field!r}.{nearest(source.field, fields)} Its fields "
             f"are: {', '.join(fields) or 'none'}."
         )
+    if left := len(rows) - len(prompts):
+        warnings.warn(
+            f"{left} of the {len(rows)} rows of {path} have no text in the field {source.field!r} and are left out.",
+            ForedraftWarning,
+            stacklevel=2,
+        )
     return prompts
 
 
 def _rows(path: Path) -> list[Mapping[str, Any]]:
-    """Read the objects of a file of JSON lines, plain or gzip, or of a Parquet file."""
+    """Read the rows of a file of JSON lines, plain or gzip, or of a Parquet file; what is no object has no fields."""
     if path.suffix != ".parquet":
-        return [row for _, row in read_json_lines(path) if isinstance(row, Mapping)]
+        return [row if isinstance(row, Mapping) else {} for _, row in read_json_lines(path)]
     import pyarrow.parquet
 
     try:

@@ -11,6 +11,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from errno import ENOSPC
 from shutil import get_terminal_size
 from typing import Annotated, Any
 
@@ -130,6 +131,9 @@ def _explain(error: Exception) -> int:
     if isinstance(error, ForedraftError):
         say(str(error))
         return 2 if isinstance(error, UsageError) else 1
+    if isinstance(error, OSError) and error.errno == ENOSPC:
+        say(f"{error.filename or 'The output'} cannot be written ({error.strerror}). Free space, or choose another.")
+        return 1
     if not hasattr(error, "format_message"):  # only the parser's exceptions have it; typer does not export their base
         say(f"Unexpected {told(error).rstrip('.: ')}. Set {TRACEBACK_VARIABLE}=1 to see the traceback.")
         return 1

@@ -53,7 +53,6 @@ def run(
     method: flags.MethodsOption = None,
     prompts: flags.PromptsOption = 10,
     max_new_tokens: flags.TokensOption = 128,
-    top_p: flags.TopPOption = 1.0,
     temperature: Annotated[
         list[float] | None, flags.in_text(help="0 is greedy; repeatable, each is measured; default: 0")
     ] = None,
@@ -73,11 +72,7 @@ def run(
     from foredraft.model.rounding import dtype_name
 
     chosen, temperatures = chosen_methods(method or _RUN_METHODS), dict.fromkeys(temperature or [0.0])
-    settings = [
-        # greedy texts have no top_p; where no text is sampled, it is refused
-        setting(each, top_p if each or not any(temperatures) else 1.0, max_new_tokens=max_new_tokens, seed=seed)
-        for each in temperatures
-    ]
+    settings = [setting(each, max_new_tokens=max_new_tokens, seed=seed) for each in temperatures]
     loaded = load_tasks(task, data, prompts)
     if out is not None:
         check_place(out)

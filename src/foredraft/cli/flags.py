@@ -46,7 +46,6 @@ FileOption = Annotated[Path | None, in_text(help="Read the prompt from this file
 SystemOption = Annotated[str | None, in_text(help="A system message before the prompt")]
 TokensOption = Annotated[int, in_text("--max-new-tokens", help="Maximum number of tokens of a text")]
 TemperatureOption = Annotated[float, in_text(help="0 is greedy")]
-TopPOption = Annotated[float, in_text(help="Needs a temperature above 0")]
 SeedOption = Annotated[int, in_text(help="Seed of the sampling")]
 
 DataOption = Annotated[Path | None, in_text(help="Folder of the tasks' files; the embedded set needs none")]

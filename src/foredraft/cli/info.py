@@ -151,12 +151,10 @@ def compile_model(
     with working(f"loading {model}") as tell:
         from foredraft.api import Generator
         from foredraft.bench.method import BASE, parse_method
-        from foredraft.drafters import parse_options
         from foredraft.model.loading import load_tokenizer, location_of_files
         from foredraft.model.named_target import hash_of_files, load_target
 
         drafting = parse_method(method or BASE)
-        parse_options(drafting.method, drafting.options)  # refused before the weights are loaded
         files = hash_of_files(str(location_of_files(model, dtype, "cpu")), dtype)  # they may change meanwhile
         target = load_target(model, dtype, "cpu", compiled=False)
         tokenizer = None if method is None else load_tokenizer(model)

@@ -98,16 +98,13 @@ def load_plain(
     return generator
 
 
-def setting(temperature: float, top_p: float = 1.0, **arguments: int) -> dict[str, Any]:
-    """Return generation arguments, greedy at temperature 0.
-
-    UsageError, without a model, if one is out of range, or for a `top_p` at temperature 0, where it has no effect.
-    """
+def setting(temperature: float, **arguments: int) -> dict[str, Any]:
+    """Return generation arguments, greedy at temperature 0; UsageError, without a model, if one is out of range."""
     from foredraft.request import GenerationOptions
 
     found: dict[str, Any] = dict(arguments)
-    if temperature or top_p != 1:  # `parse` refuses a top_p that has no effect
-        found |= {"temperature": temperature} | ({"top_p": top_p} if top_p != 1 else {})
+    if temperature:
+        found["temperature"] = temperature
     GenerationOptions.parse(found).sampling(2)  # any vocabulary size will do
     return found
 

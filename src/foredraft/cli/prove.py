@@ -28,7 +28,6 @@ def prove(
     prompts: Annotated[int, flags.in_text(help="Prompts in all, spread over those of all tasks")] = 30,
     max_new_tokens: flags.TokensOption = 128,
     temperature: Annotated[float, flags.in_text(help="Temperature of the sampled half; 0 skips it")] = 0.7,
-    top_p: Annotated[float, flags.in_text(help="top_p of the sampled half")] = 1.0,
     dtype: Annotated[str, flags.in_model(help="float32 allows no difference")] = "float32",
     eager: flags.EagerOption = False,
     seed: flags.SeedOption = 0,
@@ -48,9 +47,8 @@ def prove(
     chosen = spread(load_tasks(task, data, prompts), prompts)
     setting(0.0, seed=seed)  # refused before the model is loaded
     settings = [("greedy", setting(0.0, max_new_tokens=max_new_tokens))]
-    sampled = setting(temperature, top_p, max_new_tokens=max_new_tokens)
     if temperature:
-        settings.append((f"T={temperature:g}", sampled))
+        settings.append((f"T={temperature:g}", setting(temperature, max_new_tokens=max_new_tokens)))
     texts: Texts = []
     with working("comparing") as tell:
         generator = load_plain(model, dtype, eager, tell)

@@ -171,7 +171,6 @@ def build_table(
     out: Annotated[Path, typer.Option(help="The table to write")],
     model: ModelOption = SMOLLM2,
     keep: Annotated[int, typer.Option(help="Successors kept of each pair of tokens", min=1, max=255)] = 12,
-    least: Annotated[int, typer.Option(help="Leave out pairs of tokens that occur fewer times", min=1)] = 1,
     strict: StrictOption = False,
     overwrite: flags.OverwriteOption = False,
 ) -> None:
@@ -196,7 +195,7 @@ def build_table(
             _print_skipped(sum(reports, ReadReport()))  # also where that was everything
 
         count_trigrams(
-            shard_symbols(finished()), words.tokenizer_hash, words.vocabulary, out, keep=keep, least=least,
+            shard_symbols(finished()), words.tokenizer_hash, words.vocabulary, out, keep=keep,
             eos_token_id=words.eos_token_id, overwrite=overwrite,
             metadata={"inputs": [path.name for path in inputs]}, progress=tell,
         )  # fmt: skip

@@ -53,7 +53,7 @@ def traces(
     """Let the model write texts, mix them with open text, and note what it would have said at each place."""
     from foredraft.training.traces import TraceOptions
 
-    options = assigned(TraceOptions, settings, "the traces")
+    options = assigned(TraceOptions, settings, "--set")
     with alone(out):
         check_texts(out, data, options)
         with working(f"loading {model}") as tell:

@@ -75,7 +75,7 @@ class Training:
         list[str] | None, typer.Option("--set", help="NAME=VALUE of the training, such as rate=0.0005")
     ] = None
     trace_settings: Annotated[
-        list[str] | None, typer.Option("--traces", help="NAME=VALUE of the traces, such as written_tokens=50000")
+        list[str] | None, typer.Option("--traces", help="NAME=VALUE of the traces, such as open_tokens=0")
     ] = None
     max_minutes: Annotated[
         float | None, typer.Option(help="Stop after so many minutes of training, with a finished head")
@@ -88,7 +88,7 @@ class Training:
 
         if self.max_minutes is not None and not 0 < self.max_minutes < math.inf:
             raise UsageError(f"--max-minutes is {self.max_minutes:g}; it must be above 0.")
-        return assigned(LoopOptions, self.settings, "the training")
+        return assigned(LoopOptions, self.settings, "--set")
 
     def states(self, head: Head, keep: bool) -> Path | None:
         """Return the file to keep states in, if `keep` says so and they are read more than once."""
@@ -104,7 +104,7 @@ class Training:
         from foredraft.training.traces import TraceOptions, is_traces
 
         self.options()
-        options = assigned(TraceOptions, self.trace_settings, "the traces")
+        options = assigned(TraceOptions, self.trace_settings, "--traces")
         check_place(out, folder=True)
         _check_out(out)
         ready = data[0] if len(data) == 1 and is_traces(data[0]) else run / "traces"

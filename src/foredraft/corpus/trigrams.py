@@ -32,14 +32,14 @@ _RECORD = np.dtype([("key", np.uint64), ("count", np.uint32)])  # of a sorted ru
 
 def count_trigrams(
     blocks: Iterable[Symbols], tokenizer_hash: str, vocabulary: int, out: str | os.PathLike[str], *, keep: int = 12,
-    least: int = 1, eos_token_id: int | None = None, overwrite: bool = False,
+    eos_token_id: int | None = None, overwrite: bool = False,
     metadata: Mapping[str, Any] | None = None, progress: Progress | None = None, at_once: int = 4 << 20,
 ) -> None:  # fmt: skip
     """Count the documents' tri-grams and write them as a table; none spans two documents.
 
     `blocks` are from `tokenize` or `shard_symbols`; `vocabulary` is their separator, and all ids are below it. Of a
-    bigram, at most `keep` successors are stored, 1 to 255, and only if a token followed it at least `least` times. The
-    arrays do not depend on the block boundaries; `eos_token_id` and `metadata`, JSON values, are recorded beside them.
+    bigram, at most `keep` successors are stored, 1 to 255. The arrays do not depend on the block boundaries;
+    `eos_token_id` and `metadata`, JSON values, are recorded beside them.
 
     `progress` is called with the number of tri-grams merged, and may raise to stop. `at_once` tokens are counted, and
     as many distinct tri-grams merged, in memory, at about 60 bytes each. UsageError for an argument out of range, or
@@ -49,8 +49,6 @@ def count_trigrams(
         raise UsageError(f"A table holds vocabularies of 1 to {MAX_VOCABULARY} tokens; {vocabulary} were given.")
     if not 1 <= keep <= MAX_KEEP:
         raise UsageError(f"keep is {keep}; give the number of successors to keep of a bigram, 1 to {MAX_KEEP}.")
-    if least < 1:
-        raise UsageError(f"least is {least}; give how often a bigram must occur to be kept, at least 1.")
     bits = vocabulary.bit_length()
     read = tokens = 0
     runs: list[Path] = []
@@ -65,7 +63,7 @@ def count_trigrams(
             _write_run(runs[-1], symbols, vocabulary, bits)
         if not tokens:
             raise UsageError("The inputs hold no text, so there is nothing to count. Give files with text in them.")
-        table = _TableWriter(writer, vocabulary, bits, keep, least)
+        table = _TableWriter(writer, vocabulary, bits, keep)
         done, total = 0, sum(map(_length, runs))
         for keys, counts, records in _merged(runs, bits, at_once):
             table.add(keys, counts)
@@ -80,7 +78,7 @@ def count_trigrams(
         table.finish()
         writer.metadata |= {
             "documents": read, "tokens": tokens, "distinct_trigrams": table.distinct,
-            "keep": keep, "least": least, "eos_token_id": eos_token_id,
+            "keep": keep, "eos_token_id": eos_token_id,
         }  # fmt: skip
 
 
@@ -150,8 +148,8 @@ def _groups(keys: U64, counts: npt.NDArray[Any]) -> tuple[U64, I64, I64]:
 class _TableWriter:
     """Appends merged counts to a store as a table's arrays, in one pass."""
 
-    def __init__(self, writer: StoreWriter, vocabulary: int, bits: int, keep: int, least: int) -> None:
-        self.writer, self.vocabulary, self.keep, self.least = writer, vocabulary, keep, least
+    def __init__(self, writer: StoreWriter, vocabulary: int, bits: int, keep: int) -> None:
+        self.writer, self.vocabulary, self.keep = writer, vocabulary, keep
         self.shift, self.mask = np.uint64(bits), np.uint64((1 << bits) - 1)
         self.dtype = array_dtypes(vocabulary)["tokens"]
         self.distinct = 0
@@ -168,10 +166,7 @@ class _TableWriter:
         followed = (keys & self.mask) != self.vocabulary
         keys, counts, pairs = keys[followed], counts[followed], pairs[followed]
         self.distinct += len(keys)
-        _, bounds, totals = _groups(pairs, counts)
-        often = np.repeat(totals >= self.least, np.diff(bounds))
-        keys, counts = keys[often], counts[often]
-        rows, bounds, totals = _groups(pairs[often], counts)
+        rows, bounds, totals = _groups(pairs, counts)
         self.row_counts += np.bincount((rows >> self.shift).astype(np.int64), minlength=self.vocabulary)
         self.writer.append("second", (rows & self.mask).astype(self.dtype))
         self.writer.append("totals", np.minimum(totals, _SATURATED).astype(np.uint32))

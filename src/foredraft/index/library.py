@@ -109,8 +109,6 @@ def open_library(
         library.open(user_path(store))
     if memory is None:
         return library
-    if not memory:
-        raise UsageError("memory is ''; name a folder for it.")
     folder = user_path(memory)
     check_place(folder, folder=True)  # texts are saved there later
     if not (folder / MANIFEST).exists():

@@ -228,9 +228,9 @@ class GeneratorCache:
                 if known == (state, config):
                     self._made.append(self._made.pop(number))
                     return generator
-            asked = parse_speculation(None, config)
+            given = config.get("tokenizer")
+            asked = parse_speculation(None, {name: each for name, each in config.items() if name != "tokenizer"})
             refuse_memory(asked.options)
-            given = asked.options.pop("tokenizer", None)
             tokenizer = tokenizer_for(str(getattr(model, "name_or_path", None) or ""), given, asked.options)
             generator = Generator(TorchTarget(text_model(model)), tokenizer, **asked.drafting)
             # a copy, so that the caller's later changes do not matter; models in it are not copied

@@ -129,31 +129,31 @@ def _add_facts(app: FastAPI, service: Service) -> None:
     model = {"id": service.name, "object": "model", "created": 0, "owned_by": "foredraft",
              "max_model_len": service.generator.target.window, "methods": service.methods}  # fmt: skip
 
-    @app.get("/")
-    async def _page() -> HTMLResponse:
+    async def shown(_request: Request) -> Response:
         return HTMLResponse(page)
 
-    @app.api_route("/health", methods=["GET", "HEAD"], response_class=PlainTextResponse)
-    async def _health() -> str:
+    async def health(_request: Request) -> Response:
         if not service.writer.alive:
             raise RequestError(503, "The server is stopping.", "server_error")
-        return "ok"
+        return PlainTextResponse("ok")
 
-    @app.get("/metrics")
-    async def _metrics(request: Request) -> Response:
+    async def metrics(request: Request) -> Response:
         _key(request)
         return PlainTextResponse(service.metrics.text(), media_type="text/plain; version=0.0.4")
 
-    @app.get("/v1/models")
-    async def _models(request: Request) -> Response:
+    async def models(request: Request) -> Response:
         _key(request)
         return JSONResponse({"object": "list", "data": [model]})
 
-    @app.get("/v1/models/{named:path}")
-    async def _one_model(request: Request, named: str) -> Response:
+    async def one_model(request: Request) -> Response:
         _key(request)
-        _check_model(request, named)
+        _check_model(request, request.path_params["named"])
         return JSONResponse(model)
+
+    for path, answer in {
+        "/": shown, "/health": health, "/metrics": metrics, "/v1/models": models, "/v1/models/{named:path}": one_model,
+    }.items():  # fmt: skip
+        app.add_route(path, answer)  # to GET and HEAD
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, None]) -> None:

@@ -23,6 +23,8 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens; UsageError for an address on which nothing can listen. `port` 0 is a free port."""
+    if not host:  # sockets take it for all addresses
+        raise UsageError("The address to listen on is empty; give one, such as 127.0.0.1.")
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         made = socket.create_server((host, port), family=family, backlog=2048)
