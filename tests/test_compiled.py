@@ -549,10 +549,12 @@ def replaced():
         (lambda: attending_alone("falcon"), "falcon model attends in a way of its own.*it runs uncompiled"),
         (steered, r"module model\.layers\.1 of this model has a hook.*all models with these weights"),
         (replaced, r"module model\.layers\.0\.mlp of this model"),
+        (lambda: tiny_model(tiny_configuration("llama4_text")), "Experts .*Llama4TextExperts"),
+        (lambda: tiny_model(tiny_configuration("qwen3_moe")), "down_proj of 32 x 16 .*multiples of 8 x 32"),
         # foredraft's own functions of its recurrent layers are no reason
         (lambda: TorchTarget(tiny_model(tiny_configuration("lfm2"))).model, "window of 256 tokens is too short"),
     ],
-    ids=["float16", "short-window", "small-heads", "gptj", "falcon", "hook", "replaced", "recurrent"],
+    ids=["float16", "short-window", "small-heads", "gptj", "falcon", "hook", "replaced", "llama4", "moe", "recurrent"],
 )
 def test_what_cannot_be_compiled_is_refused(model, sentence, tmp_path):
     with pytest.raises(UsageError, match=sentence):

@@ -21,10 +21,10 @@ from filelock import FileLock
 from foredraft.atomic_file import TEMPORARY_SUFFIX, place_file
 from foredraft.errors import ForedraftError, UsageError, told
 from foredraft.graph.layout import lay_out_text
-from foredraft.model.compiled.attention import compiled_attention
+from foredraft.model.compiled.attention import LANES, compiled_attention
 from foredraft.model.compiled.block_layers import dequantised_told, product_bytes, quantised_weights
 from foredraft.model.compiled.blocks import QuantisedRows, integers_file, packed_bytes
-from foredraft.model.compiled.experts import compiled_experts
+from foredraft.model.compiled.experts import SUMMED, by_rows, compiled_experts, expert_matrices
 from foredraft.model.compiled.export import CONTEXT, Subject, run_pass
 from foredraft.model.compiled.latents import attended_latents, real_rotations
 from foredraft.model.compiled.library import CompiledLibrary, return_memory, weights_apart, weights_beside
@@ -153,6 +153,7 @@ def _check(model: Any, *, precise: bool) -> None:
             f"there are {memory / 2**30:.1f} GiB. Compile on a larger machine of the same processor and copy the cache "
             "folder, or take a smaller model."
         )
+    _check_experts(model)
     if any(support.recurrent) and support.family not in COMPILED_RECURRENT:
         raise UsageError(f"The recurrent layers of this {support.family} model cannot be compiled; it runs uncompiled.")
     if INDEXED in support.layer_types:
@@ -164,6 +165,20 @@ def _check(model: Any, *, precise: bool) -> None:
         raise UsageError(
             f"The model's window of {support.window} tokens is too short to compile; it needs {CONTEXT + MOST_ROWS}."
         )
+
+
+def _check_experts(model: Any) -> None:
+    """Raise UsageError for experts that do not use transformers' interface, and for matrices without a kernel."""
+    for module in model.modules():
+        if "Experts" in (kind := type(module).__name__) and not hasattr(module, "is_transposed"):
+            raise UsageError(f"Experts that run as this model's do have no kernel ({kind}); it runs uncompiled.")
+    for module, name, matrices in expert_matrices(model):
+        _, width, depth = by_rows(module, matrices).shape
+        if width % SUMMED or depth % (2 * LANES):
+            raise UsageError(
+                f"This model's experts have matrices {name} of {width} x {depth} numbers, and the kernel takes "
+                f"multiples of {SUMMED} x {2 * LANES}; it runs uncompiled."
+            )
 
 
 def _altered(model: Any) -> str | None:

@@ -30,11 +30,11 @@ from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
 from torch._inductor.cpu_vec_isa import VecAMX, VecAVX2, VecAVX512
 from torch._inductor.ir import ExternKernel, FixedLayout, FlexibleLayout
 
-import foredraft.model.compiled.experts
-import foredraft.model.compiled.recurrence  # noqa: F401  # imported for the operations that they register
+import foredraft.model.compiled.recurrence  # noqa: F401  # imported for the operation that it registers
 from foredraft.model.compiled.attention import LANES
 from foredraft.model.compiled.block_layers import GATES
 from foredraft.model.compiled.blocks import STRIP, layout_of
+from foredraft.model.compiled.experts import SUMMED
 from foredraft.model.machine import (
     AVX2,
     AVX512,
@@ -49,8 +49,7 @@ _QUERIES = 4  # query rows whose values are summed together, so that each value 
 _ALL_CACHES = 3  # locality of a prefetch, as GCC's __builtin_prefetch takes it; 0 is past the caches
 _BYTES_AHEAD = 9 * 1024  # that weights are prefetched; 2 KiB are too few where the cache is shared, 18 no better
 _UPDATED = 4  # vectors of a matrix's columns that are updated and summed at once: they fill the registers of AVX2
-_SUMMED = 8  # sums of an expert's product at once: two fused additions begin a cycle, and each takes four (Zen 3)
-_SUMMED_BY_HALVES = 4  # the same, where a sum is in two vectors: as many registers, and one for each of four rows
+_SUMMED_BY_HALVES = 4  # of an expert's sums, each in two vectors: as many registers, and one for each of four rows
 _TILES = (32, 32, 32)  # rows, columns and depth of a product by tiles; one instruction of AMX multiplies that depth
 _TILED_HEAD = 160  # the most numbers of a head: of AMX's eight tiles, one holds sums, two keys, five a query's numbers
 _SAME_BITS = 256  # bits of the vectors of torch's own code, on every x86: sums in vectors of 512 round otherwise
@@ -244,8 +243,6 @@ def _lowered_recurrence(query: Any, key: Any, value: Any, decay: Any, strength: 
 
 def _lowered_experts(rows: Any, weights: Any, experts: Any) -> Any:
     (count, depth), (matrices, width, _) = rows.get_size(), weights.get_size()
-    if depth % (2 * LANES) or width % _SUMMED:
-        raise NotImplementedError(f"experts' matrices of {width} by {depth} numbers have no kernel")
     return _kernel_call(
         "multiply_experts",
         "experts",
@@ -258,7 +255,7 @@ def _lowered_experts(rows: Any, weights: Any, experts: Any) -> Any:
         matrices=int(matrices),
         halves=_halves(rows.get_dtype()),
         lanes=vector_lanes(),
-        summed=_SUMMED if vector_lanes() == AVX512 else _SUMMED_BY_HALVES,
+        summed=SUMMED if vector_lanes() == AVX512 else _SUMMED_BY_HALVES,
     )
 
 
