@@ -557,7 +557,9 @@ def test_info_works_from_a_configuration_alone(run, tmp_path):
     assert result.status == 0
     assert "3 full attention" in result.out
     assert "Not measured" in result.out
-    assert run("info", folder, "--no-measure", "--json").status == 0
+    # a model without a dtype in its configuration is loaded in that of its weights
+    assert json.loads(run("info", folder, "--no-measure", "--json").out)["dtype"] is None
+    assert "as stored" in run("info", folder, "--no-measure").out
 
 
 @pytest.mark.parametrize(

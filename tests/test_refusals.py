@@ -162,7 +162,10 @@ def test_a_model_without_an_end_token_has_no_ends(tmp_path):
         shutil.copy(Path(TOY, name), tmp_path)
     settings = tmp_path / "tokenizer_config.json"
     settings.write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
-    assert load_ends(str(tmp_path)) == []
+    config = json.loads((tmp_path / "config.json").read_text())
+    for ends in ([], ["<|assistant|>"]):  # without a generation configuration, the configuration's, as in transformers
+        (tmp_path / "config.json").write_text(json.dumps(config | {"eos_token_id": 2 if ends else None}))
+        assert load_ends(str(tmp_path)) == ends
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [1, 1000000]}')
     assert load_ends(str(tmp_path)) == ["<|user|>", "1000000"]
     for odd in ('{"eos_token_id": -1}', '{"eos_token_id": "x"}', "[]"):

@@ -15,6 +15,7 @@ from foredraft.cli import main
 from foredraft.errors import ForedraftWarning
 from foredraft.integrations.transformers import last_statistics
 from foredraft.model.loading import load_model
+from support.causal_types import tiny_configuration
 from support.families import VOCABULARY, each_of, target_of, tiny_model
 from support.outlines import assert_outlined
 from support.tokenizers import pretrained_words
@@ -152,7 +153,7 @@ def test_a_text_model_can_be_rounded_which_stores_it_alone(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["gemma3", "qwen3_vl", "no wrapper"])
-def test_a_weight_that_is_missing_is_named_and_not_random(kind, tmp_path):
+def test_a_weight_that_is_missing_or_not_used_is_named(kind, tmp_path):
     model = target_of("llama").model if kind == "no wrapper" else wrapper_of(kind)
     saved(model, tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
@@ -162,11 +163,16 @@ def test_a_weight_that_is_missing_is_named_and_not_random(kind, tmp_path):
     )
     with pytest.raises(UsageError, match=r"has no weight model\.layers\.1\.mlp\.up_proj\.weight, which .* random"):
         load_model(str(tmp_path))
+    more = weights | {gone.replace("weight", "bias"): torch.ones(len(weights[gone]))}
+    save_file(more, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UsageError, match=r"has a weight model\.layers\.1\.mlp\.up_proj\.bias that a \w+ model of its"):
+        load_model(str(tmp_path))
 
 
-@pytest.mark.parametrize("kind", ["gemma3", "qwen3_vl", "no wrapper"])
+@pytest.mark.parametrize("kind", ["gemma3", "qwen3_vl", "no wrapper", "hybrid"])
 def test_layers_that_the_configuration_does_not_count_are_refused(kind, tmp_path):
-    saved(target_of("llama").model if kind == "no wrapper" else wrapper_of(kind), tmp_path)
+    alone = {"no wrapper": lambda: target_of("llama").model, "hybrid": lambda: tiny_model(tiny_configuration("lfm2"))}
+    saved(alone[kind]() if kind in alone else wrapper_of(kind), tmp_path)
     path = tmp_path / "config.json"
     config = json.loads(path.read_text())
     text = config.get("text_config", config)

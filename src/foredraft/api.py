@@ -69,9 +69,9 @@ def load(
         raise UsageError(f"compile is {compile!r}; give True, False or 'auto'.")
     if isinstance(model, str | Path):
         name = located(str(model))
-        inspect(load_config(name, **loading))  # checks the architecture before the weights are loaded
+        inspect(config := load_config(name, **loading))  # checks the architecture before the weights are loaded
         tokenizer = load_tokenizer(name, **loading)
-        target = load_target(name, dtype, device, compiled=bool(compile), **loading)
+        target = load_target(name, dtype, device, compiled=bool(compile), config=config, **loading)
     else:
         if dtype != "auto" or device is not None or loading:
             names = ", ".join([*loading, "dtype"])

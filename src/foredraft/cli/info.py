@@ -65,7 +65,7 @@ def _described(model: str) -> dict[str, Any]:
     from foredraft.model.gguf.reader import opened
     from foredraft.model.loading import has_other_parts, load_config, load_ends, located
     from foredraft.model.support import inspect
-    from foredraft.model.text_part import empty_model
+    from foredraft.model.text_part import empty_model, text_config
 
     config, ends = load_config(model), list[str]()
     with suppress(UsageError):  # a model without a tokenizer has other facts
@@ -80,7 +80,8 @@ def _described(model: str) -> dict[str, Any]:
         "window": support.window, "window_note": support.window_note,
         "vocabulary": int(empty.get_output_embeddings().weight.shape[0]),
         "parameters": sum(parameter.numel() for parameter in empty.parameters()),
-        "dtype": str(config.dtype or "float32").removeprefix("torch."), "ends": ends,
+        # without one in the configuration, the model is loaded in that of the weights
+        "dtype": str(text_config(config).dtype or "").removeprefix("torch.") or None, "ends": ends,
         "formats": sorted(opened(files)[1].formats()) if (files := weights_of(located(model))) else [],
     }  # fmt: skip
 
@@ -121,7 +122,7 @@ def _print(facts: dict[str, Any]) -> None:
         "vocabulary": f"{facts['vocabulary']:,}",
         "ends of turns": "  ".join(facts["ends"]),
         "parameters": f"{facts['parameters']:,}",
-        "dtype": facts["dtype"] + stored + (f" on {facts['device']}" if "device" in facts else ""),
+        "dtype": f"{facts['dtype'] or 'as stored'}{stored}" + (f" on {facts['device']}" if "device" in facts else ""),
         "drafters with it": "an MTP layer: --method mtp" if facts.get("mtp") else "",
         "supported": "every method, chains and trees; greedy decoding and sampling",
         "note": facts.get("note", ""),

@@ -51,6 +51,7 @@ class LoadingOptions(TypedDict, total=False):
 
 _FOR_ALL = ("revision", "trust_remote_code")  # options that configurations and tokenizers accept too
 _LAYER = re.compile(r"(.*?)\.(\d+)\.(\w+)")  # of a weight's name: the path of the layers, a number, and a part of it
+_DRAFTING = {"eh_proj", "enorm", "hnorm", "mtp_block"}  # parts of a layer that drafts (MTP), and of no other
 _HUB_SECONDS = 5.0  # connection timeout; a slower connection could not download a model either
 
 
@@ -70,9 +71,9 @@ def load_ends(model: str) -> list[str]:
 
     Of an id that is no token, it is the number. Raises UsageError for a model without a tokenizer, or malformed ids.
     """
-    location, tokenizer = located(model), load_tokenizer(model)
+    config, tokenizer = load_config(model), load_tokenizer(model)
     with usage_errors("end of a turn", model):
-        given = getattr(_generation_config(location), "eos_token_id", None)
+        given = _generation_config(located(model), config).eos_token_id
         ids = tokenizer.eos_token_id if given is None else given
         if ids is None:  # only the answer's length ends one
             return []
@@ -143,25 +144,25 @@ def location_of_files(
 
 def load_outline(location: str, dtype: torch.dtype, vocabulary: int, parameters: int) -> Outline:
     """Return the outline of the model of a folder or hub id, which is loaded in a dtype."""
-    from transformers import AutoConfig, GenerationConfig
+    from transformers import AutoConfig
 
     from foredraft.model.text_part import text_config
 
     with usage_errors("model", location):
         config = text_config(AutoConfig.from_pretrained(location))
         config.dtype = dtype
-        given = _generation_config(location) or GenerationConfig.from_model_config(config)
+        given = _generation_config(location, config)
     return Outline(config, given, location, dtype, vocabulary, parameters, torch.device("cpu"))
 
 
-def _generation_config(location: str) -> Any:
-    """Return the generation configuration of a folder or hub id, or None."""
+def _generation_config(location: str, config: Any) -> Any:
+    """Return the generation configuration of a folder or hub id; without one, what its model's says of it."""
     from transformers import GenerationConfig
 
     try:
         return GenerationConfig.from_pretrained(location)
     except OSError:  # there is none
-        return None
+        return GenerationConfig.from_model_config(config)
 
 
 def _source(model: str, dtype: str | torch.dtype, options: LoadingOptions) -> str:
@@ -186,7 +187,7 @@ def _read(location: str, **options: Any) -> Any:
     config = AutoConfig.from_pretrained(location, **{name: options[name] for name in _FOR_ALL if name in options})
     if text_class(config) is AutoModelForCausalLM and not has_other_parts(config):
         read: Any = AutoModelForCausalLM.from_pretrained  # its annotations do not know of two results
-        loaded, found = read(location, output_loading_info=True, **options)
+        loaded, found = read(location, config=config, output_loading_info=True, **options)
     else:
         loaded, found = load_text_model(location, config, **options)
     check_complete(location, found, loaded)
@@ -197,9 +198,9 @@ def _read(location: str, **options: Any) -> Any:
 
 
 def check_complete(location: str, found: Mapping[str, Any], model: Any) -> None:
-    """Raise UsageError if transformers' information on a load says that a checkpoint lacks weights, or has more layers.
+    """Raise UsageError if transformers' information on a load says that a checkpoint lacks weights, or its layers more.
 
-    Behind the last layer of `model` may be one that drafts (MTP), which has other parts.
+    Behind the last layer of `model` may be one that drafts (MTP). Quantised checkpoints may have biases of zeros.
     """
     if missing := sorted(found["missing_keys"]):
         others = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
@@ -207,14 +208,25 @@ def check_complete(location: str, found: Mapping[str, Any], model: Any) -> None:
             f"The checkpoint {location} has no weight {missing[0]}{others}, which transformers would fill with random "
             "numbers; copy or download it again, or give another."
         )
-    own = [layer.groups() for layer in map(_LAYER.match, model.state_dict()) if layer]
-    paths, parts = {path for path, _, _ in own}, {part for _, _, part in own}
+    own, quantised = set(model.state_dict()), getattr(model, "is_quantized", False)
+    paths = {layer[1] for layer in map(_LAYER.match, own) if layer}
     count, further = model.config.get_text_config().num_hidden_layers, dict[int, set[str]]()
-    for layer in filter(None, map(_LAYER.match, found["unexpected_keys"])):
-        is_own = any(f".{path}".endswith(f".{layer[1]}") for path in paths)  # the body alone has shorter names
-        if is_own and int(layer[2]) >= count:
+    for layer in filter(None, map(_LAYER.match, sorted(found["unexpected_keys"]))):
+        if not any(f".{path}".endswith(f".{layer[1]}") for path in paths):  # the body alone has shorter names
+            continue
+        name = layer.string
+        if int(layer[2]) >= count:
             further.setdefault(int(layer[2]), set()).add(layer[3])
-    if unused := [number for number, has in sorted(further.items()) if has <= parts]:
+        # a buffer may be called `bias` too, as GPT-2's masks
+        elif not quantised and (
+            name.endswith(".weight") or any(each.endswith(f"{name.removesuffix('bias')}weight") for each in own)
+        ):
+            raise UsageError(
+                f"The checkpoint {location} has a weight {name} that a {model.config.model_type} model of its "
+                "config.json does not have, so its scores would be another model's; correct config.json, or give "
+                "another."
+            )
+    if unused := [number for number, has in sorted(further.items()) if not has & _DRAFTING]:
         raise UsageError(
             f"The checkpoint {location} has a layer {unused[0]}, counted from 0, and its config.json says that there "
             f"are {count} (num_hidden_layers), so its scores would be another model's; copy or download it again, or "

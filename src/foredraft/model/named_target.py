@@ -32,14 +32,15 @@ from foredraft.model.target import TorchTarget
 
 def load_target(
     model: str, dtype: str | torch.dtype = "auto", device: str | None = None, *, compiled: bool = True,
-    **options: Unpack[LoadingOptions],
+    config: Any = None, **options: Unpack[LoadingOptions],
 ) -> TorchTarget:  # fmt: skip
     """Load a model as a target, with what is compiled of it if `compiled`; arguments and errors are `load_model`'s.
 
+    `config` is its configuration, if that is read already.
     The weights of files that changed since a package was found for them are read at once. A ForedraftWarning says if
     only the text model of a checkpoint with a vision or audio part is loaded.
     """
-    config = load_config(model, **options)
+    config = load_config(model, **options) if config is None else config
     if has_other_parts(config):
         warnings.warn(
             f"{model} is a {config.model_type} model; only its text model is loaded. Images and sounds are not read.",
