@@ -480,7 +480,7 @@ def test_commands_that_compare_methods_record_passes_on_a_gpu(eager, monkeypatch
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UsageError, match="sees no CUDA device here; use the device cpu"):
+    with pytest.raises(UsageError, match="torch sees 0 CUDA devices here; use one of them, or cpu"):
         load(TOY_DRAFT, device="cuda", compile=True)
 
 

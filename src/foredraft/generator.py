@@ -367,6 +367,7 @@ def _check_vocabulary(target: TorchTarget, tokenizer: Any) -> None:
     size = vocabulary_size(backend) if backend is not None else len(tokenizer)
     if size > target.vocabulary:
         raise UsageError(
-            f"The tokenizer has ids up to {size - 1}, but the model scores only ids below {target.vocabulary}; use the "
-            "model's own tokenizer, or resize the model's embeddings."
+            f"The tokenizer ({type(tokenizer).__name__}) has ids up to {size - 1}, which is "
+            f"{tokenizer.convert_ids_to_tokens(size - 1)!r}, but the model scores only ids below {target.vocabulary}; "
+            "give a pair of the model and a tokenizer with no more ids, or resize the model's embeddings."
         )

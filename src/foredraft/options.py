@@ -53,7 +53,7 @@ def check_known(word: Any, known: Iterable[str], what: str, listed: str) -> None
 def check_range(
     options: Any, *names: str, least: float = -math.inf, most: float = math.inf, above: float = -math.inf
 ) -> None:
-    """Raise UsageError for the first of these attributes that is not finite or out of range.
+    """Raise UsageError for the first of these attributes that is not finite, or not from `least` or `above` to `most`.
 
     All limits but `above` are included.
     """
@@ -63,10 +63,8 @@ def check_range(
             continue
         if above > -math.inf:
             wanted = f"above {above}" if most == math.inf else f"above {above} and at most {most}"
-        elif least > -math.inf:
-            wanted = f"at least {least}" if most == math.inf else f"{least} to {most}"
         else:
-            wanted = f"at most {most}"
+            wanted = f"at least {least}" if most == math.inf else f"{least} to {most}"
         raise UsageError(f"{name} is {value}; it must be {'a finite number, ' * (value == math.inf)}{wanted}.")
 
 

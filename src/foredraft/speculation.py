@@ -10,7 +10,7 @@ from typing import Any
 from foredraft.control import choose_control
 from foredraft.drafters import drafter_class, parse_options
 from foredraft.errors import UsageError
-from foredraft.options import check_known, shown, whole_number
+from foredraft.options import check_known, shown
 
 DEFAULT_METHOD = "auto"
 _SHARED = ("method", "num_speculative_tokens", "control", "control_options")
@@ -42,10 +42,7 @@ def parse_speculation(method: str | None, config: Any) -> Speculation:
     if method is not None and configured is not None and method != configured:
         raise UsageError(f"method is {method!r} and speculative_config names {configured!r}; give one of them.")
     nodes, control, given = (options.pop(name, None) for name in _SHARED[1:])
-    amount = {
-        "nodes": nodes if (count := whole_number(nodes)) is None else count,
-        "control": control, "control_options": given,
-    }  # fmt: skip
+    amount = {"nodes": nodes, "control": control, "control_options": given}
     choose_control(**amount)  # all is checked before the weights are loaded
     chosen = next(each for each in (method, configured, DEFAULT_METHOD) if each is not None)
     known = [*(each.name for each in fields(drafter_class(chosen).Options)), *_SHARED]

@@ -153,12 +153,11 @@ def _located(task: str, source: _Source, folder: Path | None) -> Path:
     """Return a known task's file: the package's or the user's."""
     if task == EMBEDDED:
         return Path(__file__).parent / "data" / source.file  # 60 prompts, ten of each kind
-    if folder is None:
-        raise UsageError(f"The task {task} needs the file {source.file}; give its folder with --data.")
-    for path in (folder / source.file, folder / f"{source.file}.gz"):
+    for path in () if folder is None else (folder / source.file, folder / f"{source.file}.gz"):
         if path.exists():
             return path
-    raise UsageError(f"The task {task} needs the file {source.file} in {folder}; give its folder with --data.")
+    where = "" if folder is None else f" in {folder}"
+    raise UsageError(f"The task {task} needs the file {source.file}{where}; give its folder with --data.")
 
 
 def _prompts(task: str, path: Path, source: _Source) -> list[TaskPrompt]:

@@ -67,15 +67,13 @@ class Job:
             if generator.amount.needs_cost:
                 tell(0.0, "measuring the cost of verification on this machine (once)")
                 _ = generator.cost
-            if not (config.get("share") or config.get("learn") == "shared" or config.get("memory")):
-                # shared state must not learn from the warm-up text
-                tell(0.0, "warming up (on a new installation it takes longer, as kernels are compiled)")
-                # another generator, so that the control does not learn costs that include compilation
-                other = Generator(generator.target, generator.tokenizer, method="none")
-                other.attach(generator.method, generator.drafter)
-                for each in settings:
-                    other.generate(_WARM_UP, **{**each, "max_new_tokens": _WARM_UP_TOKENS, "eos_token_id": ()})
-                generator.forget()
+            tell(0.0, "warming up (on a new installation it takes longer, as kernels are compiled)")
+            # another generator, so that the control does not learn costs that include compilation
+            other = Generator(generator.target, generator.tokenizer, method="none")
+            other.attach(generator.method, generator.drafter)
+            for each in settings:
+                other.generate(_WARM_UP, **{**each, "max_new_tokens": _WARM_UP_TOKENS, "eos_token_id": ()})
+            generator.forget()  # of the warm-up text nothing is kept, in no memory either
         return generator
 
 
@@ -116,10 +114,8 @@ def samples(generator: "Generator", options: Mapping[str, Any]) -> bool:
 
 def prompt_text(prompt: str | None, file: Path | None) -> str:
     """Return the prompt from the argument, standard input or the file; UsageError if there is none in UTF-8."""
-    if prompt is not None and file is not None:
-        raise UsageError("PROMPT and --file exclude each other; give one of them.")
-    if prompt is None and file is None:
-        raise UsageError("There is no prompt; give PROMPT, - to read standard input, or --file FILE.")
+    if (prompt is None) == (file is None):
+        raise UsageError("Give one prompt: PROMPT, - to read standard input, or --file FILE.")
     try:
         if file is not None:
             text = file.read_bytes().decode("utf-8-sig")

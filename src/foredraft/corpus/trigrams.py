@@ -25,7 +25,6 @@ U64 = npt.NDArray[np.uint64]
 
 MAX_VOCABULARY = (1 << 21) - 1  # a key packs three tokens, or two and the end-of-document mark, into 63 bits
 MAX_ENTRIES = (1 << 32) - 1  # offsets are uint32
-MAX_KEEP = 255  # successor counts must fit a byte
 _SATURATED = (1 << 32) - 1
 _RECORD = np.dtype([("key", np.uint64), ("count", np.uint32)])  # of a sorted run on disk, which fits in memory
 
@@ -47,8 +46,6 @@ def count_trigrams(
     """
     if not 1 <= vocabulary <= MAX_VOCABULARY:
         raise UsageError(f"A table holds vocabularies of 1 to {MAX_VOCABULARY} tokens; {vocabulary} were given.")
-    if not 1 <= keep <= MAX_KEEP:
-        raise UsageError(f"keep is {keep}; give the number of successors to keep of a bigram, 1 to {MAX_KEEP}.")
     bits = vocabulary.bit_length()
     read = tokens = 0
     runs: list[Path] = []

@@ -3,6 +3,7 @@
 Its modules are the first that numba compiles, so what numba does where a compiled kernel cannot be kept is set here.
 """
 
+from contextlib import suppress
 from typing import Any
 
 from numba.core import caching
@@ -12,12 +13,9 @@ _keep = _cache.save_overload
 
 
 def _keep_where_possible(cache: Any, *kernel: Any) -> None:
-    """Do without the file of a kernel of ours if the disk is full: the next process compiles it again."""
-    try:
+    """Do without the file of a kernel if the disk is full: the next process compiles it again."""
+    with suppress(OSError):
         _keep(cache, *kernel)
-    except OSError:
-        if not cache._py_func.__module__.startswith("foredraft."):  # noqa: SLF001  # numba has no public name for it
-            raise
 
 
 _cache.save_overload = _keep_where_possible

@@ -144,13 +144,11 @@ def location_of_files(
 
 def load_outline(location: str, dtype: torch.dtype, vocabulary: int, parameters: int) -> Outline:
     """Return the outline of the model of a folder or hub id, which is loaded in a dtype."""
-    from transformers import AutoConfig
-
     from foredraft.model.text_part import text_config
 
+    config = text_config(load_config(location))
+    config.dtype = dtype
     with usage_errors("model", location):
-        config = text_config(AutoConfig.from_pretrained(location))
-        config.dtype = dtype
         given = _generation_config(location, config)
     return Outline(config, given, location, dtype, vocabulary, parameters, torch.device("cpu"))
 
@@ -208,19 +206,18 @@ def check_complete(location: str, found: Mapping[str, Any], model: Any) -> None:
             f"The checkpoint {location} has no weight {missing[0]}{others}, which transformers would fill with random "
             "numbers; copy or download it again, or give another."
         )
-    own, quantised = set(model.state_dict()), getattr(model, "is_quantized", False)
+    # the body alone has shorter names
+    own = {each for name in model.state_dict() for each in (name, name.partition(".")[2])}
+    quantised = getattr(model, "is_quantized", False)
     paths = {layer[1] for layer in map(_LAYER.match, own) if layer}
     count, further = model.config.get_text_config().num_hidden_layers, dict[int, set[str]]()
-    for layer in filter(None, map(_LAYER.match, sorted(found["unexpected_keys"]))):
-        if not any(f".{path}".endswith(f".{layer[1]}") for path in paths):  # the body alone has shorter names
-            continue
+    unexpected = map(_LAYER.match, sorted(found["unexpected_keys"]))
+    for layer in (each for each in unexpected if each and each[1] in paths):
         name = layer.string
         if int(layer[2]) >= count:
             further.setdefault(int(layer[2]), set()).add(layer[3])
-        # a buffer may be called `bias` too, as GPT-2's masks
-        elif not quantised and (
-            name.endswith(".weight") or any(each.endswith(f"{name.removesuffix('bias')}weight") for each in own)
-        ):
+        # GPT-2's masks are called `bias` too
+        elif not quantised and (name.endswith(".weight") or name.removesuffix("bias") + "weight" in own):
             raise UsageError(
                 f"The checkpoint {location} has a weight {name} that a {model.config.model_type} model of its "
                 "config.json does not have, so its scores would be another model's; correct config.json, or give "
@@ -296,10 +293,9 @@ def _device(device: str | None) -> str:
         found = torch.device(device)
     except RuntimeError as error:
         raise UsageError(f"device is {device!r}, which torch does not know; try cpu, cuda or cuda:1.") from error
-    if found.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"device is {device!r}, but torch sees no CUDA device here; use the device cpu.")
-    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
-        raise UsageError(f"device is {device!r}, but the last CUDA device here is {torch.cuda.device_count() - 1}.")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if found.type == "cuda" and (found.index or 0) >= count:
+        raise UsageError(f"device is {device!r}, and torch sees {count} CUDA devices here; use one of them, or cpu.")
     return device
 
 

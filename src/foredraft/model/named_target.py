@@ -36,9 +36,8 @@ def load_target(
 ) -> TorchTarget:  # fmt: skip
     """Load a model as a target, with what is compiled of it if `compiled`; arguments and errors are `load_model`'s.
 
-    `config` is its configuration, if that is read already.
     The weights of files that changed since a package was found for them are read at once. A ForedraftWarning says if
-    only the text model of a checkpoint with a vision or audio part is loaded.
+    only the text model of a checkpoint with a vision or audio part is loaded. `config` is its configuration, if read.
     """
     config = load_config(model, **options) if config is None else config
     if has_other_parts(config):

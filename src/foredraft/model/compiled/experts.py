@@ -12,9 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-SUMMED = 8
-"""Sums of a row's product at once: two fused additions begin a cycle, and each takes four (Zen 3)."""
-
+SUMMED = 8  # sums of a row's product at once: two fused additions begin a cycle, and each takes four (Zen 3)
 BLOCKS = "_blocks"
 """What the name of a mixture's quantised matrices, as `multiply_expert_blocks` takes them, ends with."""
 
