@@ -27,6 +27,7 @@ from foredraft.cli.serve import example_request, name_of
 from foredraft.drafters import drafter_class, method_names
 from foredraft.errors import UsageError
 from foredraft.generation import Piece
+from foredraft.index.datastore import read_manifest
 from foredraft.request import GenerationArguments, GenerationOptions
 from support.toys import TOY
 
@@ -428,10 +429,13 @@ def test_chat_answers_piped_lines_until_an_empty_one(run):
 
 
 @pytest.mark.slow
-def test_chat_keeps_what_it_learned_where_it_is_told_to(run, tmp_path):
+def test_chat_keeps_what_it_learned_where_it_is_told_to(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(screen, "_PATIENCE", 0.0)
     folder = tmp_path / "memory"
-    assert run("chat", *QUICK, "--memory", str(folder), stdin="Hello!\n").status == 0
-    assert any(folder.iterdir())
+    result = run("chat", *QUICK, "--memory", str(folder), stdin="Hello!\n")
+    assert result.status == 0
+    assert "warming up" in result.err
+    assert sum(entry.documents for entry in read_manifest(folder).segments) == 1  # nothing of the warm-up
 
 
 @pytest.mark.slow
