@@ -80,8 +80,7 @@ def _described(model: str) -> dict[str, Any]:
         "window": support.window, "window_note": support.window_note,
         "vocabulary": int(empty.get_output_embeddings().weight.shape[0]),
         "parameters": sum(parameter.numel() for parameter in empty.parameters()),
-        # without one in the configuration, the model is loaded in that of the weights
-        "dtype": str(text_config(config).dtype or "").removeprefix("torch.") or None, "ends": ends,
+        "dtype": str(text_config(config).dtype or "").removeprefix("torch.") or None, "ends": ends,  # or the weights'
         "formats": sorted(opened(files)[1].formats()) if (files := weights_of(located(model))) else [],
     }  # fmt: skip
 

@@ -216,8 +216,8 @@ def check_complete(location: str, found: Mapping[str, Any], model: Any) -> None:
         name = layer.string
         if int(layer[2]) >= count:
             further.setdefault(int(layer[2]), set()).add(layer[3])
-        # GPT-2's masks are called `bias` too
-        elif not quantised and (name.endswith(".weight") or name.removesuffix("bias") + "weight" in own):
+        # such as `weight_scale`; GPT-2's masks are called `bias` too
+        elif not quantised and (".weight" in name or name.removesuffix("bias") + "weight" in own):
             raise UsageError(
                 f"The checkpoint {location} has a weight {name} that a {model.config.model_type} model of its "
                 "config.json does not have, so its scores would be another model's; correct config.json, or give "
