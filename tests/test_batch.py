@@ -83,7 +83,7 @@ def test_a_text_does_not_depend_on_its_company(compiled, method, nodes):
         assert lane.seq.finish == "length"
 
 
-ALONE = "gptj"  # a family whose attention is not transformers', so that each text has passes of its own
+ALONE = "falcon"  # a family whose attention is not transformers', so that each text has passes of its own
 
 
 def test_texts_written_one_by_one_are_the_same():

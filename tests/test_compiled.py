@@ -95,9 +95,6 @@ def compiled_target(cache, dtype=torch.float32):
     return compiled_by(model, folder, read_record(folder))
 
 
-OWN_ATTENTION = ("falcon", "gptj")
-
-
 @each_of(FAMILIES)
 def test_the_functional_forward_scores_and_writes_as_the_model_does(family):
     model = tiny_model(configuration(family))
@@ -112,7 +109,7 @@ def test_the_functional_forward_scores_and_writes_as_the_model_does(family):
     buffers = given.reserved_buffers(layout.rows)
     places = {window: [(0, span.stored)] for window, span in given.spans.items()}
     arguments = row_arguments([layout], places, np.arange(layout.rows), target.dtype)
-    layers, own = len(buffers) // 2, family in OWN_ATTENTION
+    layers, own = len(buffers) // 2, family == "falcon"  # whose attention is its own
     arguments = (*arguments[:5], None, *arguments[6:]) if own else arguments  # then all rows have the first slots
     with torch.inference_mode(), nullcontext() if own else compiled_attention(functional, naive.compiled.attend):
         scores, hidden = functional(*arguments, buffers[:layers], buffers[layers:], [])
@@ -521,8 +518,8 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
     assert read_record(tmp_path / "elsewhere") is None
 
 
-def attending_alone(family):
-    config = configuration(family)
+def falcon():
+    config = configuration("falcon")
     config.max_position_embeddings, config.hidden_size, config.num_attention_heads = 1024, 64, 4
     return tiny_model(config)
 
@@ -545,8 +542,7 @@ def replaced():
         (lambda: llama().to(torch.float16), "float16; foredraft compiles float32, bfloat16"),
         (lambda: llama(max_position_embeddings=128), "window of 128 tokens is too short"),
         (lambda: llama(head_dim=8), "heads have 8 numbers, .* multiples of 16; it runs uncompiled"),
-        (lambda: attending_alone("gptj"), "gptj model attends in a way of its own.*it runs uncompiled"),
-        (lambda: attending_alone("falcon"), "falcon model attends in a way of its own.*it runs uncompiled"),
+        (falcon, "falcon model attends in a way of its own.*it runs uncompiled"),
         (steered, r"module model\.layers\.1 of this model has a hook.*all models with these weights"),
         (replaced, r"module model\.layers\.0\.mlp of this model"),
         (lambda: tiny_model(tiny_configuration("llama4_text")), "Experts .*Llama4TextExperts"),
@@ -554,7 +550,7 @@ def replaced():
         # foredraft's own functions of its recurrent layers are no reason
         (lambda: TorchTarget(tiny_model(tiny_configuration("lfm2"))).model, "window of 256 tokens is too short"),
     ],
-    ids=["float16", "short-window", "small-heads", "gptj", "falcon", "hook", "replaced", "llama4", "moe", "recurrent"],
+    ids=["float16", "short-window", "small-heads", "falcon", "hook", "replaced", "llama4", "moe", "recurrent"],
 )
 def test_what_cannot_be_compiled_is_refused(model, sentence, tmp_path):
     with pytest.raises(UsageError, match=sentence):

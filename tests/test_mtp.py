@@ -120,7 +120,7 @@ def test_the_layer_is_of_the_revision_that_was_loaded(tmp_path, monkeypatch):
     repository, commit = tmp_path / "models--some--model", "2" * 40
     save_revision(repository, "v2", commit)
     model = load_model("some/model", device="cpu", revision="v2")
-    drafted = dict(load_mtp(model).layers.named_parameters())["layer.eh_proj.weight"]
+    drafted = dict(load_mtp(model).layers.named_parameters())["layers.0.eh_proj.weight"]
     with safe_open(repository / "snapshots" / commit / "model.safetensors", framework="pt") as stored:
         assert torch.equal(drafted, stored.get_tensor("mtp.fc.weight"))
 
@@ -134,7 +134,7 @@ def test_the_layer_of_a_gguf_file_is_found_and_drafts_its_models_text(name, tmp_
         str(gguf_files.write(case, tmp_path / "it.gguf")), dtype="float32", device="cpu", compile=False
     ).target
     stored, block = gguf_files.tensors_of(case), f"blk.{target.model.config.num_hidden_layers}."
-    layer, add = load_mtp(target.model).layers.layer, float("qwen" in name)
+    layer, add = load_mtp(target.model).layers.layers[0], float("qwen" in name)
     assert np.array_equal(layer.eh_proj.weight, stored[f"{block}nextn.eh_proj.weight"])
     for norm, named in (("enorm", "enorm"), ("hnorm", "hnorm"), ("post_norm", "shared_head_norm")):
         expected = stored[f"{block}nextn.{named}.weight"] - add

@@ -114,9 +114,9 @@ _WHOLE = _by_name({
 STATES = {
     "a convolution's last inputs": ("lfm2", "lfm2_moe", "lfm3"),
     "a convolution's last inputs, and a matrix": (
-        "bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "mamba",
-        "mamba2", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text",
-        "qwen3_next", "recurrent_gemma", "zamba", "zamba2",
+        "bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear",
+        "lara_mini", "mamba", "mamba2", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text",
+        "qwen3_5_text", "qwen3_next", "recurrent_gemma", "zamba", "zamba2",
     ),
 }  # fmt: skip
 """What the recurrent layers of tested families keep of a text; the other layers, if any, keep keys and values."""

@@ -20,7 +20,7 @@ from foredraft.graph.tree import IntArray
 from foredraft.model.kv_cache import TreeCache
 from foredraft.model.mask import joined_mask
 from foredraft.model.speculators import Speculator
-from foredraft.model.state_heads import StateCache, StateHead, StateLayers, load_state_head
+from foredraft.model.state_heads import StateCache, StateHead, StateLayers, layer_arguments, load_state_head
 
 METHOD, WITH_TOKENS = "dflash", "dspark"
 _PLAIN, _GATED = "vanilla", "gated"  # kinds of DSpark's product that are run
@@ -55,31 +55,25 @@ class DFlashLayers(StateLayers):
     def new_cache(self) -> TreeCache:
         return TreeCache((None,) * len(self.layers))
 
-    def arguments(self, layout: Layout, cache: TreeCache, like: torch.Tensor) -> dict[str, Any]:
-        """Return what every layer is given besides its rows: float[1, R, D] `like` these."""
-        positions = torch.from_numpy(layout.positions[None]).to(like.device)
-        return {
-            "attention_mask": joined_mask([layout], [cache.length], like.dtype).to(like.device),
-            "position_ids": positions,
-            "position_embeddings": self.rotary(like, positions),
-            "past_key_values": cache,
-        }
+    def positions(self, layout: Layout) -> torch.Tensor:
+        """Return the positions of rows, int64[1, R]."""
+        return torch.from_numpy(layout.positions[None]).to(self.fc.weight.device)
 
-    def read(self, states: torch.Tensor, arguments: Mapping[str, Any]) -> None:
+    def read(self, states: torch.Tensor, layout: Layout, cache: TreeCache) -> None:
         """Write the keys and values of the target's states, float[1, R, K * D], into every layer's cache."""
         from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
-        fused, turns = self.hidden_norm(self.fc(states)), arguments["position_embeddings"]
+        fused, turns = self.hidden_norm(self.fc(states)), self.rotary(states, self.positions(layout))
         for number, layer in enumerate(self.layers):
             own = layer.self_attn
             keys, values = (each(fused).unflatten(-1, (-1, own.head_dim)) for each in (own.k_proj, own.v_proj))
             keys = own.k_norm(keys).transpose(1, 2)
-            arguments["past_key_values"].update(
-                apply_rotary_pos_emb(keys, keys, *turns)[1], values.transpose(1, 2), number
-            )
+            cache.update(apply_rotary_pos_emb(keys, keys, *turns)[1], values.transpose(1, 2), number)
 
-    def forward(self, embedded: torch.Tensor, arguments: Mapping[str, Any]) -> torch.Tensor:
+    def forward(self, embedded: torch.Tensor, layout: Layout, cache: TreeCache) -> torch.Tensor:
         """Run the rows of a block, float[1, R, D], and return the LM head's inputs."""
+        mask = joined_mask([layout], [cache.length], embedded.dtype).to(embedded.device)
+        arguments = layer_arguments(self, embedded, self.positions(layout), mask, cache)
         for layer in self.layers:
             embedded = layer(embedded, **arguments)
         return self.norm(embedded)  # type: ignore[no-any-return]  # a module's output is Any
@@ -129,14 +123,13 @@ class DFlashBlock:
         for new in text.missing(len(ids), states):
             rows = lay_out_text(np.zeros(len(states[new]), np.int64), new.start)
             text.cache.reserve(rows.rows)
-            layers.read(states[None, new], layers.arguments(rows, text.cache, states))
+            layers.read(states[None, new], rows, text.cache)
             text.cache.commit(range(rows.rows))
         self._masks[0] = ids[-1]
         positions = text.length + np.arange(len(self._masks), dtype=np.int64)
         block = Layout(self._masks, positions, self._sees, text.length)
         text.cache.reserve(block.rows)
-        embedded = self._head.ends.embedded(block)
-        self._rows = layers(embedded, layers.arguments(block, text.cache, embedded))[0, self._first :]
+        self._rows = layers(self._head.ends.embedded(block), block, text.cache)[0, self._first :]
         text.cache.commit([])
 
     def scores(self, level: int, tokens: IntArray) -> torch.Tensor:

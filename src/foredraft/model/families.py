@@ -6,25 +6,25 @@ docs/reference/families.md is made from them. Names are transformers' `model_typ
 
 TESTED_FAMILIES = frozenset(
     (
-        "afmoe", "apertus", "arcee", "aria_text", "axk1", "axk2", "bailing_hybrid", "bamba", "beam", "bert",
-        "bert-generation", "biogpt", "bitnet", "camembert", "codegen", "cohere", "cohere2", "cohere2_moe",
+        "afmoe", "apertus", "apertus1p5_text", "arcee", "aria_text", "axk1", "axk2", "bailing_hybrid", "bamba", "beam",
+        "bert", "bert-generation", "biogpt", "bitnet", "camembert", "codegen", "cohere", "cohere2", "cohere2_moe",
         "cohere_compass_text", "ctrl", "cwm", "data2vec-text", "dbrx", "deepseek_v2", "deepseek_v3", "deepseek_v32",
         "diffllama", "doge", "dots1", "dots3_note", "dots3_note_text", "electra", "emu3", "ernie", "ernie4_5",
-        "ernie4_5_moe", "exaone4", "exaone_moe", "falcon", "falcon_h1", "falcon_mamba", "flex_olmo", "flint", "fuyu",
-        "gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "gemma4", "gemma4_text",
+        "ernie4_5_moe", "exaone", "exaone4", "exaone_moe", "falcon", "falcon_h1", "falcon_mamba", "flex_olmo", "flint",
+        "fuyu", "gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text", "gemma4", "gemma4_text",
         "gemma4_unified", "gemma4_unified_text", "git", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa",
         "got_ocr2", "gpt-sw3", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_neox_japanese", "gpt_oss", "gptj", "granite",
         "granite_swa", "granitemoe", "granitemoe_swa", "granitemoehybrid", "granitemoeshared", "helium", "hrm_text",
         "hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "hy_v4", "hyperclovax", "internlm3", "iquestcoder", "jais2",
-        "jamba", "jetmoe", "kimi_linear", "kolibri1", "laguna", "lfm2", "lfm2_moe", "lfm3", "llama", "llama4",
-        "llama4_text", "longcat_flash", "mamba", "mamba2", "megatron-bert", "mellum", "mimo_v2_flash", "minicpm3",
-        "minimax_m2", "ministral", "ministral3", "mistral", "mixtral", "mllama", "modernbert-decoder",
+        "jamba", "jetmoe", "kimi_linear", "kolibri1", "laguna", "lara_mini", "lfm2", "lfm2_moe", "lfm3", "llama",
+        "llama4", "llama4_text", "longcat_flash", "mamba", "mamba2", "megatron-bert", "mellum", "mimo_v2_flash",
+        "minicpm3", "minimax_m2", "ministral", "ministral3", "mistral", "mixtral", "mllama", "modernbert-decoder",
         "moss_transcribe_diarize", "nanochat", "nemotron", "nemotron_h", "olmo", "olmo2", "olmo3", "olmo_hybrid",
         "olmoe", "opt", "persimmon", "phi", "phi3", "phi4_multimodal", "phimoe", "qwen2", "qwen2_moe", "qwen3",
         "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "recurrent_gemma",
-        "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "seed_oss", "smollm3", "solar_open", "stablelm",
-        "starcoder2", "vaultgemma", "whisper", "xglm", "xlm-roberta", "xlm-roberta-xl", "xmod", "youtu", "zamba",
-        "zamba2",
+        "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "sarvam_mla", "sarvam_moe", "seed_oss", "smollm3",
+        "solar_open", "stablelm", "starcoder2", "vaultgemma", "whisper", "xglm", "xlm-roberta", "xlm-roberta-xl",
+        "xmod", "youtu", "zamba", "zamba2",
     )
 )  # fmt: skip
 """Families whose drafted texts equal those of transformers' own `generate`, with small random models."""
@@ -38,9 +38,9 @@ DECODERS = frozenset(
 RECURRENT = "keeps a recurrent state by code of its own, which cannot step back after a rejected draft"
 ALIBI = "uses ALiBi, which it derives from a row's index in the pass and not from its position"
 COMPILED_RECURRENT = frozenset(
-    ("bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2",
-     "lfm2_moe", "lfm3", "mamba", "mamba2", "nemotron_h", "olmo_hybrid", "qwen3_next", "qwen3_5_moe_text",
-     "qwen3_5_text", "zamba2")
+    ("bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear",
+     "lara_mini", "lfm2", "lfm2_moe", "lfm3", "mamba", "mamba2", "nemotron_h", "olmo_hybrid",
+     "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "zamba2")
 )  # fmt: skip
 """Families with recurrent layers whose compiled forwards were tried; others run uncompiled."""
 

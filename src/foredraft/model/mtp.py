@@ -44,7 +44,7 @@ class MtpLayers(nn.Module):
 
     def __init__(self, model: Any, norm: nn.Module) -> None:
         super().__init__()
-        self.config, self.layer, self.norm = model.config, model.layers[0], norm
+        self.config, self.layers, self.norm = model.config, model.layers[:1], norm
         self.rotary_embedding = model.rotary_emb
         kinds = getattr(model.config, "layer_types", None)
         self._kind = (kinds[0],) if kinds and model.has_per_layer_rope else ()
@@ -61,7 +61,7 @@ class MtpLayers(nn.Module):
         self, embedded: torch.Tensor, states: torch.Tensor, arguments: Mapping[str, Any]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run rows, float[B, R, D] embeddings and states; return the LM head's inputs, which are the next states."""
-        hidden = self.layer(embedded, states, **arguments)
+        hidden = self.layers[0](embedded, states, **arguments)
         return hidden, hidden
 
 

@@ -18,6 +18,7 @@ from foredraft.model.compiled.package import MOST_ROWS
 from foredraft.model.head_files import damaged_unless_read
 from foredraft.model.kv_cache import TreeCache
 from foredraft.model.speculators import Ends, Speculator, read_speculator
+from foredraft.model.support import cache_argument
 
 L_co = TypeVar("L_co", covariant=True)
 S = TypeVar("S", bound="StateLayers")
@@ -45,6 +46,18 @@ class StateLayers(nn.Module):
         """Return a norm like the last one, for vectors of `size` numbers."""
         made: nn.Module = type(self.norm)(size, eps=self.config.rms_norm_eps)
         return made
+
+
+def layer_arguments(
+    layers: Any, like: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, cache: Any
+) -> dict[str, Any]:
+    """Return what a head's layers are given besides rows of the dtype of `like`, at positions int64[1, R]."""
+    return {
+        "attention_mask": mask,
+        "position_ids": positions,
+        "position_embeddings": layers.rotary(like, positions),
+        cache_argument(layers.layers[0]): cache,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +115,7 @@ class HeadModel(nn.Module):
     ) -> CausalLMOutputWithPast:  # fmt: skip
         """Run rows; `logits_to_keep` is as in transformers: the last so many rows, 0 for all, or these."""
         embedded, states = inputs_embeds.chunk(2, dim=-1)
-        arguments = {
-            "attention_mask": attention_mask,
-            "position_ids": position_ids,
-            "position_embeddings": self.layers.rotary(embedded, position_ids),
-            "past_key_values": past_key_values,
-        }
+        arguments = layer_arguments(self.layers, embedded, position_ids, attention_mask, past_key_values)
         scored, following = self.layers(embedded, states, arguments)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         return CausalLMOutputWithPast(logits=self.lm_head(scored[:, kept]), hidden_states=(following[:, kept],))

@@ -14,6 +14,7 @@ from transformers import AutoConfig, DynamicCache
 from foredraft.model.eagle3 import Eagle3Layers
 from foredraft.model.heads import RankedHead
 from foredraft.model.layers import eagle_layers, model_parts, tapped_states
+from foredraft.model.state_heads import layer_arguments
 from foredraft.model.target import TorchTarget
 from foredraft.training.tasks import States, Task
 from foredraft.training.traces import Numbers, Traces
@@ -95,12 +96,7 @@ class Eagle3Task(Task):
             masks.append(torch.zeros(rows, rows, dtype=states.dtype).to(self._device).masked_fill(~sees, lowest))
             ids = nn.functional.pad(tokens[:, step:], (0, step))
             positions = torch.arange(rows, device=self._device)[None] + step
-            arguments = {
-                "attention_mask": torch.cat(masks, dim=-1)[None, None],
-                "position_ids": positions,
-                "position_embeddings": layers.rotary(states, positions),
-                "past_key_values": cache,
-            }
+            arguments = layer_arguments(layers, states, positions, torch.cat(masks, dim=-1)[None, None], cache)
             embedded = nn.functional.embedding(ids, self._embeddings).to(states.dtype)
             scored, states = layers(embedded, states, arguments)
             scores.append(self._lm_head(scored[:, : rows - step].to(self._lm_head.weight.dtype)))
