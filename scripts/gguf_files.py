@@ -411,6 +411,10 @@ CASES: Sequence[Case] = (
     Case("granite", "granite", _LINES, _SCALES),
     Case("granitemoe", "granitemoe", "attn_norm attn_q attn_k attn_v attn_output ffn_norm" + _EXPERTS,
          _SCALES | {".expert_count": 4, ".expert_used_count": 2}, sizes={"X": 192}),
+    Case("granitemoe with a shared expert", "granitemoe",
+         "attn_norm attn_q attn_k attn_v attn_output ffn_norm" + _EXPERTS + _SHARED,
+         _SCALES | {".expert_count": 4, ".expert_used_count": 2, ".expert_shared_feed_forward_length": 64},
+         sizes={"X": 192}),
     Case("olmo", "olmo", _LINES.replace("attn_norm ", "").replace("ffn_norm ", ""), {}, "output", centred=True),
     Case("olmo2", "olmo2", _BEHIND, shapes={"attn_q_norm": (128,), "attn_k_norm": (64,)}),
     Case("olmo3", "olmo2", _BEHIND, _WINDOW, sizes={"L": 4}, shapes={"attn_q_norm": (128,), "attn_k_norm": (64,)}),
@@ -429,6 +433,8 @@ CASES: Sequence[Case] = (
     Case("starcoder2", "starcoder2", _BIASED, {}, "output_norm+", centred=True),
     Case("gpt2", "gpt2", _FUSED, {}, "output_norm+ position_embd", {"K": 4, "F": 512}, centred=True),
     Case("falcon 7B", "falcon", "attn_norm+ attn_qkv attn_output ffn_up ffn_down", {}, _CENTRED, {"K": 1, "F": 512},
+         centred=True),
+    Case("falcon 11B", "falcon", "attn_norm+ attn_qkv attn_output ffn_up ffn_down", {}, _CENTRED, {"F": 512},
          centred=True),
     Case("falcon 40B", "falcon", "attn_norm+ attn_norm_2+ attn_qkv attn_output ffn_up ffn_down", {}, _CENTRED,
          {"F": 512},
@@ -455,6 +461,9 @@ CASES: Sequence[Case] = (
          "post_attention_norm"), _moe(64) | {".leading_dense_block_count": 1, ".expert_shared_count": 1,
          ".expert_weights_scale": 1.5, ".expert_weights_norm": True, ".expert_gating_func": 2,
          ".rope.dimension_count": 16}),
+    Case("glm4moe without dense layers", "glm4moe", "attn_norm attn_q attn_k attn_v attn_output post_attention_norm"
+         + _EXPERTS + " exp_probs_b~" + _SHARED, _moe(64) | {".expert_shared_count": 1, ".expert_weights_norm": True,
+         ".rope.dimension_count": 16}),  # Solar Open
     Case("deepseek2", "deepseek2",
          _after_dense("attn_norm attn_q_a attn_q_a_norm attn_q_b attn_kv_a_mqa attn_kv_a_norm "
          "attn_k_b attn_v_b attn_output ffn_norm"), _moe(64) | _LATENT | {".attention.q_lora_rank": 24,

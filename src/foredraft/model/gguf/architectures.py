@@ -162,6 +162,8 @@ _WITH_POSITIONS: Mapping[str, tuple[str, ...] | float] = {"rope.scaling.finetune
 _GRANITE = {"residual_multiplier": 1.0, "embedding_multiplier": 1.0, "logits_scaling": 1.0}
 SIGMOID = 2
 """The value of expert_gating_func for experts that are chosen by the sigmoid of their scores."""
+_GLM_FLASH = 154_880
+"""Size of the vocabulary by which llama.cpp knows the first files of GLM-4.7-Flash, which do not say SIGMOID."""
 _MOE = {"block_sparse_moe.router": "ffn_gate_inp", "block_sparse_moe.experts.gate_up_proj": "ffn_gate_up_exps",
         "block_sparse_moe.experts.down_proj": "ffn_down_exps",
         "shared_mlp.input_linear": "ffn_gate_up_shexp|ffn_gate_up",
@@ -175,12 +177,6 @@ _DELTA = {**_NORMS_FROM_ONE, "ssm_a": "delta_decays", "ssm_dt": "delta_vector", 
           "ssm_out": "delta_columns"}  # fmt: skip
 _IMAGE_KEYS: Mapping[str, tuple[str, ...] | float] = {"rope.dimension_sections": (), "n_deepstack_layers": ()}
 """Keys of models with an eye: in a text without images, a token has one position, and no layer takes image features."""
-_LATENT = tuple(f"attention.{part}_length{end}" for part in ("key", "value") for end in ("", "_mla"))
-"""Keys of models with latent attention that `families.py` reads."""
-_SSM_KEYS: Mapping[str, tuple[str, ...] | float] = {"ssm.inner_size": ()}
-_DELTA_KEYS: Mapping[str, tuple[str, ...] | float] = dict.fromkeys(
-    ("ssm.inner_size", "rope.dimension_sections", "attention.recurrent_layers", "full_attention_interval"), ()
-)
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(
         "llama", other=("mixtral", lambda keys: bool(keys.get("expert_count"))), changes=_INTERLEAVED
@@ -206,8 +202,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         window_base=_GEMMA_BASE,
     ),
     "gemma3n": Architecture(
-        "gemma3n_text", complete=families.gemma3n, keys={"activation_sparsity_scale": ()},
-        fixed={"final_logit_softcapping": 30.0}, sliding=5, window_base=_GEMMA_BASE,
+        "gemma3n_text", complete=families.gemma3n, fixed={"final_logit_softcapping": 30.0}, sliding=5,
+        window_base=_GEMMA_BASE,
     ),
     "gemma4": Architecture(
         "gemma4_text", complete=families.gemma4, fixed={"final_logit_softcapping": 30.0},
@@ -222,11 +218,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "smollm3": Architecture("smollm3", changes=_INTERLEAVED),
     "granite": Architecture("granite", keys=_WITH_POSITIONS, fixed=_GRANITE, changes=_INTERLEAVED),
     "granitemoe": Architecture(
-        "granitemoe", keys=_WITH_POSITIONS, fixed=_GRANITE, tensors=_MOE, changes=_INTERLEAVED
+        "granitemoe", other=("granitemoeshared", lambda keys: bool(keys.get("expert_shared_feed_forward_length"))),
+        keys=_WITH_POSITIONS, fixed=_GRANITE, tensors=_MOE, changes=_INTERLEAVED,
     ),
     "granitehybrid": Architecture(
-        "granitemoehybrid", complete=families.granite_hybrid, keys=_SSM_KEYS, fixed=_GRANITE, tensors=_MOE,
-        changes={**_INTERLEAVED, **_SSM},
+        "granitemoehybrid", complete=families.granite_hybrid, tensors=_MOE,
+        fixed={**_GRANITE, "num_local_experts": 0}, changes={**_INTERLEAVED, **_SSM},
     ),
     "olmo": Architecture("olmo", keys={"attention.layer_norm_epsilon": 1e-5}, changes=_INTERLEAVED),
     "olmo2": Architecture(
@@ -255,9 +252,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "arcee": Architecture("arcee", changes=_INTERLEAVED),
     "ernie4_5": Architecture("ernie4_5"),
     "deepseek2": Architecture(
-        "deepseek_v3", other=("deepseek_v2", lambda keys: keys.get("expert_gating_func") != SIGMOID),
-        complete=families.deepseek, keys=dict.fromkeys((*_LATENT, "attention.head_count_kv", "expert_gating_func"), ()),
-        fixed={"norm_topk_prob": False, "routed_scaling_factor": 1.0},
+        "deepseek_v3", complete=families.deepseek,
+        other=("deepseek_v2", lambda keys: keys.get(
+            "expert_gating_func", SIGMOID if keys.get("vocab_size") == _GLM_FLASH else None) != SIGMOID),
+        keys={"attention.head_count_kv": (), "expert_gating_func": ()},
+        fixed={"norm_topk_prob": False, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1},
     ),
     "lfm2": Architecture(
         "lfm2", complete=families.convolutions, fixed={"block_auto_adjust_ff_dim": False},
@@ -268,31 +267,30 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         tensors={"feed_forward.experts.gate_up_proj": "ffn_gate_up_exps"},
         changes={"shortconv.conv": "depthwise"},
     ),
-    "qwen35": Architecture("qwen3_5_text", complete=families.delta, keys=_DELTA_KEYS, changes=_DELTA),
+    "qwen35": Architecture("qwen3_5_text", complete=families.delta, changes=_DELTA),
     "qwen35moe": Architecture(
-        "qwen3_5_moe_text", complete=families.delta, keys={**_DELTA_KEYS, "feed_forward_length": ()}, changes=_DELTA
+        "qwen3_5_moe_text", complete=families.delta, keys={"feed_forward_length": ()}, changes=_DELTA
     ),
     "qwen3next": Architecture(
-        "qwen3_next", complete=families.delta, keys=_DELTA_KEYS, fixed={"norm_topk_prob": True},
+        "qwen3_next", complete=families.delta, fixed={"norm_topk_prob": True},
         tensors={"linear_attn.in_proj_qkvz": "ssm_qkvz"},
         changes={**_NORMS_FROM_ONE, "ssm_a": "log_of_minus", "ssm_conv1d": "depthwise", "ssm_qkvz": "by_key_heads"},
     ),
     "mamba2": Architecture(
         "mamba2", complete=families.mamba,
-        keys={**_SSM_KEYS, "attention.head_count": (), "feed_forward_length": (), "context_length": ()},
-        changes=_SSM,
+        keys={"attention.head_count": (), "feed_forward_length": (), "context_length": ()}, changes=_SSM,
     ),
     "nemotron_h": Architecture(
-        "nemotron_h", complete=families.nemotron_h, keys=_SSM_KEYS, tensors={"mixer.out_proj": "ssm_out"}, changes=_SSM
+        "nemotron_h", complete=families.nemotron_h, tensors={"mixer.out_proj": "ssm_out"}, changes=_SSM
     ),
     "nemotron_h_moe": Architecture(
-        "nemotron_h", complete=families.nemotron_h, keys={**_SSM_KEYS, "expert_gating_func": SIGMOID},
+        "nemotron_h", complete=families.nemotron_h, keys={"expert_gating_func": SIGMOID},
         tensors={"mixer.out_proj": "ssm_out", "mixer.experts.up_proj": "ffn_up_exps",
                  "mixer.experts.down_proj": "ffn_down_exps"},
         changes=_SSM,
     ),
     "falcon-h1": Architecture(
-        "falcon_h1", complete=families.falcon_h1, keys=_SSM_KEYS, fixed={"mamba_norm_before_gate": False}, changes=_SSM
+        "falcon_h1", complete=families.falcon_h1, fixed={"mamba_norm_before_gate": False}, changes=_SSM
     ),
     "hunyuan-dense": Architecture("hunyuan_v1_dense"),
     "hunyuan-moe": Architecture(
@@ -332,16 +330,13 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "internlm2": Architecture("llama", changes=_INTERLEAVED),
     "minicpm": Architecture("granite", complete=families.minicpm, changes=_INTERLEAVED),
     "jamba": Architecture(
-        "jamba", complete=families.jamba, keys={**_SSM_KEYS, "ssm.time_step_rank": ("mamba_dt_rank",)},
+        "jamba", complete=families.jamba, keys={"ssm.time_step_rank": ("mamba_dt_rank",)},
         tensors={"feed_forward.experts.gate_up_proj": "ffn_gate_up_exps"},
         changes={"ssm_a": "log_of_minus", "ssm_conv1d": "depthwise"},
     ),
     "kimi-linear": Architecture(
         "kimi_linear", complete=families.kimi_linear,
-        keys={
-            **dict.fromkeys((*_LATENT, "leading_dense_block_count"), ()), "kda.head_dim": ("linear_head_dim",),
-            "expert_gating_func": SIGMOID,
-        },
+        keys={"leading_dense_block_count": (), "kda.head_dim": ("linear_head_dim",), "expert_gating_func": SIGMOID},
         tensors={
             "self_attn.conv1d": "ssm_conv1d_qkv", "self_attn.forget_gate.dt": "ssm_dt",
             "self_attn.forget_gate.A_log": "ssm_a", "self_attn.forget_gate.f_a_proj": "ssm_f_a",
@@ -357,7 +352,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         keys={
             "feed_forward_length": ("intermediate_size_mlp",), "expert_feed_forward_length": ("intermediate_size",),
             "interleave_moe_layer_step": ("interleave_moe_layer_step",), "leading_dense_block_count": 0,
-            "expert_gating_func": SIGMOID,
+            "expert_gating_func": SIGMOID, "attention.sliding_window": 8192,
         },
         tensors={"feed_forward.experts.gate_up_proj": "ffn_gate_up_exps"},
         changes=dict.fromkeys(("ffn_gate_up_exps", "ffn_down_exps"), "experts_across"),

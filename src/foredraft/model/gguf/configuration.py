@@ -12,7 +12,6 @@ from foredraft.model.gguf.architectures import ARCHITECTURES, FLAGS, KEYS, NEUTR
 from foredraft.model.gguf.metadata import Keys, Metadata, Shapes
 from foredraft.model.gguf.rotary import ReadTensor, rotary_parameters
 
-_ROTARY_KEYS = ("rope.dimension_count", "rope.freq_base")
 _INSTEAD = "Give the model as a transformers folder or a hub id"
 
 
@@ -62,7 +61,7 @@ def _fields(row: Architecture, keys: Keys, known: Any, shapes: Shapes, read: Rea
         rope = rotary_parameters(keys, shapes, read, fields, known)
         fields["rope_parameters"] = _rotary(row, keys, known, fields, rope)
     else:  # learned positions, or none
-        for key in _ROTARY_KEYS:
+        for key in ("rope.dimension_count", "rope.freq_base"):
             keys.get(key)
     return fields
 
@@ -109,9 +108,10 @@ def _sizes(keys: Keys, shapes: Shapes, known: Any, fields: Mapping[str, Any]) ->
     for name, ends in FLAGS.items():
         if hasattr(known, name):
             found[name] = any(tensor.endswith(ends) for tensor in shapes)
+    absent = {"leading_dense_block_count": 0} | ({"attention.head_count_kv": heads} if heads else {})
+    for key, value in absent.items():
+        found |= {name: value for name in KEYS[key] if hasattr(known, name) and name not in fields}
     if heads:
-        names = (name for name in KEYS["attention.head_count_kv"] if hasattr(known, name))
-        found |= {name: heads for name in names if name not in fields}
         if not isinstance(getattr(type(known), "head_dim", None), property):
             found["head_dim"] = keys.get("attention.key_length", fields["hidden_size"] // heads)
         if hasattr(known, "attention_multiplier") and "attention_multiplier" not in fields:

@@ -67,10 +67,11 @@ def gemma4(fields: Fields, keys: Keys, shapes: Shapes) -> None:
 
 
 def falcon(fields: Fields, _keys: Keys, shapes: Shapes) -> None:
-    """Set which of Falcon's two kinds of layers the file has."""
+    """Set which of Falcon's kinds of layers the file has: with groups of heads (11B), and a second norm (40B)."""
+    norms, groups = 1 + ("blk.0.attn_norm_2.weight" in shapes), fields["num_kv_heads"]
     fields |= {
-        "new_decoder_architecture": "blk.0.attn_norm_2.weight" in shapes, "parallel_attn": True, "alibi": False,
-        "multi_query": fields["num_kv_heads"] == 1,
+        "new_decoder_architecture": norms == 2 or 1 < groups < fields["num_attention_heads"], "parallel_attn": True,
+        "num_ln_in_parallel_attn": norms, "multi_query": groups == 1, "alibi": False,
     }  # fmt: skip
 
 
@@ -82,8 +83,7 @@ def deepseek(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
         "qk_rope_head_dim": rotated, "qk_nope_head_dim": key_width - rotated, "head_dim": rotated,
         "v_head_dim": keys.get("attention.value_length_mla", keys.get("attention.value_length")),
         "num_key_value_heads": fields["num_attention_heads"], "q_lora_rank": keys.get("attention.q_lora_rank"),
-        "n_group": fields.get("n_group", 1), "topk_group": fields.get("topk_group", 1),
-        "topk_method": "group_limited_greedy" if fields.get("n_group", 1) > 1 else "greedy",
+        "topk_method": "group_limited_greedy" if fields["n_group"] > 1 else "greedy",
     }  # fmt: skip
     rope = fields["rope_parameters"]
     if "mscale_all_dim" in rope:  # conversions of this architecture write a tenth of it
@@ -123,7 +123,6 @@ def granite_hybrid(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
         "layer_types": ["attention" if count else "mamba" for count in heads], "num_key_value_heads": max(heads),
         "mamba_d_head": inner // fields["mamba_n_heads"], "mamba_expand": inner // fields["hidden_size"],
         "position_embedding_type": "rope" if keys.get("rope.scaling.finetuned", True) else None,
-        "num_local_experts": fields.get("num_local_experts", 0),
         "shared_intermediate_size": fields.get("shared_intermediate_size", fields["intermediate_size"]),
     }  # fmt: skip
 
@@ -152,7 +151,7 @@ def minicpm(fields: Fields, _keys: Keys, _shapes: Shapes) -> None:
     """Set the scales that files of the first conversions leave out, to those of llama.cpp's code."""
     usual = {"embedding_multiplier": 12.0, "residual_multiplier": 1.4 / fields["num_hidden_layers"] ** 0.5,
              "logits_scaling": fields["hidden_size"] / 256}  # fmt: skip
-    fields |= usual | {name: fields[name] for name in usual if name in fields}
+    fields |= usual | fields
 
 
 def jamba(fields: Fields, keys: Keys, shapes: Shapes) -> None:

@@ -113,7 +113,10 @@ class _Header:
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             raise ValueError(f"its general.alignment is {alignment!r}, which is no power of two")
         begin = -(-self._at // alignment) * alignment
-        return values, {name: Place(shape, kind, begin + offset) for name, shape, kind, offset in found}
+        places = {name: Place(shape, kind, begin + offset) for name, shape, kind, offset in found}
+        if len(values) < keys or len(places) < tensors:
+            raise ValueError("it has a key or a tensor twice")
+        return values, places
 
     def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
         name, dimensions = self._string(), self._number(_U32)
