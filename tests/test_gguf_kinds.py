@@ -75,7 +75,11 @@ def test_a_file_with_another_number_scores_differently(name, changed, recorded, 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "changed"),
-    [("llama", {".rope.scaling.type": "yarn"}), ("llama linear", {".rope.scaling.type": "longrope"})],
+    [
+        ("llama", {".rope.scaling.type": "yarn"}),
+        ("llama linear", {".rope.scaling.type": "longrope"}),
+        ("stablelm", {".use_parallel_residual": True}),  # so conversions of the first StableLMs have it
+    ],
 )
 def test_a_key_that_changes_nothing_in_llama_cpp_changes_nothing(name, changed, recorded, tmp_path):
     found = scores(CASES[name], tmp_path, changed=changed)
@@ -98,6 +102,7 @@ def test_a_key_that_changes_nothing_in_llama_cpp_changes_nothing(name, changed, 
         ("llama3", {".rope.scaling.factor": 3.0}, r"both rope_freqs\.weight and the rule linear"),
         ("phi4-mini", {".rope.scaling.factor": 3.0}, r"both rope_factors_short\.weight and the rule linear"),
         ("llama4", {".attention.sliding_window": 0}, r"attention\.sliding_window = 0"),
+        ("gemma4", {".rope.dimension_count_swa": 16}, r"rope\.dimension_count_swa is not the width of a head"),
         ("granite", {".rope.scaling.finetuned": False}, r"rope\.scaling\.finetuned = False"),
     ],
 )

@@ -78,6 +78,12 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 """Values of keys that change nothing, so that a configuration without a field for the key is right."""
 
+DEFAULTS: Mapping[str, Any] = {
+    "norm_topk_prob": False, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0,
+    "num_dense_layers": 0, "moe_layer_start_index": 0,
+}  # fmt: skip
+"""Fields -> their values in llama.cpp where a file has no key for them; a family's own default may be another."""
+
 FLAGS: Mapping[str, tuple[str, ...]] = {
     "attention_bias": ("attn_q.bias", "attn_qkv.bias"), "attention_out_bias": ("attn_output.bias",),
     "mlp_bias": ("ffn_up.bias",), "use_bias": ("attn_output.bias", "ssm_in.bias"), "use_qkv_bias": ("attn_q.bias",),
@@ -162,15 +168,11 @@ _WITH_POSITIONS: Mapping[str, tuple[str, ...] | float] = {"rope.scaling.finetune
 _GRANITE = {"residual_multiplier": 1.0, "embedding_multiplier": 1.0, "logits_scaling": 1.0}
 SIGMOID = 2
 """The value of expert_gating_func for experts that are chosen by the sigmoid of their scores."""
-_GLM_FLASH = 154_880
-"""Size of the vocabulary by which llama.cpp knows the first files of GLM-4.7-Flash, which do not say SIGMOID."""
 _MOE = {"block_sparse_moe.router": "ffn_gate_inp", "block_sparse_moe.experts.gate_up_proj": "ffn_gate_up_exps",
         "block_sparse_moe.experts.down_proj": "ffn_down_exps",
         "shared_mlp.input_linear": "ffn_gate_up_shexp|ffn_gate_up",
         "shared_mlp.output_linear": "ffn_down_shexp|ffn_down"}  # fmt: skip
 _GEMMA_BASE = 10000.0
-_GEMMA2_27B, _GEMMA3_27B = 46, 62
-"""Numbers of layers by which llama.cpp knows the models whose attention is scaled by the model's width."""
 _SSM = {"ssm_a": "log_of_minus", "ssm_d": "vector", "ssm_conv1d": "depthwise", "ssm_norm": "vector"}
 _DELTA = {**_NORMS_FROM_ONE, "ssm_a": "delta_decays", "ssm_dt": "delta_vector", "ssm_conv1d": "delta_convolution",
           "attn_qkv": "delta_rows", "attn_gate": "delta_rows", "ssm_alpha": "delta_vector", "ssm_beta": "delta_vector",
@@ -186,7 +188,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         complete=families.ministral, changes=_INTERLEAVED,
     ),
     "qwen2": Architecture("qwen2"),
-    "qwen2moe": Architecture("qwen2_moe", fixed={"norm_topk_prob": False}),
+    "qwen2moe": Architecture("qwen2_moe"),
     "qwen2vl": Architecture("qwen2", keys=_IMAGE_KEYS),
     "qwen3": Architecture("qwen3"),
     "qwen3vl": Architecture("qwen3", keys=_IMAGE_KEYS),
@@ -194,11 +196,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen3vlmoe": Architecture("qwen3_moe", keys=_IMAGE_KEYS, fixed={"norm_topk_prob": True}),
     "gemma": Architecture("gemma", changes=_NORMS_FROM_ONE),
     "gemma2": Architecture(
-        "gemma2", complete=partial(families.query_scale, _GEMMA2_27B), fixed={"sliding_window": 4096},
+        "gemma2", complete=partial(families.query_scale, 46), fixed={"sliding_window": 4096},
         changes=_NORMS_FROM_ONE, sliding=2,
     ),
     "gemma3": Architecture(
-        "gemma3_text", complete=partial(families.query_scale, _GEMMA3_27B), changes=_NORMS_FROM_ONE, sliding=6,
+        "gemma3_text", complete=partial(families.query_scale, 62), changes=_NORMS_FROM_ONE, sliding=6,
         window_base=_GEMMA_BASE,
     ),
     "gemma3n": Architecture(
@@ -229,11 +231,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "olmo2": Architecture(
         "olmo2", other=("olmo3", lambda keys: bool(keys.get("attention.sliding_window"))), sliding=4
     ),
-    "olmoe": Architecture("olmoe", fixed={"norm_topk_prob": False}),
+    "olmoe": Architecture("olmoe"),
     "command-r": Architecture("cohere", fixed={"logit_scale": 1.0}),
     "cohere2": Architecture("cohere2", sliding=4),
     "stablelm": Architecture(
-        "stablelm", tensors={"self_attn.q_layernorm.norms": "attn_q_norm", "self_attn.k_layernorm.norms": "attn_k_norm"}
+        "stablelm", complete=families.stablelm, keys={"use_parallel_residual": ()},
+        tensors={"self_attn.q_layernorm.norms": "attn_q_norm", "self_attn.k_layernorm.norms": "attn_k_norm"},
     ),
     "starcoder2": Architecture("starcoder2"),
     "gpt2": Architecture(
@@ -247,16 +250,15 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "exaone4": Architecture("exaone4", sliding=4),
     "glm4": Architecture("glm4"),
-    "glm4moe": Architecture("glm4_moe", fixed={"norm_topk_prob": False}, keys={"expert_gating_func": SIGMOID}),
+    "glm4moe": Architecture("glm4_moe", keys={"expert_gating_func": SIGMOID}),
     "seed_oss": Architecture("seed_oss"),
     "arcee": Architecture("arcee", changes=_INTERLEAVED),
     "ernie4_5": Architecture("ernie4_5"),
     "deepseek2": Architecture(
         "deepseek_v3", complete=families.deepseek,
-        other=("deepseek_v2", lambda keys: keys.get(
-            "expert_gating_func", SIGMOID if keys.get("vocab_size") == _GLM_FLASH else None) != SIGMOID),
+        other=("deepseek_v2", lambda keys: keys.get(  # llama.cpp knows the first GLM-4.7-Flash by its vocabulary, too
+            "expert_gating_func", SIGMOID if keys.get("vocab_size") == 154_880 else None) != SIGMOID),
         keys={"attention.head_count_kv": (), "expert_gating_func": ()},
-        fixed={"norm_topk_prob": False, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1},
     ),
     "lfm2": Architecture(
         "lfm2", complete=families.convolutions, fixed={"block_auto_adjust_ff_dim": False},
@@ -264,7 +266,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "lfm2moe": Architecture(
         "lfm2_moe", complete=families.convolutions, keys={"expert_gating_func": SIGMOID},
-        tensors={"feed_forward.experts.gate_up_proj": "ffn_gate_up_exps"},
+        fixed={"norm_topk_prob": True}, tensors={"feed_forward.experts.gate_up_proj": "ffn_gate_up_exps"},
         changes={"shortconv.conv": "depthwise"},
     ),
     "qwen35": Architecture("qwen3_5_text", complete=families.delta, changes=_DELTA),
@@ -335,7 +337,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         changes={"ssm_a": "log_of_minus", "ssm_conv1d": "depthwise"},
     ),
     "kimi-linear": Architecture(
-        "kimi_linear", complete=families.kimi_linear,
+        "kimi_linear", complete=families.kimi_linear, fixed={"norm_topk_prob": True},
         keys={"leading_dense_block_count": (), "kda.head_dim": ("linear_head_dim",), "expert_gating_func": SIGMOID},
         tensors={
             "self_attn.conv1d": "ssm_conv1d_qkv", "self_attn.forget_gate.dt": "ssm_dt",

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from foredraft.errors import UnsupportedModelError, told
-from foredraft.model.gguf.architectures import ARCHITECTURES, FLAGS, KEYS, NEUTRAL, UNUSED, Architecture
+from foredraft.model.gguf.architectures import ARCHITECTURES, DEFAULTS, FLAGS, KEYS, NEUTRAL, UNUSED, Architecture
 from foredraft.model.gguf.metadata import Keys, Metadata, Shapes
 from foredraft.model.gguf.rotary import ReadTensor, rotary_parameters
 
@@ -54,7 +54,8 @@ def configuration(metadata: Metadata, shapes: Shapes, read: ReadTensor) -> Any:
 
 def _fields(row: Architecture, keys: Keys, known: Any, shapes: Shapes, read: ReadTensor) -> dict[str, Any]:
     """Return the fields that the tables fill, of a configuration like `known`, which has the family's own values."""
-    fields = {**row.fixed, **_named(row, keys, known)}
+    usual = {name: value for name, value in DEFAULTS.items() if hasattr(known, name)}
+    fields = {**usual, **row.fixed, **_named(row, keys, known)}
     fields |= _sizes(keys, shapes, known, fields)
     fields |= _layer_types(row, keys, known, fields)
     if hasattr(known, "rope_parameters"):
@@ -108,10 +109,9 @@ def _sizes(keys: Keys, shapes: Shapes, known: Any, fields: Mapping[str, Any]) ->
     for name, ends in FLAGS.items():
         if hasattr(known, name):
             found[name] = any(tensor.endswith(ends) for tensor in shapes)
-    absent = {"leading_dense_block_count": 0} | ({"attention.head_count_kv": heads} if heads else {})
-    for key, value in absent.items():
-        found |= {name: value for name in KEYS[key] if hasattr(known, name) and name not in fields}
     if heads:
+        names = (name for name in KEYS["attention.head_count_kv"] if hasattr(known, name))
+        found |= {name: heads for name in names if name not in fields}
         if not isinstance(getattr(type(known), "head_dim", None), property):
             found["head_dim"] = keys.get("attention.key_length", fields["hidden_size"] // heads)
         if hasattr(known, "attention_multiplier") and "attention_multiplier" not in fields:

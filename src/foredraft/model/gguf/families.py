@@ -11,14 +11,12 @@ from foredraft.model.gguf.metadata import Keys, Shapes
 
 Fields = dict[str, Any]
 
-_MAVERICK = 128
-"""Experts of the Llama 4 whose queries and keys are not normed."""
 _DIGITS = 6
 """Digits behind the point that numbers of 32 bits keep after arithmetic."""
 
 
 def query_scale(wide: int, fields: Fields, _keys: Keys, _shapes: Shapes) -> None:
-    """Set the number whose root divides scores: a head's width; the model's over its heads if it has `wide` layers."""
+    """Set the number whose root divides scores: a head's width; with `wide` layers (27B), the model's by its heads."""
     is_wide = fields["num_hidden_layers"] == wide
     fields["query_pre_attn_scalar"] = (
         fields["hidden_size"] // fields["num_attention_heads"] if is_wide else fields["head_dim"]
@@ -63,7 +61,8 @@ def gemma4(fields: Fields, keys: Keys, shapes: Shapes) -> None:
         "vocab_size_per_layer_input": shapes.get("per_layer_token_embd.weight", (fields["vocab_size"],))[0],
     }
     keys.get("attention.value_length_swa")  # that of keys, as transformers has it
-    keys.get("rope.dimension_count_swa")  # all of a head
+    if keys.get("rope.dimension_count_swa", fields["head_dim"]) != fields["head_dim"]:
+        raise ValueError("rope.dimension_count_swa is not the width of a head in layers with a window")
 
 
 def falcon(fields: Fields, _keys: Keys, shapes: Shapes) -> None:
@@ -73,6 +72,11 @@ def falcon(fields: Fields, _keys: Keys, shapes: Shapes) -> None:
         "new_decoder_architecture": norms == 2 or 1 < groups < fields["num_attention_heads"], "parallel_attn": True,
         "num_ln_in_parallel_attn": norms, "multi_query": groups == 1, "alibi": False,
     }  # fmt: skip
+
+
+def stablelm(fields: Fields, _keys: Keys, shapes: Shapes) -> None:
+    """Set whether a network stands beside its attention; files of those that do not may have a key that says so."""
+    fields["use_parallel_residual"] = "blk.0.ffn_norm.weight" not in shapes
 
 
 def deepseek(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
@@ -188,5 +192,5 @@ def apertus(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
 
 
 def llama4(fields: Fields, _keys: Keys, _shapes: Shapes) -> None:
-    """Set whether queries and keys are normed, which llama.cpp knows by the number of experts."""
-    fields["use_qk_norm"] = fields["num_local_experts"] != _MAVERICK
+    """Set whether queries and keys are normed; llama.cpp knows Maverick, whose are not, by its 128 experts."""
+    fields["use_qk_norm"] = fields["num_local_experts"] != 128
