@@ -87,6 +87,15 @@ def test_a_key_that_changes_nothing_in_llama_cpp_changes_nothing(name, changed, 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["exaone-moe", "nemotron_h_moe"])
+def test_keys_of_experts_that_are_left_out_have_llama_cpps_defaults(name, tmp_path):
+    defaults = {".expert_weights_norm": False, ".expert_weights_scale": 1.0}
+    (tmp_path / "without").mkdir()
+    without = scores(CASES[name], tmp_path / "without", without=list(defaults))
+    assert np.array_equal(without, scores(CASES[name], tmp_path, changed=defaults))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "changed", "said"),
     [
