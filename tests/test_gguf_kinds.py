@@ -111,6 +111,7 @@ def test_keys_of_experts_that_are_left_out_have_llama_cpps_defaults(name, tmp_pa
         ("llama3", {".rope.scaling.factor": 3.0}, r"both rope_freqs\.weight and the rule linear"),
         ("phi4-mini", {".rope.scaling.factor": 3.0}, r"both rope_factors_short\.weight and the rule linear"),
         ("llama4", {".attention.sliding_window": 0}, r"attention\.sliding_window = 0"),
+        ("deepseek2 lite", {".expert_weights_norm": True}, r"expert_weights_norm is true"),
         ("gemma4", {".rope.dimension_count_swa": 16}, r"rope\.dimension_count_swa is not the width of a head"),
         ("granite", {".rope.scaling.finetuned": False}, r"rope\.scaling\.finetuned = False"),
     ],

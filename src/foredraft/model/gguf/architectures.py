@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from foredraft.model.gguf import families
+from foredraft.model.gguf.families import SIGMOID
 from foredraft.model.gguf.metadata import Keys, Shapes
 
 KEYS: Mapping[str, tuple[str, ...]] = {
@@ -166,15 +167,13 @@ _NORMS_FROM_ONE = {
 }  # the file's norms multiply, the model's add one first
 _WITH_POSITIONS: Mapping[str, tuple[str, ...] | float] = {"rope.scaling.finetuned": True}  # llama.cpp's switch
 _GRANITE = {"residual_multiplier": 1.0, "embedding_multiplier": 1.0, "logits_scaling": 1.0}
-SIGMOID = 2
-"""The value of expert_gating_func for experts that are chosen by the sigmoid of their scores."""
 _MOE = {"block_sparse_moe.router": "ffn_gate_inp", "block_sparse_moe.experts.gate_up_proj": "ffn_gate_up_exps",
         "block_sparse_moe.experts.down_proj": "ffn_down_exps",
         "shared_mlp.input_linear": "ffn_gate_up_shexp|ffn_gate_up",
         "shared_mlp.output_linear": "ffn_down_shexp|ffn_down"}  # fmt: skip
 _GEMMA_BASE = 10000.0
-_SSM = {"ssm_a": "log_of_minus", "ssm_d": "vector", "ssm_conv1d": "depthwise", "ssm_norm": "vector"}
-_DELTA = {**_NORMS_FROM_ONE, "ssm_a": "delta_decays", "ssm_dt": "delta_vector", "ssm_conv1d": "delta_convolution",
+_SSM = {"ssm_a": "log_of_minus", "ssm_norm": "vector"}
+_DELTA = {**_NORMS_FROM_ONE, "ssm_a": "delta_decays", "ssm_dt": "delta_vector", "ssm_conv1d": "delta_rows",
           "attn_qkv": "delta_rows", "attn_gate": "delta_rows", "ssm_alpha": "delta_vector", "ssm_beta": "delta_vector",
           "ssm_out": "delta_columns"}  # fmt: skip
 _IMAGE_KEYS: Mapping[str, tuple[str, ...] | float] = {"rope.dimension_sections": (), "n_deepstack_layers": ()}
@@ -255,19 +254,15 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "arcee": Architecture("arcee", changes=_INTERLEAVED),
     "ernie4_5": Architecture("ernie4_5"),
     "deepseek2": Architecture(
-        "deepseek_v3", complete=families.deepseek,
-        other=("deepseek_v2", lambda keys: keys.get(  # llama.cpp knows the first GLM-4.7-Flash by its vocabulary, too
-            "expert_gating_func", SIGMOID if keys.get("vocab_size") == 154_880 else None) != SIGMOID),
+        "deepseek_v3", other=("deepseek_v2", families.by_softmax), complete=families.deepseek,
         keys={"attention.head_count_kv": (), "expert_gating_func": ()},
     ),
     "lfm2": Architecture(
-        "lfm2", complete=families.convolutions, fixed={"block_auto_adjust_ff_dim": False},
-        changes={"shortconv.conv": "depthwise"},
+        "lfm2", complete=families.convolutions, fixed={"block_auto_adjust_ff_dim": False}
     ),
     "lfm2moe": Architecture(
         "lfm2_moe", complete=families.convolutions, keys={"expert_gating_func": SIGMOID},
         fixed={"norm_topk_prob": True}, tensors={"feed_forward.experts.gate_up_proj": "ffn_gate_up_exps"},
-        changes={"shortconv.conv": "depthwise"},
     ),
     "qwen35": Architecture("qwen3_5_text", complete=families.delta, changes=_DELTA),
     "qwen35moe": Architecture(
@@ -276,7 +271,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen3next": Architecture(
         "qwen3_next", complete=families.delta, fixed={"norm_topk_prob": True},
         tensors={"linear_attn.in_proj_qkvz": "ssm_qkvz"},
-        changes={**_NORMS_FROM_ONE, "ssm_a": "log_of_minus", "ssm_conv1d": "depthwise", "ssm_qkvz": "by_key_heads"},
+        changes={**_NORMS_FROM_ONE, "ssm_a": "log_of_minus", "ssm_qkvz": "by_key_heads"},
     ),
     "mamba2": Architecture(
         "mamba2", complete=families.mamba,
@@ -334,7 +329,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "jamba": Architecture(
         "jamba", complete=families.jamba, keys={"ssm.time_step_rank": ("mamba_dt_rank",)},
         tensors={"feed_forward.experts.gate_up_proj": "ffn_gate_up_exps"},
-        changes={"ssm_a": "log_of_minus", "ssm_conv1d": "depthwise"},
+        changes={"ssm_a": "log_of_minus"},
     ),
     "kimi-linear": Architecture(
         "kimi_linear", complete=families.kimi_linear, fixed={"norm_topk_prob": True},
@@ -344,7 +339,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "self_attn.forget_gate.A_log": "ssm_a", "self_attn.forget_gate.f_a_proj": "ssm_f_a",
             "self_attn.forget_gate.f_b_proj": "ssm_f_b",
         },
-        changes={"ssm_a": "log_of_minus", "ssm_conv1d_qkv": "depthwise"},
+        changes={"ssm_a": "log_of_minus"},
     ),
     "apertus": Architecture("apertus", complete=families.apertus),
     "jais2": Architecture("jais2"),

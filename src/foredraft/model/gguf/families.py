@@ -11,6 +11,8 @@ from foredraft.model.gguf.metadata import Keys, Shapes
 
 Fields = dict[str, Any]
 
+SIGMOID = 2
+"""The value of expert_gating_func for experts that are chosen by the sigmoid of their scores."""
 _DIGITS = 6
 """Digits behind the point that numbers of 32 bits keep after arithmetic."""
 
@@ -26,7 +28,9 @@ def query_scale(wide: int, fields: Fields, _keys: Keys, _shapes: Shapes) -> None
 def ministral(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
     """Set how queries grow with their positions, which files of Mistral do not say."""
     if (scale := keys.get("attention.temperature_scale")) is not None:  # a Ministral, not a Mistral
-        fields["rope_parameters"]["llama_4_scaling_beta"] = scale
+        rope = fields["rope_parameters"]
+        rope["llama_4_scaling_beta"] = scale
+        rope.setdefault("original_max_position_embeddings", keys.get("context_length"))
 
 
 def gemma3n(fields: Fields, keys: Keys, shapes: Shapes) -> None:
@@ -79,8 +83,15 @@ def stablelm(fields: Fields, _keys: Keys, shapes: Shapes) -> None:
     fields["use_parallel_residual"] = "blk.0.ffn_norm.weight" not in shapes
 
 
+def by_softmax(keys: Keys) -> bool:
+    """Return whether experts are chosen by the softmax; llama.cpp knows the first GLM-4.7-Flash by its vocabulary."""
+    return bool(keys.get("expert_gating_func", SIGMOID if keys.get("vocab_size") == 154_880 else None) != SIGMOID)
+
+
 def deepseek(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
     """Set the parts of heads with latent attention, and the rule that chooses experts."""
+    if fields["norm_topk_prob"] and by_softmax(keys):
+        raise ValueError("expert_weights_norm is true, which transformers' deepseek_v2 does not compute")
     rotated = keys.get("rope.dimension_count")
     key_width = keys.get("attention.key_length_mla", keys.get("attention.key_length"))
     fields |= {
