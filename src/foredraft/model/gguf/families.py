@@ -90,7 +90,7 @@ def by_softmax(keys: Keys) -> bool:
 
 def deepseek(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
     """Set the parts of heads with latent attention, and the rule that chooses experts."""
-    if fields["norm_topk_prob"] and by_softmax(keys):
+    if keys.get("expert_count") and fields["norm_topk_prob"] and by_softmax(keys):
         raise ValueError("expert_weights_norm is true, which transformers' deepseek_v2 does not compute")
     rotated = keys.get("rope.dimension_count")
     key_width = keys.get("attention.key_length_mla", keys.get("attention.key_length"))
