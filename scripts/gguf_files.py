@@ -40,7 +40,7 @@ class Case:
         top: further tensors of the model.
         sizes: see `_sizes`.
         shapes: of tensors that `_shapes` does not know, or has otherwise.
-        values: numbers of tensors that are not random.
+        values: numbers of tensors that are not random; of a bias by its whole name.
         tied: there is no output matrix.
         pieces: the vocabulary is SentencePiece's.
         centred: norms subtract the mean; they have biases if also the last norm is written with "+".
@@ -85,7 +85,8 @@ def tensors_of(case: Case) -> dict[str, np.ndarray]:
             made[prefix + name + ("" if mark == "!" else ".weight")] = values.astype(np.float32)
         if mark in "+~":
             of_bias = shape[:-1] if len(shape) == 3 or (len(shape) == 2 and mark == "+") else shape
-            made[f"{prefix}{name}.bias"] = (0.3 * random.normal(size=of_bias)).astype(np.float32)
+            bias = 0.3 * random.normal(size=of_bias)
+            made[f"{prefix}{name}.bias"] = np.array(case.values.get(f"{name}.bias", bias), np.float32)
         if mark == "%":
             of_scale = shape[:1] if name == "ffn_down_exps" else shape[-1:]
             made[f"{prefix}{name}.scale"] = (1 + 0.3 * random.normal(size=of_scale)).astype(np.float32)
@@ -528,6 +529,11 @@ CASES: Sequence[Case] = (
          "attn_norm ffn_up ffn_down")[number], _SSM_KEYS | {".attention.head_count_kv": [0, 2, 0],
          ".feed_forward_length": [0, 0, 192], ".attention.layer_norm_epsilon": 1e-5}, sizes={"L": 3},
          shapes=_SSM_SHAPES),
+    Case("nemotron_h with short steps", "nemotron_h", lambda number: (_SSM,
+         "attn_norm attn_q attn_k attn_v attn_output", "attn_norm ffn_up ffn_down")[number],
+         _SSM_KEYS | {".attention.head_count_kv": [0, 2, 0], ".feed_forward_length": [0, 0, 192],
+         ".attention.layer_norm_epsilon": 1e-5}, sizes={"L": 3}, shapes=_SSM_SHAPES,
+         values={"ssm_dt.bias": [-9.0] * 8}),
     Case("nemotron_h_moe", "nemotron_h_moe", lambda number: (_SSM, "attn_norm attn_q attn_k attn_v attn_output",
          "attn_norm ffn_gate_inp exp_probs_b~ ffn_up_exps ffn_down_exps ffn_up_shexp ffn_down_shexp")[number],
          _SSM_KEYS | _moe(64) | {".attention.head_count_kv": [0, 2, 0], ".feed_forward_length": [0, 0, 64],
