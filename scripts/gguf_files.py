@@ -40,7 +40,7 @@ class Case:
         top: further tensors of the model.
         sizes: see `_sizes`.
         shapes: of tensors that `_shapes` does not know, or has otherwise.
-        values: numbers of tensors that are not random.
+        values: numbers of tensors that are not random; of a bias by its whole name.
         tied: there is no output matrix.
         pieces: the vocabulary is SentencePiece's.
         centred: norms subtract the mean; they have biases if also the last norm is written with "+".
@@ -85,7 +85,8 @@ def tensors_of(case: Case) -> dict[str, np.ndarray]:
             made[prefix + name + ("" if mark == "!" else ".weight")] = values.astype(np.float32)
         if mark in "+~":
             of_bias = shape[:-1] if len(shape) == 3 or (len(shape) == 2 and mark == "+") else shape
-            made[f"{prefix}{name}.bias"] = (0.3 * random.normal(size=of_bias)).astype(np.float32)
+            bias = 0.3 * random.normal(size=of_bias)
+            made[f"{prefix}{name}.bias"] = np.array(case.values.get(f"{name}.bias", bias), np.float32)
         if mark == "%":
             of_scale = shape[:1] if name == "ffn_down_exps" else shape[-1:]
             made[f"{prefix}{name}.scale"] = (1 + 0.3 * random.normal(size=of_scale)).astype(np.float32)
@@ -411,6 +412,10 @@ CASES: Sequence[Case] = (
     Case("granite", "granite", _LINES, _SCALES),
     Case("granitemoe", "granitemoe", "attn_norm attn_q attn_k attn_v attn_output ffn_norm" + _EXPERTS,
          _SCALES | {".expert_count": 4, ".expert_used_count": 2}, sizes={"X": 192}),
+    Case("granitemoe with a shared expert", "granitemoe",
+         "attn_norm attn_q attn_k attn_v attn_output ffn_norm" + _EXPERTS + _SHARED,
+         _SCALES | {".expert_count": 4, ".expert_used_count": 2, ".expert_shared_feed_forward_length": 64},
+         sizes={"X": 192}),
     Case("olmo", "olmo", _LINES.replace("attn_norm ", "").replace("ffn_norm ", ""), {}, "output", centred=True),
     Case("olmo2", "olmo2", _BEHIND, shapes={"attn_q_norm": (128,), "attn_k_norm": (64,)}),
     Case("olmo3", "olmo2", _BEHIND, _WINDOW, sizes={"L": 4}, shapes={"attn_q_norm": (128,), "attn_k_norm": (64,)}),
@@ -429,6 +434,8 @@ CASES: Sequence[Case] = (
     Case("starcoder2", "starcoder2", _BIASED, {}, "output_norm+", centred=True),
     Case("gpt2", "gpt2", _FUSED, {}, "output_norm+ position_embd", {"K": 4, "F": 512}, centred=True),
     Case("falcon 7B", "falcon", "attn_norm+ attn_qkv attn_output ffn_up ffn_down", {}, _CENTRED, {"K": 1, "F": 512},
+         centred=True),
+    Case("falcon 11B", "falcon", "attn_norm+ attn_qkv attn_output ffn_up ffn_down", {}, _CENTRED, {"F": 512},
          centred=True),
     Case("falcon 40B", "falcon", "attn_norm+ attn_norm_2+ attn_qkv attn_output ffn_up ffn_down", {}, _CENTRED,
          {"F": 512},
@@ -455,6 +462,9 @@ CASES: Sequence[Case] = (
          "post_attention_norm"), _moe(64) | {".leading_dense_block_count": 1, ".expert_shared_count": 1,
          ".expert_weights_scale": 1.5, ".expert_weights_norm": True, ".expert_gating_func": 2,
          ".rope.dimension_count": 16}),
+    Case("glm4moe without dense layers", "glm4moe", "attn_norm attn_q attn_k attn_v attn_output post_attention_norm"
+         + _EXPERTS + " exp_probs_b~" + _SHARED, _moe(64) | {".expert_shared_count": 1, ".expert_weights_norm": True,
+         ".rope.dimension_count": 16}),  # Solar Open
     Case("deepseek2", "deepseek2",
          _after_dense("attn_norm attn_q_a attn_q_a_norm attn_q_b attn_kv_a_mqa attn_kv_a_norm "
          "attn_k_b attn_v_b attn_output ffn_norm"), _moe(64) | _LATENT | {".attention.q_lora_rank": 24,
@@ -519,6 +529,11 @@ CASES: Sequence[Case] = (
          "attn_norm ffn_up ffn_down")[number], _SSM_KEYS | {".attention.head_count_kv": [0, 2, 0],
          ".feed_forward_length": [0, 0, 192], ".attention.layer_norm_epsilon": 1e-5}, sizes={"L": 3},
          shapes=_SSM_SHAPES),
+    Case("nemotron_h with short steps", "nemotron_h", lambda number: (_SSM,
+         "attn_norm attn_q attn_k attn_v attn_output", "attn_norm ffn_up ffn_down")[number],
+         _SSM_KEYS | {".attention.head_count_kv": [0, 2, 0], ".feed_forward_length": [0, 0, 192],
+         ".attention.layer_norm_epsilon": 1e-5}, sizes={"L": 3}, shapes=_SSM_SHAPES,
+         values={"ssm_dt.bias": [-9.0] * 8}),
     Case("nemotron_h_moe", "nemotron_h_moe", lambda number: (_SSM, "attn_norm attn_q attn_k attn_v attn_output",
          "attn_norm ffn_gate_inp exp_probs_b~ ffn_up_exps ffn_down_exps ffn_up_shexp ffn_down_shexp")[number],
          _SSM_KEYS | _moe(64) | {".attention.head_count_kv": [0, 2, 0], ".feed_forward_length": [0, 0, 64],

@@ -331,6 +331,9 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(file, tmp_path, cache):
         foredraft.load(str(tmp_path / "missing.gguf"))
     with pytest.raises(UsageError, match="holds no tokenizer"):
         gguf_folder(write_gguf(tmp_path / "bare.gguf", tokens=False))
+    adapter = {"general.type": "adapter", "adapter.type": "lora"}
+    with pytest.raises(UsageError, match=r"is no language model \(type adapter\)"):
+        gguf_folder(gguf_tokens.write_file(adapter, tmp_path / "lora.gguf"))
     with pytest.raises(UsageError, match="holds a vocabulary and no weights"):
         gguf_folder(gguf_tokens.write_file({"tokenizer.ggml.tokens": ["a"]}, tmp_path / "vocabulary.gguf"))
     with pytest.raises(UnsupportedModelError, match=r"of the architecture 'strange', which foredraft does not read"):

@@ -15,7 +15,9 @@ import gguf_files
 import gguf_referee
 from foredraft import ForedraftError, UnsupportedModelError, UsageError
 from foredraft.model.gguf.architectures import ARCHITECTURES
+from foredraft.model.gguf.configuration import row_of
 from foredraft.model.gguf.files import parts_of
+from foredraft.model.gguf.metadata import Keys, Metadata
 from foredraft.model.gguf.reader import load_gguf, write_folder
 
 CASES = {case.name: case for case in gguf_files.CASES}
@@ -72,6 +74,29 @@ def test_a_file_with_another_number_scores_differently(name, changed, recorded, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("llama", {".rope.scaling.type": "yarn"}),
+        ("llama linear", {".rope.scaling.type": "longrope"}),
+        ("stablelm", {".use_parallel_residual": True}),  # so conversions of the first StableLMs have it
+    ],
+)
+def test_a_key_that_changes_nothing_in_llama_cpp_changes_nothing(name, changed, recorded, tmp_path):
+    found = scores(CASES[name], tmp_path, changed=changed)
+    assert gguf_referee.apart(found, recorded[name]) <= CASES[name].limit
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["exaone-moe", "nemotron_h_moe"])
+def test_keys_of_experts_that_are_left_out_have_llama_cpps_defaults(name, tmp_path):
+    defaults = {".expert_weights_norm": False, ".expert_weights_scale": 1.0}
+    (tmp_path / "without").mkdir()
+    without = scores(CASES[name], tmp_path / "without", without=list(defaults))
+    assert np.array_equal(without, scores(CASES[name], tmp_path, changed=defaults))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("name", "changed", "said"),
     [
         ("llama", {".rope.scaling.new_rule": 2.0}, r"llama\.rope\.scaling\.new_rule = 2\.0.*does not know"),
@@ -84,6 +109,10 @@ def test_a_file_with_another_number_scores_differently(name, changed, recorded, 
         ("llama", {".block_count": 1}, r"9 tensors that are not.*such as blk\.1\."),
         ("llama fused", {".attention.head_count_kv": 1}, r"2 tensors that are not.*such as blk\.0\.attn_qkv"),
         ("llama3", {".rope.scaling.factor": 3.0}, r"both rope_freqs\.weight and the rule linear"),
+        ("phi4-mini", {".rope.scaling.factor": 3.0}, r"both rope_factors_short\.weight and the rule linear"),
+        ("llama4", {".attention.sliding_window": 0}, r"attention\.sliding_window = 0"),
+        ("deepseek2 lite", {".expert_weights_norm": True}, r"expert_weights_norm is true"),
+        ("gemma4", {".rope.dimension_count_swa": 16}, r"rope\.dimension_count_swa is not the width of a head"),
         ("granite", {".rope.scaling.finetuned": False}, r"rope\.scaling\.finetuned = False"),
     ],
 )
@@ -102,6 +131,12 @@ def test_a_tensor_too_many_or_too_few_is_refused_by_name(tmp_path):
         UnsupportedModelError, match=r"no tensor for the weight model\.layers\.1\.mlp\.down_proj\.weight"
     ):
         scores(CASES["llama"], tmp_path / "less", without=["blk.1.ffn_down.weight"])
+
+
+def test_the_first_files_of_glm_4_7_flash_choose_experts_as_llama_cpp_has_it():
+    keys = {"general.architecture": "deepseek2", "deepseek2.vocab_size": 154880}
+    assert row_of("deepseek2").family_of(Keys(Metadata(keys))) == "deepseek_v3"
+    assert row_of("deepseek2").family_of(Keys(Metadata(keys | {"deepseek2.vocab_size": 102400}))) == "deepseek_v2"
 
 
 def test_an_unknown_architecture_is_refused_with_those_that_are_read(tmp_path):

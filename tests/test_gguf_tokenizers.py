@@ -188,6 +188,18 @@ def test_a_damaged_header_is_refused(tmp_path, keep):
         read_header(cut)
 
 
+def test_a_key_that_is_there_twice_is_refused(tmp_path):
+    writer = GGUFWriter(str(tmp_path / "a.gguf"), "llama")
+    writer.add_uint32("one", 1)
+    writer.add_uint32("two", 2)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    (tmp_path / "a.gguf").write_bytes((tmp_path / "a.gguf").read_bytes().replace(b"two", b"one"))
+    with pytest.raises(UsageError, match="a key or a tensor twice"):
+        read_header(tmp_path / "a.gguf")
+
+
 @pytest.mark.parametrize("alignment", [0, 48])
 def test_an_alignment_that_is_no_power_of_two_is_refused(tmp_path, alignment):
     writer = GGUFWriter(str(tmp_path / "a.gguf"), "llama")

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from foredraft.model.gguf import families
+from foredraft.model.gguf.families import SIGMOID
 from foredraft.model.gguf.metadata import Keys, Shapes
 
 KEYS: Mapping[str, tuple[str, ...]] = {
@@ -77,6 +78,12 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "use_parallel_residual": (True,),
 }
 """Values of keys that change nothing, so that a configuration without a field for the key is right."""
+
+DEFAULTS: Mapping[str, Any] = {
+    "norm_topk_prob": False, "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0,
+    "num_dense_layers": 0, "moe_layer_start_index": 0,
+}  # fmt: skip
+"""Fields -> their values in llama.cpp where a file has no key for them; a family's own default may be another."""
 
 FLAGS: Mapping[str, tuple[str, ...]] = {
     "attention_bias": ("attn_q.bias", "attn_qkv.bias"), "attention_out_bias": ("attn_output.bias",),
@@ -160,27 +167,17 @@ _NORMS_FROM_ONE = {
 }  # the file's norms multiply, the model's add one first
 _WITH_POSITIONS: Mapping[str, tuple[str, ...] | float] = {"rope.scaling.finetuned": True}  # llama.cpp's switch
 _GRANITE = {"residual_multiplier": 1.0, "embedding_multiplier": 1.0, "logits_scaling": 1.0}
-SIGMOID = 2
-"""The value of expert_gating_func for experts that are chosen by the sigmoid of their scores."""
 _MOE = {"block_sparse_moe.router": "ffn_gate_inp", "block_sparse_moe.experts.gate_up_proj": "ffn_gate_up_exps",
         "block_sparse_moe.experts.down_proj": "ffn_down_exps",
         "shared_mlp.input_linear": "ffn_gate_up_shexp|ffn_gate_up",
         "shared_mlp.output_linear": "ffn_down_shexp|ffn_down"}  # fmt: skip
 _GEMMA_BASE = 10000.0
-_GEMMA2_27B, _GEMMA3_27B = 46, 62
-"""Numbers of layers by which llama.cpp knows the models whose attention is scaled by the model's width."""
-_SSM = {"ssm_a": "log_of_minus", "ssm_d": "vector", "ssm_conv1d": "depthwise", "ssm_norm": "vector"}
-_DELTA = {**_NORMS_FROM_ONE, "ssm_a": "delta_decays", "ssm_dt": "delta_vector", "ssm_conv1d": "delta_convolution",
+_SSM = {"ssm_a": "log_of_minus", "ssm_norm": "vector"}
+_DELTA = {**_NORMS_FROM_ONE, "ssm_a": "delta_decays", "ssm_dt": "delta_vector", "ssm_conv1d": "delta_rows",
           "attn_qkv": "delta_rows", "attn_gate": "delta_rows", "ssm_alpha": "delta_vector", "ssm_beta": "delta_vector",
           "ssm_out": "delta_columns"}  # fmt: skip
 _IMAGE_KEYS: Mapping[str, tuple[str, ...] | float] = {"rope.dimension_sections": (), "n_deepstack_layers": ()}
 """Keys of models with an eye: in a text without images, a token has one position, and no layer takes image features."""
-_LATENT = tuple(f"attention.{part}_length{end}" for part in ("key", "value") for end in ("", "_mla"))
-"""Keys of models with latent attention that `families.py` reads."""
-_SSM_KEYS: Mapping[str, tuple[str, ...] | float] = {"ssm.inner_size": ()}
-_DELTA_KEYS: Mapping[str, tuple[str, ...] | float] = dict.fromkeys(
-    ("ssm.inner_size", "rope.dimension_sections", "attention.recurrent_layers", "full_attention_interval"), ()
-)
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(
         "llama", other=("mixtral", lambda keys: bool(keys.get("expert_count"))), changes=_INTERLEAVED
@@ -190,7 +187,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         complete=families.ministral, changes=_INTERLEAVED,
     ),
     "qwen2": Architecture("qwen2"),
-    "qwen2moe": Architecture("qwen2_moe", fixed={"norm_topk_prob": False}),
+    "qwen2moe": Architecture("qwen2_moe"),
     "qwen2vl": Architecture("qwen2", keys=_IMAGE_KEYS),
     "qwen3": Architecture("qwen3"),
     "qwen3vl": Architecture("qwen3", keys=_IMAGE_KEYS),
@@ -198,16 +195,16 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen3vlmoe": Architecture("qwen3_moe", keys=_IMAGE_KEYS, fixed={"norm_topk_prob": True}),
     "gemma": Architecture("gemma", changes=_NORMS_FROM_ONE),
     "gemma2": Architecture(
-        "gemma2", complete=partial(families.query_scale, _GEMMA2_27B), fixed={"sliding_window": 4096},
+        "gemma2", complete=partial(families.query_scale, 46), fixed={"sliding_window": 4096},
         changes=_NORMS_FROM_ONE, sliding=2,
     ),
     "gemma3": Architecture(
-        "gemma3_text", complete=partial(families.query_scale, _GEMMA3_27B), changes=_NORMS_FROM_ONE, sliding=6,
+        "gemma3_text", complete=partial(families.query_scale, 62), changes=_NORMS_FROM_ONE, sliding=6,
         window_base=_GEMMA_BASE,
     ),
     "gemma3n": Architecture(
-        "gemma3n_text", complete=families.gemma3n, keys={"activation_sparsity_scale": ()},
-        fixed={"final_logit_softcapping": 30.0}, sliding=5, window_base=_GEMMA_BASE,
+        "gemma3n_text", complete=families.gemma3n, fixed={"final_logit_softcapping": 30.0}, sliding=5,
+        window_base=_GEMMA_BASE,
     ),
     "gemma4": Architecture(
         "gemma4_text", complete=families.gemma4, fixed={"final_logit_softcapping": 30.0},
@@ -222,21 +219,23 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "smollm3": Architecture("smollm3", changes=_INTERLEAVED),
     "granite": Architecture("granite", keys=_WITH_POSITIONS, fixed=_GRANITE, changes=_INTERLEAVED),
     "granitemoe": Architecture(
-        "granitemoe", keys=_WITH_POSITIONS, fixed=_GRANITE, tensors=_MOE, changes=_INTERLEAVED
+        "granitemoe", other=("granitemoeshared", lambda keys: bool(keys.get("expert_shared_feed_forward_length"))),
+        keys=_WITH_POSITIONS, fixed=_GRANITE, tensors=_MOE, changes=_INTERLEAVED,
     ),
     "granitehybrid": Architecture(
-        "granitemoehybrid", complete=families.granite_hybrid, keys=_SSM_KEYS, fixed=_GRANITE, tensors=_MOE,
-        changes={**_INTERLEAVED, **_SSM},
+        "granitemoehybrid", complete=families.granite_hybrid, tensors=_MOE,
+        fixed={**_GRANITE, "num_local_experts": 0}, changes={**_INTERLEAVED, **_SSM},
     ),
     "olmo": Architecture("olmo", keys={"attention.layer_norm_epsilon": 1e-5}, changes=_INTERLEAVED),
     "olmo2": Architecture(
         "olmo2", other=("olmo3", lambda keys: bool(keys.get("attention.sliding_window"))), sliding=4
     ),
-    "olmoe": Architecture("olmoe", fixed={"norm_topk_prob": False}),
+    "olmoe": Architecture("olmoe"),
     "command-r": Architecture("cohere", fixed={"logit_scale": 1.0}),
     "cohere2": Architecture("cohere2", sliding=4),
     "stablelm": Architecture(
-        "stablelm", tensors={"self_attn.q_layernorm.norms": "attn_q_norm", "self_attn.k_layernorm.norms": "attn_k_norm"}
+        "stablelm", complete=families.stablelm, keys={"use_parallel_residual": ()},
+        tensors={"self_attn.q_layernorm.norms": "attn_q_norm", "self_attn.k_layernorm.norms": "attn_k_norm"},
     ),
     "starcoder2": Architecture("starcoder2"),
     "gpt2": Architecture(
@@ -250,49 +249,45 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "exaone4": Architecture("exaone4", sliding=4),
     "glm4": Architecture("glm4"),
-    "glm4moe": Architecture("glm4_moe", fixed={"norm_topk_prob": False}, keys={"expert_gating_func": SIGMOID}),
+    "glm4moe": Architecture("glm4_moe", keys={"expert_gating_func": SIGMOID}),
     "seed_oss": Architecture("seed_oss"),
     "arcee": Architecture("arcee", changes=_INTERLEAVED),
     "ernie4_5": Architecture("ernie4_5"),
     "deepseek2": Architecture(
-        "deepseek_v3", other=("deepseek_v2", lambda keys: keys.get("expert_gating_func") != SIGMOID),
-        complete=families.deepseek, keys=dict.fromkeys((*_LATENT, "attention.head_count_kv", "expert_gating_func"), ()),
-        fixed={"norm_topk_prob": False, "routed_scaling_factor": 1.0},
+        "deepseek_v3", other=("deepseek_v2", families.by_softmax), complete=families.deepseek,
+        keys={"attention.head_count_kv": (), "expert_gating_func": ()},
     ),
     "lfm2": Architecture(
-        "lfm2", complete=families.convolutions, fixed={"block_auto_adjust_ff_dim": False},
-        changes={"shortconv.conv": "depthwise"},
+        "lfm2", complete=families.convolutions, fixed={"block_auto_adjust_ff_dim": False}
     ),
     "lfm2moe": Architecture(
         "lfm2_moe", complete=families.convolutions, keys={"expert_gating_func": SIGMOID},
-        tensors={"feed_forward.experts.gate_up_proj": "ffn_gate_up_exps"},
-        changes={"shortconv.conv": "depthwise"},
+        fixed={"norm_topk_prob": True}, tensors={"feed_forward.experts.gate_up_proj": "ffn_gate_up_exps"},
     ),
-    "qwen35": Architecture("qwen3_5_text", complete=families.delta, keys=_DELTA_KEYS, changes=_DELTA),
+    "qwen35": Architecture("qwen3_5_text", complete=families.delta, changes=_DELTA),
     "qwen35moe": Architecture(
-        "qwen3_5_moe_text", complete=families.delta, keys={**_DELTA_KEYS, "feed_forward_length": ()}, changes=_DELTA
+        "qwen3_5_moe_text", complete=families.delta, keys={"feed_forward_length": ()}, changes=_DELTA
     ),
     "qwen3next": Architecture(
-        "qwen3_next", complete=families.delta, keys=_DELTA_KEYS, fixed={"norm_topk_prob": True},
+        "qwen3_next", complete=families.delta, fixed={"norm_topk_prob": True},
         tensors={"linear_attn.in_proj_qkvz": "ssm_qkvz"},
-        changes={**_NORMS_FROM_ONE, "ssm_a": "log_of_minus", "ssm_conv1d": "depthwise", "ssm_qkvz": "by_key_heads"},
+        changes={**_NORMS_FROM_ONE, "ssm_a": "log_of_minus", "ssm_qkvz": "by_key_heads"},
     ),
     "mamba2": Architecture(
         "mamba2", complete=families.mamba,
-        keys={**_SSM_KEYS, "attention.head_count": (), "feed_forward_length": (), "context_length": ()},
-        changes=_SSM,
+        keys={"attention.head_count": (), "feed_forward_length": (), "context_length": ()}, changes=_SSM,
     ),
     "nemotron_h": Architecture(
-        "nemotron_h", complete=families.nemotron_h, keys=_SSM_KEYS, tensors={"mixer.out_proj": "ssm_out"}, changes=_SSM
+        "nemotron_h", complete=families.nemotron_h, tensors={"mixer.out_proj": "ssm_out"}, changes=_SSM
     ),
     "nemotron_h_moe": Architecture(
-        "nemotron_h", complete=families.nemotron_h, keys={**_SSM_KEYS, "expert_gating_func": SIGMOID},
+        "nemotron_h", complete=families.nemotron_h, keys={"expert_gating_func": SIGMOID},
         tensors={"mixer.out_proj": "ssm_out", "mixer.experts.up_proj": "ffn_up_exps",
                  "mixer.experts.down_proj": "ffn_down_exps"},
         changes=_SSM,
     ),
     "falcon-h1": Architecture(
-        "falcon_h1", complete=families.falcon_h1, keys=_SSM_KEYS, fixed={"mamba_norm_before_gate": False}, changes=_SSM
+        "falcon_h1", complete=families.falcon_h1, fixed={"mamba_norm_before_gate": False}, changes=_SSM
     ),
     "hunyuan-dense": Architecture("hunyuan_v1_dense"),
     "hunyuan-moe": Architecture(
@@ -332,22 +327,19 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "internlm2": Architecture("llama", changes=_INTERLEAVED),
     "minicpm": Architecture("granite", complete=families.minicpm, changes=_INTERLEAVED),
     "jamba": Architecture(
-        "jamba", complete=families.jamba, keys={**_SSM_KEYS, "ssm.time_step_rank": ("mamba_dt_rank",)},
+        "jamba", complete=families.jamba, keys={"ssm.time_step_rank": ("mamba_dt_rank",)},
         tensors={"feed_forward.experts.gate_up_proj": "ffn_gate_up_exps"},
-        changes={"ssm_a": "log_of_minus", "ssm_conv1d": "depthwise"},
+        changes={"ssm_a": "log_of_minus"},
     ),
     "kimi-linear": Architecture(
-        "kimi_linear", complete=families.kimi_linear,
-        keys={
-            **dict.fromkeys((*_LATENT, "leading_dense_block_count"), ()), "kda.head_dim": ("linear_head_dim",),
-            "expert_gating_func": SIGMOID,
-        },
+        "kimi_linear", complete=families.kimi_linear, fixed={"norm_topk_prob": True},
+        keys={"leading_dense_block_count": (), "kda.head_dim": ("linear_head_dim",), "expert_gating_func": SIGMOID},
         tensors={
             "self_attn.conv1d": "ssm_conv1d_qkv", "self_attn.forget_gate.dt": "ssm_dt",
             "self_attn.forget_gate.A_log": "ssm_a", "self_attn.forget_gate.f_a_proj": "ssm_f_a",
             "self_attn.forget_gate.f_b_proj": "ssm_f_b",
         },
-        changes={"ssm_a": "log_of_minus", "ssm_conv1d_qkv": "depthwise"},
+        changes={"ssm_a": "log_of_minus"},
     ),
     "apertus": Architecture("apertus", complete=families.apertus),
     "jais2": Architecture("jais2"),
@@ -357,7 +349,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         keys={
             "feed_forward_length": ("intermediate_size_mlp",), "expert_feed_forward_length": ("intermediate_size",),
             "interleave_moe_layer_step": ("interleave_moe_layer_step",), "leading_dense_block_count": 0,
-            "expert_gating_func": SIGMOID,
+            "expert_gating_func": SIGMOID, "attention.sliding_window": 8192,
         },
         tensors={"feed_forward.experts.gate_up_proj": "ffn_gate_up_exps"},
         changes=dict.fromkeys(("ffn_gate_up_exps", "ffn_down_exps"), "experts_across"),

@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from foredraft.errors import UnsupportedModelError, told
-from foredraft.model.gguf.architectures import ARCHITECTURES, FLAGS, KEYS, NEUTRAL, UNUSED, Architecture
+from foredraft.model.gguf.architectures import ARCHITECTURES, DEFAULTS, FLAGS, KEYS, NEUTRAL, UNUSED, Architecture
 from foredraft.model.gguf.metadata import Keys, Metadata, Shapes
 from foredraft.model.gguf.rotary import ReadTensor, rotary_parameters
 
-_ROTARY_KEYS = ("rope.dimension_count", "rope.freq_base")
 _INSTEAD = "Give the model as a transformers folder or a hub id"
 
 
@@ -55,14 +54,15 @@ def configuration(metadata: Metadata, shapes: Shapes, read: ReadTensor) -> Any:
 
 def _fields(row: Architecture, keys: Keys, known: Any, shapes: Shapes, read: ReadTensor) -> dict[str, Any]:
     """Return the fields that the tables fill, of a configuration like `known`, which has the family's own values."""
-    fields = {**row.fixed, **_named(row, keys, known)}
+    usual = {name: value for name, value in DEFAULTS.items() if hasattr(known, name)}
+    fields = {**usual, **row.fixed, **_named(row, keys, known)}
     fields |= _sizes(keys, shapes, known, fields)
     fields |= _layer_types(row, keys, known, fields)
     if hasattr(known, "rope_parameters"):
         rope = rotary_parameters(keys, shapes, read, fields, known)
         fields["rope_parameters"] = _rotary(row, keys, known, fields, rope)
     else:  # learned positions, or none
-        for key in _ROTARY_KEYS:
+        for key in ("rope.dimension_count", "rope.freq_base"):
             keys.get(key)
     return fields
 

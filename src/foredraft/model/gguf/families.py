@@ -11,14 +11,14 @@ from foredraft.model.gguf.metadata import Keys, Shapes
 
 Fields = dict[str, Any]
 
-_MAVERICK = 128
-"""Experts of the Llama 4 whose queries and keys are not normed."""
+SIGMOID = 2
+"""The value of expert_gating_func for experts that are chosen by the sigmoid of their scores."""
 _DIGITS = 6
 """Digits behind the point that numbers of 32 bits keep after arithmetic."""
 
 
 def query_scale(wide: int, fields: Fields, _keys: Keys, _shapes: Shapes) -> None:
-    """Set the number whose root divides scores: a head's width; the model's over its heads if it has `wide` layers."""
+    """Set the number whose root divides scores: a head's width; with `wide` layers (27B), the model's by its heads."""
     is_wide = fields["num_hidden_layers"] == wide
     fields["query_pre_attn_scalar"] = (
         fields["hidden_size"] // fields["num_attention_heads"] if is_wide else fields["head_dim"]
@@ -28,7 +28,9 @@ def query_scale(wide: int, fields: Fields, _keys: Keys, _shapes: Shapes) -> None
 def ministral(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
     """Set how queries grow with their positions, which files of Mistral do not say."""
     if (scale := keys.get("attention.temperature_scale")) is not None:  # a Ministral, not a Mistral
-        fields["rope_parameters"]["llama_4_scaling_beta"] = scale
+        rope = fields["rope_parameters"]
+        rope["llama_4_scaling_beta"] = scale
+        rope.setdefault("original_max_position_embeddings", keys.get("context_length"))
 
 
 def gemma3n(fields: Fields, keys: Keys, shapes: Shapes) -> None:
@@ -63,27 +65,40 @@ def gemma4(fields: Fields, keys: Keys, shapes: Shapes) -> None:
         "vocab_size_per_layer_input": shapes.get("per_layer_token_embd.weight", (fields["vocab_size"],))[0],
     }
     keys.get("attention.value_length_swa")  # that of keys, as transformers has it
-    keys.get("rope.dimension_count_swa")  # all of a head
+    if keys.get("rope.dimension_count_swa", fields["head_dim"]) != fields["head_dim"]:
+        raise ValueError("rope.dimension_count_swa is not the width of a head in layers with a window")
 
 
 def falcon(fields: Fields, _keys: Keys, shapes: Shapes) -> None:
-    """Set which of Falcon's two kinds of layers the file has."""
+    """Set which of Falcon's kinds of layers the file has: with groups of heads (11B), and a second norm (40B)."""
+    norms, groups = 1 + ("blk.0.attn_norm_2.weight" in shapes), fields["num_kv_heads"]
     fields |= {
-        "new_decoder_architecture": "blk.0.attn_norm_2.weight" in shapes, "parallel_attn": True, "alibi": False,
-        "multi_query": fields["num_kv_heads"] == 1,
+        "new_decoder_architecture": norms == 2 or 1 < groups < fields["num_attention_heads"], "parallel_attn": True,
+        "num_ln_in_parallel_attn": norms, "multi_query": groups == 1, "alibi": False,
     }  # fmt: skip
+
+
+def stablelm(fields: Fields, _keys: Keys, shapes: Shapes) -> None:
+    """Set whether a network stands beside its attention; files of those that do not may have a key that says so."""
+    fields["use_parallel_residual"] = "blk.0.ffn_norm.weight" not in shapes
+
+
+def by_softmax(keys: Keys) -> bool:
+    """Return whether experts are chosen by the softmax; llama.cpp knows the first GLM-4.7-Flash by its vocabulary."""
+    return bool(keys.get("expert_gating_func", SIGMOID if keys.get("vocab_size") == 154_880 else None) != SIGMOID)
 
 
 def deepseek(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
     """Set the parts of heads with latent attention, and the rule that chooses experts."""
+    if keys.get("expert_count") and fields["norm_topk_prob"] and by_softmax(keys):
+        raise ValueError("expert_weights_norm is true, which transformers' deepseek_v2 does not compute")
     rotated = keys.get("rope.dimension_count")
     key_width = keys.get("attention.key_length_mla", keys.get("attention.key_length"))
     fields |= {
         "qk_rope_head_dim": rotated, "qk_nope_head_dim": key_width - rotated, "head_dim": rotated,
         "v_head_dim": keys.get("attention.value_length_mla", keys.get("attention.value_length")),
         "num_key_value_heads": fields["num_attention_heads"], "q_lora_rank": keys.get("attention.q_lora_rank"),
-        "n_group": fields.get("n_group", 1), "topk_group": fields.get("topk_group", 1),
-        "topk_method": "group_limited_greedy" if fields.get("n_group", 1) > 1 else "greedy",
+        "topk_method": "group_limited_greedy" if fields["n_group"] > 1 else "greedy",
     }  # fmt: skip
     rope = fields["rope_parameters"]
     if "mscale_all_dim" in rope:  # conversions of this architecture write a tenth of it
@@ -123,7 +138,6 @@ def granite_hybrid(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
         "layer_types": ["attention" if count else "mamba" for count in heads], "num_key_value_heads": max(heads),
         "mamba_d_head": inner // fields["mamba_n_heads"], "mamba_expand": inner // fields["hidden_size"],
         "position_embedding_type": "rope" if keys.get("rope.scaling.finetuned", True) else None,
-        "num_local_experts": fields.get("num_local_experts", 0),
         "shared_intermediate_size": fields.get("shared_intermediate_size", fields["intermediate_size"]),
     }  # fmt: skip
 
@@ -136,6 +150,7 @@ def nemotron_h(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
     fields |= {
         "layers_block_type": kinds, "num_key_value_heads": max(heads), "intermediate_size": max(lengths),
         "mamba_head_dim": inner // fields["mamba_num_heads"], "expand": inner // fields["hidden_size"],
+        "time_step_min": 1e-30,  # llama.cpp lets steps be as short as they are, and the file does not say
     }  # fmt: skip
 
 
@@ -152,7 +167,7 @@ def minicpm(fields: Fields, _keys: Keys, _shapes: Shapes) -> None:
     """Set the scales that files of the first conversions leave out, to those of llama.cpp's code."""
     usual = {"embedding_multiplier": 12.0, "residual_multiplier": 1.4 / fields["num_hidden_layers"] ** 0.5,
              "logits_scaling": fields["hidden_size"] / 256}  # fmt: skip
-    fields |= usual | {name: fields[name] for name in usual if name in fields}
+    fields |= usual | fields
 
 
 def jamba(fields: Fields, keys: Keys, shapes: Shapes) -> None:
@@ -189,5 +204,5 @@ def apertus(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
 
 
 def llama4(fields: Fields, _keys: Keys, _shapes: Shapes) -> None:
-    """Set whether queries and keys are normed, which llama.cpp knows by the number of experts."""
-    fields["use_qk_norm"] = fields["num_local_experts"] != _MAVERICK
+    """Set whether queries and keys are normed; llama.cpp knows Maverick, whose are not, by its 128 experts."""
+    fields["use_qk_norm"] = fields["num_local_experts"] != 128

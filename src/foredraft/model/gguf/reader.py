@@ -47,7 +47,7 @@ def write_folder(parts: Sequence[Path], folder: Path) -> None:
     metadata, tensors = opened(parts)
     if lack := _lack(metadata, tensors):
         raise UsageError(f"{parts[0]} {lack}; give a GGUF file of a language model, or a transformers folder.")
-    config = configuration(metadata, tensors.shapes, tensors.values)
+    config = configuration(metadata, tensors.shapes, tensors.sample)
     config.dtype = _dtype(metadata, tensors)
     folder.mkdir(parents=True)
     try:
@@ -73,12 +73,13 @@ def write_folder(parts: Sequence[Path], folder: Path) -> None:
 
 def _lack(metadata: Metadata, tensors: Tensors) -> str:
     """Return what keeps a file from being a language model; nothing if it is one."""
-    kind = metadata.get("general.type", "model")
+    if (kind := metadata.get("general.type", "model")) != "model":
+        return f"is no language model (type {kind})"
     if "tokenizer.ggml.tokens" not in metadata:
         return "holds no tokenizer"
     if not tensors.shapes:
         return "holds a vocabulary and no weights"
-    return "" if "token_embd.weight" in tensors and kind == "model" else f"is no language model (type {kind})"
+    return "" if "token_embd.weight" in tensors else "has no tensor token_embd.weight"
 
 
 def _dtype(metadata: Metadata, tensors: Tensors) -> str:

@@ -1,7 +1,7 @@
 """Tensors as transformers' modules hold them, from the order in which llama.cpp's conversions store them.
 
-One function a kind of rearrangement, the inverse of the conversion's. Arithmetic is done on vectors only, so that other
-tensors keep the numbers that the file has. Does not read files.
+One function a kind of rearrangement, the inverse of the conversion's, but for dimensions of one. Arithmetic is done on
+vectors only, so that other tensors keep the numbers that the file has. Does not read files.
 """
 
 from collections.abc import Callable, Mapping
@@ -67,11 +67,6 @@ def _by_key_heads(tensor: torch.Tensor, config: Any) -> torch.Tensor:
     return torch.cat([_parted(part, 0, (keys, -1)) for part in parts], dim=1).flatten(0, 1)
 
 
-def _depthwise(tensor: torch.Tensor, _config: Any) -> torch.Tensor:
-    """Give a convolution of single channels its dimension of one; a bias has none."""
-    return tensor.unsqueeze(1) if tensor.ndim == 2 else tensor
-
-
 CHANGES: Mapping[str, Change] = {
     "halves": _halves,
     "minus_one": lambda tensor, _config: tensor - 1,
@@ -82,12 +77,10 @@ CHANGES: Mapping[str, Change] = {
     "by_key_heads": _by_key_heads,
     "experts_by_turns": _experts_by_turns,
     "experts_across": lambda tensor, _config: tensor.transpose(1, 2) if tensor.ndim == 3 else tensor,
-    "depthwise": _depthwise,
     "log_of_minus": lambda tensor, _config: torch.log(-tensor),  # of decays, which the file has as they are, negative
     "delta_rows": _delta_rows,
     "delta_vector": _to_key_heads,
     "delta_columns": lambda tensor, config: _to_key_heads(tensor, config, 1),
-    "delta_convolution": lambda tensor, config: _depthwise(_delta_rows(tensor, config), config),
     "delta_decays": lambda tensor, config: torch.log(-_to_key_heads(tensor, config)),
 }
 """Names in the table of architectures -> functions."""

@@ -43,6 +43,10 @@ def rotary_parameters(
     elif rotated != width and not hasattr(known, "qk_rope_head_dim"):
         raise _refused(f"rope.dimension_count = {rotated}, where a head has {width} numbers", known)
     found |= _scaling(keys, context, known)
+    rules = [name for name in ("rope_factors_short.weight", "rope_freqs.weight") if name in shapes]
+    rules += [f"the rule {found['rope_type']}"] if found["rope_type"] != "default" else []
+    if len(rules) > 1:
+        raise _refused(f"both {' and '.join(rules)}", known)
     attention = keys.get("rope.scaling.attn_factor", 1.0)
     if "rope_factors_short.weight" in shapes:
         found |= _longrope(read("rope_factors_short.weight"), read("rope_factors_long.weight"), attention)
@@ -52,8 +56,6 @@ def rotary_parameters(
     elif attention != 1.0:
         raise _refused(f"rope.scaling.attn_factor = {attention} with the rule {found['rope_type']}", known)
     if "rope_freqs.weight" in shapes:
-        if found["rope_type"] != "default":
-            raise _refused(f"both rope_freqs.weight and the rule {found['rope_type']}", known)
         found |= _from_factors(read("rope_freqs.weight"), base, context)
     return found
 
@@ -67,20 +69,20 @@ def _refused(what: str, known: Any) -> UnsupportedModelError:
 
 def _scaling(keys: Keys, context: int, known: Any) -> dict[str, Any]:
     kind = keys.get("rope.scaling.type", "linear")
-    factor = keys.get("rope.scaling.factor", keys.get("rope.scale_linear", 0.0))
+    factor = keys.get("rope.scaling.factor", keys.get("rope.scale_linear")) or 1.0  # 0 is none, as in llama.cpp
     original = keys.get("rope.scaling.original_context_length", context)
     if kind == "yarn":
         found = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
         return found | _yarn(keys, known)
     if kind not in ("linear", "none", "longrope"):
         raise _refused(f"rope.scaling.type = {kind!r}", known)
-    return {"rope_type": "linear", "factor": factor} if kind == "linear" and factor not in (0.0, 1.0) else {}
+    return {"rope_type": "linear", "factor": factor} if kind != "none" and factor != 1.0 else {}
 
 
 def _yarn(keys: Keys, known: Any) -> dict[str, Any]:
     """Return YaRN's further parameters; "truncate" rounds the ramp's ends to whole dimensions, as llama.cpp does."""
-    names = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
-    found = {name: value for name, key in names.items() if (value := keys.get(f"rope.scaling.{key}")) is not None}
+    betas = {name: keys.get(f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
+    found = {name: value for name, value in betas.items() if value is not None}
     if (mixed := keys.get("rope.scaling.yarn_ext_factor", 1.0)) != 1.0:
         raise _refused(f"rope.scaling.yarn_ext_factor = {mixed}", known)
     if log_multiplier := keys.get("rope.scaling.yarn_log_multiplier", 0.0):

@@ -67,14 +67,10 @@ class Tensors:
         mapped = np.memmap(stored.file, np.uint8, "r", stored.offset, (stored.rows, stored.width))
         return mapped.view(np.ndarray), stored.kind  # numpy takes longer to make views of a memmap
 
-    def values(self, name: str) -> npt.NDArray[np.float32]:
-        """Return the numbers of a small tensor, without counting it as used."""
-        return _dequantised(*self.stored(name)).reshape(self.shapes[name])
-
     def sample(self, name: str) -> npt.NDArray[np.float32]:
-        """Return numbers of a tensor without counting it as used: at most `NUMBERS_AT_ONCE`, in rows far apart."""
+        """Return numbers of a tensor, not counted as used: float32[n <= NUMBERS_AT_ONCE], all or in rows far apart."""
         rows, kind = self.stored(name)
-        return _dequantised(rows[:: -(-rows.shape[0] * self.shapes[name][-1] // NUMBERS_AT_ONCE)], kind)
+        return _dequantised(rows[:: -(-rows.shape[0] * self.shapes[name][-1] // NUMBERS_AT_ONCE)], kind).flatten()
 
     def read(self, name: str, dtype: torch.dtype, rows_read: slice = slice(None)) -> torch.Tensor:
         """Return a tensor, or a part of it, rounded to `dtype`; a vector in float32, because arithmetic may follow."""
