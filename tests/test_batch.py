@@ -249,6 +249,11 @@ def test_an_interrupt_of_compiled_code_is_no_failed_text(compiled):
     with pytest.raises(KeyboardInterrupt):
         list(steps_of(batch))
     assert run.failure is None
+    batch = writer.batch()
+    batch.join(writer.begin(np.arange(20), SamplingOptions(), max_new_tokens=9))
+    batch.passes._pass = lambda _: interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        batch.step()
 
 
 def test_a_drafter_that_cannot_be_closed_does_not_take_the_text(compiled):
