@@ -576,6 +576,19 @@ def test_slots_are_shared_only_where_they_were_copied(monkeypatch):
     assert arena.open(tokens, len(tokens)) is source
 
 
+def test_a_finished_sequence_gives_its_slots_where_there_is_no_room_for_a_copy():
+    arena, tokens = Arena([(3, 4)] * 2, torch.float32, 1024), np.arange(400) % 50
+    first = arena.open(tokens, 800)
+    first.reserve(tokens[:-1])
+    first.commit(range(len(tokens) - 1))
+    arena.close(first)
+    changed = np.append(tokens[:300], [7, 8])
+    again = arena.open(changed, 800)
+    assert (again.start, again.tokens.tolist()) == (first.start, tokens[:300].tolist())
+    with pytest.raises(OutOfMemoryError):  # there is none beside a text that is being written
+        arena.open(changed, 800)
+
+
 def test_finished_sequences_take_no_more_than_they_may_though_there_is_room():
     """Of an arena that is made for one long text, in which many short ones end."""
     arena, ends = Arena([(3, 4)] * 2, torch.float32, 65536, most_kept=2048), []

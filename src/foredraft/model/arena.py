@@ -53,6 +53,12 @@ class Lease:
             return common
         return max((length for length in self.saved if length <= common), default=0)
 
+    def begin_as(self, source: "Lease", shared: int) -> None:
+        """Take over the first tokens of a sequence, and the states that are kept of them; their slots are there."""
+        place = source.place if shared == source.length else source.saved.get(shared, 0)
+        saved = {length: each for length, each in source.saved.items() if length <= shared}
+        self.tokens, self.place, self.saved = source.tokens[:shared], place, saved
+
     def reserve(self, token_ids: TokenIds) -> None:
         """Make room for the rows of a pass, int64[R], after the committed ones; may move the lease."""
         self._last = token_ids
@@ -140,9 +146,12 @@ class Arena:
             if (common := lease.reusable(token_ids[:-1])) >= max(shared + 1, _LEAST_SHARED):
                 shared, source = common, lease
         capacity = min(whole_blocks(max(capacity, len(token_ids))), self.most_slots)
-        if source is not None and source.idle and shared == source.length:  # nothing to copy
-            needed, source.idle = min(len(token_ids) + _PASS, self.most_slots), False
+        busy = [each for each in self._leases if each is source or not each.idle]
+        # nothing to copy, or no room for a copy
+        if source is not None and source.idle and (shared == source.length or self._gap(busy, capacity) is None):
+            source.begin_as(source, shared)
             source.prompt = len(token_ids) - 1
+            needed, source.idle = min(len(token_ids) + _PASS, self.most_slots), False
             try:
                 if source.capacity < needed:
                     self.move(source, needed)
@@ -151,18 +160,10 @@ class Arena:
                 raise
             return source
         self._forget(capacity, keep=source)
-        try:
-            start = self._place(capacity, keep=source)
-        except OutOfMemoryError:
-            if source is None:
-                raise
-            shared, source = 0, None
-            start = self._place(capacity)
-        lease = Lease(self, start, capacity, token_ids[:shared], owner)
+        lease = Lease(self, self._place(capacity, keep=source), capacity, token_ids[:0], owner)
         lease.prompt = len(token_ids) - 1
         if source is not None:
-            lease.saved = {length: place for length, place in source.saved.items() if length <= shared}
-            lease.place = source.place if shared == source.length else source.saved.get(shared, 0)
+            lease.begin_as(source, shared)
             self._copy(source.start, lease.start, shared)
             self._leases.remove(source)
             self._leases.append(source)

@@ -43,10 +43,9 @@ class Service:
     """Generates answers with one model, whose name for clients is `name`.
 
     `generator` is for requests without a key and without drafting options, and `config` is its `speculative_config`;
-    for others there are more, with the same model. Drafters with learned state are not shared between API keys.
-    The batch has room for `most_at_once` texts and `cache_bytes` of keys
-    and values, including prefixes kept from earlier requests; `most_waiting` more texts may wait. An answer fails after
-    `timeout` seconds.
+    for others there are more, with the same model. Drafters with learned state are not shared between API keys. The
+    batch has room for `most_at_once` texts and `cache_bytes` of keys and values, including prefixes kept from earlier
+    requests; `most_waiting` more texts may wait. An answer fails after `timeout` seconds.
     """
 
     def __init__(
