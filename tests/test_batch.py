@@ -1,5 +1,6 @@
 """Batches: every text is the same as when generated alone, whatever other sequences do."""
 
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -589,6 +590,17 @@ def test_a_finished_sequence_gives_its_slots_where_there_is_no_room_for_a_copy()
         arena.open(changed, 800)
 
 
+def test_the_memory_of_a_batch_is_free_as_soon_as_the_batch_is_gone(compiled):
+    writer = generator(compiled, "none")
+    batch = writer.batch()
+    run = batch.join(writer.begin(np.arange(40), SamplingOptions(), max_new_tokens=3))
+    finish(batch)
+    arena = weakref.ref(batch.passes._arena)
+    del batch
+    assert arena() is None, "without a search for garbage"
+    assert len(emitted(run)) == 3
+
+
 def test_finished_sequences_take_no_more_than_they_may_though_there_is_room():
     """Of an arena that is made for one long text, in which many short ones end."""
     arena, ends = Arena([(3, 4)] * 2, torch.float32, 65536, most_kept=2048), []
@@ -695,12 +707,14 @@ def test_a_stream_needs_an_empty_batch_and_leaves_it_when_it_is_not_read_to_its_
     assert len(batch) == 0
 
 
-def test_a_conversation_goes_on_after_a_stream_that_was_closed(compiled):
+def test_a_conversation_goes_on_after_a_stream_that_was_closed_or_dropped(compiled):
     writer = Generator(compiled, pretrained_words(), method="prompt_lookup", nodes=5)
     batch, prompt = writer.conversation(), np.arange(30) % VOCABULARY
     stream = writer.stream(prompt.tolist(), max_new_tokens=20, batch=batch)
     next(stream)
     stream.close()
+    assert not len(batch)
+    next(writer.stream(prompt.tolist(), max_new_tokens=20, batch=batch))
     assert not len(batch)
     text = writer.stream(prompt.tolist(), max_new_tokens=5, batch=batch)
     assert len(list(text)) >= 5

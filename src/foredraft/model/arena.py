@@ -7,6 +7,7 @@ numbered place; some are kept for later sequences too. Does not depend on the mo
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
+from weakref import proxy
 
 import numpy as np
 import torch
@@ -29,15 +30,16 @@ STATE_TOKENS = 512  # of a prompt between two states that are kept; chosen
 class Lease:
     """The cache of one sequence: `capacity` slots of an arena from `start` on, those of `tokens` committed."""
 
-    def __init__(self, arena: "Arena", start: int, capacity: int, tokens: TokenIds, owner: str) -> None:
-        self._arena, self.start, self.capacity, self.owner = arena, start, capacity, owner
-        self.tokens = tokens  # int64[length]
+    def __init__(self, arena: "Arena", start: int, capacity: int, prompt: int, owner: str) -> None:
+        self._arena: Arena = proxy(arena)  # in no cycle: its gigabytes do not wait for Python to look for garbage
+        self.start, self.capacity, self.owner = start, capacity, owner
+        self.tokens: TokenIds = np.empty(0, np.int64)
         self.idle = False  # whether its sequence is finished
         self.place = 0  # of the state after `tokens`
         self.following = 0  # of the state that the running pass makes
         self.saved: dict[int, int] = {}  # places of states that are kept, by their lengths
-        self.prompt = 0  # its length without the root
-        self._last: TokenIds = tokens[:0]
+        self.prompt = prompt  # its length without the root
+        self._last = self.tokens
 
     @property
     def length(self) -> int:
@@ -160,8 +162,7 @@ class Arena:
                 raise
             return source
         self._forget(capacity, keep=source)
-        lease = Lease(self, self._place(capacity, keep=source), capacity, token_ids[:0], owner)
-        lease.prompt = len(token_ids) - 1
+        lease = Lease(self, self._place(capacity, keep=source), capacity, len(token_ids) - 1, owner)
         if source is not None:
             lease.begin_as(source, shared)
             self._copy(source.start, lease.start, shared)

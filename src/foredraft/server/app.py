@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -125,13 +125,12 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
 
 
 def _add_facts(app: FastAPI, service: Service) -> None:
-    page = _PAGE.read_text("utf-8")
     model = {"id": service.name, "object": "model", "created": 0, "owned_by": "foredraft",
              "max_model_len": service.generator.target.window, "methods": service.methods}  # fmt: skip
 
     @app.get("/")
-    async def _page() -> HTMLResponse:
-        return HTMLResponse(page)
+    async def _page() -> FileResponse:
+        return FileResponse(_PAGE)
 
     @app.api_route("/health", methods=["GET", "HEAD"], response_class=PlainTextResponse)
     async def _health() -> str:
