@@ -95,14 +95,6 @@ def test_a_generation_says_briefly_what_it_is(plain):
     assert "40 tokens in 40 steps, finish_reason='length'" in shown
 
 
-def test_a_stream_has_no_finish_reason_before_its_end(plain):
-    stream = plain.stream("the quick brown", max_new_tokens=4, eos_token_id=[])
-    next(stream)
-    assert stream.generation.finish_reason is None
-    assert len(list(stream)) >= 3
-    assert stream.generation.finish_reason == "length"
-
-
 def test_a_text_is_answered_where_chat_is_asked_for(pair):
     model, tokenizer = pair
     talking = copy.deepcopy(tokenizer)
@@ -175,9 +167,9 @@ def test_an_oracle_of_the_text_itself_is_named_in_the_pieces(pair, plain):
 def test_a_stream_can_be_read_before_it_ends(plain):
     stream = plain.stream("the quick", max_new_tokens=10, eos_token_id=[])
     first = next(stream)
-    assert stream.generation.token_ids == (first.token_id,)
+    assert (stream.generation.token_ids, stream.generation.finish_reason) == ((first.token_id,), None)
     assert len(list(stream)) >= 9
-    assert len(stream.generation.token_ids) == 10
+    assert (len(stream.generation.token_ids), stream.generation.finish_reason) == (10, "length")
 
 
 def test_seeds_are_reported_and_reproduce_the_text(generator):

@@ -1,5 +1,6 @@
 """Batches: every text is the same as when generated alone, whatever other sequences do."""
 
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -249,6 +250,11 @@ def test_an_interrupt_of_compiled_code_is_no_failed_text(compiled):
     with pytest.raises(KeyboardInterrupt):
         list(steps_of(batch))
     assert run.failure is None
+    batch = writer.batch()
+    batch.join(writer.begin(np.arange(20), SamplingOptions(), max_new_tokens=9))
+    batch.passes._pass = lambda _: interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        batch.step()
 
 
 def test_a_drafter_that_cannot_be_closed_does_not_take_the_text(compiled):
@@ -571,6 +577,30 @@ def test_slots_are_shared_only_where_they_were_copied(monkeypatch):
     assert arena.open(tokens, len(tokens)) is source
 
 
+def test_a_finished_sequence_gives_its_slots_where_there_is_no_room_for_a_copy():
+    arena, tokens = Arena([(3, 4)] * 2, torch.float32, 1024), np.arange(400) % 50
+    first = arena.open(tokens, 800)
+    first.reserve(tokens[:-1])
+    first.commit(range(len(tokens) - 1))
+    arena.close(first)
+    changed = np.append(tokens[:300], [7, 8])
+    again = arena.open(changed, 800)
+    assert (again.start, again.tokens.tolist()) == (first.start, tokens[:300].tolist())
+    with pytest.raises(OutOfMemoryError):  # there is none beside a text that is being written
+        arena.open(changed, 800)
+
+
+def test_the_memory_of_a_batch_is_free_as_soon_as_the_batch_is_gone(compiled):
+    writer = generator(compiled, "none")
+    batch = writer.batch()
+    run = batch.join(writer.begin(np.arange(40), SamplingOptions(), max_new_tokens=3))
+    finish(batch)
+    arena = weakref.ref(batch.passes._arena)
+    del batch
+    assert arena() is None, "without a search for garbage"
+    assert len(emitted(run)) == 3
+
+
 def test_finished_sequences_take_no_more_than_they_may_though_there_is_room():
     """Of an arena that is made for one long text, in which many short ones end."""
     arena, ends = Arena([(3, 4)] * 2, torch.float32, 65536, most_kept=2048), []
@@ -677,12 +707,14 @@ def test_a_stream_needs_an_empty_batch_and_leaves_it_when_it_is_not_read_to_its_
     assert len(batch) == 0
 
 
-def test_a_conversation_goes_on_after_a_stream_that_was_closed(compiled):
+def test_a_conversation_goes_on_after_a_stream_that_was_closed_or_dropped(compiled):
     writer = Generator(compiled, pretrained_words(), method="prompt_lookup", nodes=5)
     batch, prompt = writer.conversation(), np.arange(30) % VOCABULARY
     stream = writer.stream(prompt.tolist(), max_new_tokens=20, batch=batch)
     next(stream)
     stream.close()
+    assert not len(batch)
+    next(writer.stream(prompt.tolist(), max_new_tokens=20, batch=batch))
     assert not len(batch)
     text = writer.stream(prompt.tolist(), max_new_tokens=5, batch=batch)
     assert len(list(text)) >= 5

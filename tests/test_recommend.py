@@ -12,7 +12,7 @@ from foredraft.bench.recommendation import recommend
 from foredraft.bench.summary import Ratio
 from foredraft.bench.tasks import TaskPrompt, interleaved, load_task
 from foredraft.cli import main
-from foredraft.errors import UsageError
+from foredraft.errors import ForedraftWarning, UsageError
 from support.toys import TOY_DRAFT
 
 PROMPTS = [
@@ -85,8 +85,10 @@ def test_tasks_take_turns_so_that_any_cut_holds_all_of_them():
 def test_a_file_is_read_by_its_usual_field_or_the_one_named(tmp_path):
     path = tmp_path / "mine.jsonl"
     path.write_text('{"id": 1}\n{"text": "x", "question": "one"}\n')
-    assert load_task(str(path), None, 9)[0].turns == ("one",)
-    assert load_task(f"{path}:text", None, 9)[0].turns == ("x",)
+    with pytest.warns(ForedraftWarning, match="1 of the 2 rows of .* have no text in the field 'question'"):
+        assert load_task(str(path), None, 9)[0].turns == ("one",)
+    with pytest.warns(ForedraftWarning, match="in the field 'text'"):
+        assert load_task(f"{path}:text", None, 9)[0].turns == ("x",)
     with pytest.raises(UsageError, match=r"There is no task 'nowhere.jsonl'"):
         load_task("nowhere.jsonl", None, 9)
 
@@ -115,7 +117,7 @@ def test_the_command_ends_with_lines_that_work(tmp_path, capsys):
         (["--minutes", "0"], "Invalid value for '--minutes'"),
         (["--temperature", "-1"], "temperature is -1"),
         (["--data", "/nowhere.jsonl"], "There is no task '/nowhere.jsonl'"),
-        (["--data", ""], "There is no task ''"),
+        (["--data", ""], "The name of a folder or file is empty"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_before_the_model_is_loaded(arguments, says, capsys):

@@ -516,6 +516,10 @@ def test_a_client_that_goes_before_the_first_event_is_not_written_for():
     ask_alone(listening, send, stays=False)
 
 
+SCOPE = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [(b"host", b"127.0.0.1")],
+         "query_string": b"", "asgi": {"spec_version": "2.3"}}  # fmt: skip
+
+
 def ask_alone(listening, send, *, stays):
     """Ask the application itself for a stream, and check that its text is not written to its end."""
     writer, asked_for = listening._service.writer, []
@@ -530,9 +534,7 @@ def ask_alone(listening, send, *, stays):
             await asyncio.Event().wait()
         return message or {"type": "http.disconnect"}
 
-    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [(b"host", b"127.0.0.1")],
-             "query_string": b"", "asgi": {"spec_version": "2.3"}}  # fmt: skip
-    asyncio.run(asyncio.wait_for(listening.config.app(scope, receive, send), PATIENCE))
+    asyncio.run(asyncio.wait_for(listening.config.app(SCOPE, receive, send), PATIENCE))
     assert b'request_success_total{finished_reason="abort",model_name="toy"} 1.0' in listening._service.metrics.text()
     until(lambda: writer.running + writer.waiting == 0)
     assert [job.run.seq.finish for job in asked_for] == [None]
@@ -595,6 +597,21 @@ def test_a_body_that_does_not_come_is_not_waited_for(server, monkeypatch):
     with socket.create_connection((place.hostname, place.port), timeout=PATIENCE) as slow:
         slow.sendall(b"POST /tokenize HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{")
         assert slow.recv(1000).startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_client_that_leaves_within_its_body_is_no_failure_of_the_server(server, caplog):
+    given = iter([{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}])
+    sent = []
+
+    async def receive():
+        return next(given)
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(server[0].config.app(SCOPE, receive, send))
+    assert sent[0]["status"] == 499
+    assert not caplog.records
 
 
 def test_an_answer_that_takes_too_long_fails():

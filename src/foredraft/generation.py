@@ -1,6 +1,6 @@
 """The text of a generation: its result, and the stream of its pieces. Does not depend on how it is written."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +53,7 @@ class Stream(Iterator[Piece]):
 
     def __init__(self, run: Run, steps: Generator[StepRecord], tokenizer: Any) -> None:
         self._run, self._steps, self._tokenizer = run, steps, tokenizer
-        self._pieces = self._written()
+        self._pieces = _written(run, steps, tokenizer)
 
     def __next__(self) -> Piece:
         return next(self._pieces)
@@ -67,14 +67,15 @@ class Stream(Iterator[Piece]):
         """The result so far; complete once the pieces are exhausted."""
         return generation(self._run, self._tokenizer)
 
-    def _written(self) -> Iterator[Piece]:
-        text = TextStream(self._tokenizer, _prompt(self._run))
-        for record in self._steps:
-            for token, source in zip(record.emitted, record.sources, strict=True):
-                yield Piece(text.push(token), token, source)
-        rest = text.finish()
-        if rest:
-            yield Piece(rest, -1, None)
+
+def _written(run: Run, steps: Iterable[StepRecord], tokenizer: Any) -> Iterator[Piece]:
+    text = TextStream(tokenizer, _prompt(run))
+    for record in steps:
+        for token, source in zip(record.emitted, record.sources, strict=True):
+            yield Piece(text.push(token), token, source)
+    rest = text.finish()
+    if rest:
+        yield Piece(rest, -1, None)
 
 
 def _prompt(run: Run) -> list[int]:

@@ -166,12 +166,10 @@ class Batch:
         for part, result in zip(parts, results, strict=True):
             self._settle(part, result, began)
         self._account(parts, passed - planned, planned - began + perf_counter_ns() - passed)
-        advanced = [part.run for part in parts if part.verdict is not None]
-        for run in [run for run in self._runs if run.ended]:
+        ended = [run for run in self._runs if run.ended]
+        for run in ended:
             self.leave(run)
-            if run not in advanced:
-                advanced.append(run)
-        return advanced
+        return list(dict.fromkeys([*(part.run for part in parts if part.verdict is not None), *ended]))
 
     def _plan(self) -> list[_Part]:
         """Return the parts of the next pass; their sequences have room for them."""

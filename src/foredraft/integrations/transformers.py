@@ -228,8 +228,9 @@ class GeneratorCache:
                 if known == (state, config):
                     self._made.append(self._made.pop(number))
                     return generator
-            given = config.get("tokenizer")
-            asked = parse_speculation(None, {name: each for name, each in config.items() if name != "tokenizer"})
+            is_mapping = isinstance(config, Mapping)  # anything else is refused
+            own = {name: each for name, each in config.items() if name != "tokenizer"} if is_mapping else config
+            asked, given = parse_speculation(None, own), config.get("tokenizer")
             refuse_memory(asked.options)
             tokenizer = tokenizer_for(str(getattr(model, "name_or_path", None) or ""), given, asked.options)
             generator = Generator(TorchTarget(text_model(model)), tokenizer, **asked.drafting)

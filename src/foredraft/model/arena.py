@@ -7,6 +7,7 @@ numbered place; some are kept for later sequences too. Does not depend on the mo
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
+from weakref import proxy
 
 import numpy as np
 import torch
@@ -29,15 +30,16 @@ STATE_TOKENS = 512  # of a prompt between two states that are kept; chosen
 class Lease:
     """The cache of one sequence: `capacity` slots of an arena from `start` on, those of `tokens` committed."""
 
-    def __init__(self, arena: "Arena", start: int, capacity: int, tokens: TokenIds, owner: str) -> None:
-        self._arena, self.start, self.capacity, self.owner = arena, start, capacity, owner
-        self.tokens = tokens  # int64[length]
+    def __init__(self, arena: "Arena", start: int, capacity: int, prompt: int, owner: str) -> None:
+        self._arena: Arena = proxy(arena)  # in no cycle: its gigabytes do not wait for Python to look for garbage
+        self.start, self.capacity, self.owner = start, capacity, owner
+        self.tokens: TokenIds = np.empty(0, np.int64)
         self.idle = False  # whether its sequence is finished
         self.place = 0  # of the state after `tokens`
         self.following = 0  # of the state that the running pass makes
         self.saved: dict[int, int] = {}  # places of states that are kept, by their lengths
-        self.prompt = 0  # its length without the root
-        self._last: TokenIds = tokens[:0]
+        self.prompt = prompt  # its length without the root
+        self._last = self.tokens
 
     @property
     def length(self) -> int:
@@ -52,6 +54,12 @@ class Lease:
         if self._arena.states is None or common == self.length:
             return common
         return max((length for length in self.saved if length <= common), default=0)
+
+    def begin_as(self, source: "Lease", shared: int) -> None:
+        """Take over the first tokens of a sequence, and the states that are kept of them; their slots are there."""
+        place = source.place if shared == source.length else source.saved.get(shared, 0)
+        saved = {length: each for length, each in source.saved.items() if length <= shared}
+        self.tokens, self.place, self.saved = source.tokens[:shared], place, saved
 
     def reserve(self, token_ids: TokenIds) -> None:
         """Make room for the rows of a pass, int64[R], after the committed ones; may move the lease."""
@@ -140,9 +148,12 @@ class Arena:
             if (common := lease.reusable(token_ids[:-1])) >= max(shared + 1, _LEAST_SHARED):
                 shared, source = common, lease
         capacity = min(whole_blocks(max(capacity, len(token_ids))), self.most_slots)
-        if source is not None and source.idle and shared == source.length:  # nothing to copy
-            needed, source.idle = min(len(token_ids) + _PASS, self.most_slots), False
+        busy = [each for each in self._leases if each is source or not each.idle]
+        # nothing to copy, or no room for a copy
+        if source is not None and source.idle and (shared == source.length or self._gap(busy, capacity) is None):
+            source.begin_as(source, shared)
             source.prompt = len(token_ids) - 1
+            needed, source.idle = min(len(token_ids) + _PASS, self.most_slots), False
             try:
                 if source.capacity < needed:
                     self.move(source, needed)
@@ -151,18 +162,9 @@ class Arena:
                 raise
             return source
         self._forget(capacity, keep=source)
-        try:
-            start = self._place(capacity, keep=source)
-        except OutOfMemoryError:
-            if source is None:
-                raise
-            shared, source = 0, None
-            start = self._place(capacity)
-        lease = Lease(self, start, capacity, token_ids[:shared], owner)
-        lease.prompt = len(token_ids) - 1
+        lease = Lease(self, self._place(capacity, keep=source), capacity, len(token_ids) - 1, owner)
         if source is not None:
-            lease.saved = {length: place for length, place in source.saved.items() if length <= shared}
-            lease.place = source.place if shared == source.length else source.saved.get(shared, 0)
+            lease.begin_as(source, shared)
             self._copy(source.start, lease.start, shared)
             self._leases.remove(source)
             self._leases.append(source)

@@ -149,8 +149,7 @@ class JointPasses:
             if self._tokens > slots:
                 slots, kept = self._tokens, slots
             places = min(_LEAST_PLACES + slots // STATE_TOKENS, _MOST_PLACES)
-        states = forward.states if state else None
-        self._arena = Arena(forward.shapes, self.target.dtype, slots, states, places, kept)
+        self._arena = Arena(forward.shapes, self.target.dtype, slots, forward.states if state else None, places, kept)
         self.close = self._arena.close
         self._buffers = dict(enumerate(self._arena.buffers))
         if self._arena.states is not None:

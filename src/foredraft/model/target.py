@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from foredraft.contracts import Scores, TokenIds
-from foredraft.errors import ForedraftError, OutOfMemoryError, UnsupportedModelError, UsageError, told
+from foredraft.errors import ForedraftError, OutOfMemoryError, UnsupportedModelError, UsageError, is_interrupt, told
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.graph.tree import IntArray
 from foredraft.model.compiled.block_layers import round_weights
@@ -339,10 +339,12 @@ def states_of_pass(results: Sequence[torch.Tensor], hidden: tuple[int, ...]) -> 
 
 @contextmanager
 def device_errors(rows: int, context: int) -> Iterator[None]:
-    """Turn errors of allocation into an OutOfMemoryError, and those of a CUDA device into a ForedraftError."""
+    """Turn errors of allocation into OutOfMemoryError, of a CUDA device into ForedraftError, of Ctrl-C into its own."""
     try:
         yield
-    except (RuntimeError, MemoryError) as error:
+    except (RuntimeError, MemoryError, SystemError) as error:
+        if is_interrupt(error):
+            raise KeyboardInterrupt from error
         what = str(error)
         full = isinstance(error, torch.OutOfMemoryError | MemoryError)
         if full or "allocate memory" in what or "out of memory" in what:

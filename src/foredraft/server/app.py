@@ -14,9 +14,10 @@ from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -50,8 +51,7 @@ def make_app(service: Service, keys: tuple[str, ...], hosts: tuple[str, ...], or
     those of other sites whose pages may use it, or "*".
     """
     app = FastAPI(title="foredraft", docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.in_turn = service.in_turn
-    app.state.name, app.state.keys, app.state.hosts, app.state.origins = service.name, keys, hosts, origins
+    app.state.service, app.state.keys, app.state.hosts, app.state.origins = service, keys, hosts, origins
     if origins:
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     for kind in (Exception, RequestError, ForedraftError, ValidationError, TimeoutError, HTTPException):
@@ -125,12 +125,11 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
 
 
 def _add_facts(app: FastAPI, service: Service) -> None:
-    page = _PAGE.read_text("utf-8")
     model = {"id": service.name, "object": "model", "created": 0, "owned_by": "foredraft",
              "max_model_len": service.generator.target.window, "methods": service.methods}  # fmt: skip
 
     async def shown(_request: Request) -> Response:
-        return HTMLResponse(page)
+        return FileResponse(_PAGE)
 
     async def health(_request: Request) -> Response:
         if not service.writer.alive:
@@ -180,17 +179,17 @@ async def _read(request: Request, kind: type[AnyBody]) -> tuple[str, AnyBody, bo
                     raise RequestError(413, problem, code="body_too_large")
     except TimeoutError as error:
         raise RequestError(408, f"The body took more than {_BODY_SECONDS:.0f} seconds; send it at once.") from error
+    except ClientDisconnect as error:
+        raise RequestError(499, "The client disconnected.") from error
     validated, long = partial(kind.model_validate_json, bytes(data)), len(data) > _LONG
-    body = await request.app.state.in_turn(validated, long=True) if long else validated()
-    model = getattr(body, "model", None)
-    if model is not None:
-        _check_model(request, model, "model")
+    body = await request.app.state.service.in_turn(validated, long=True) if long else validated()
+    _check_model(request, getattr(body, "model", None), "model")
     return key, body, long
 
 
-def _check_model(request: Request, model: str, param: str | None = None) -> None:
-    name = request.app.state.name
-    if model != name:
+def _check_model(request: Request, model: str | None, param: str | None = None) -> None:
+    name = request.app.state.service.name
+    if model not in (None, name):
         raise RequestError(404, f"This server has only the model {name!r}.", param=param, code="model_not_found")
 
 

@@ -31,7 +31,7 @@ from foredraft.speculation import parse_speculation
 
 Result = TypeVar("Result")
 _SELECTABLE = ("none", "auto", "adaptix", "rest", "prompt_lookup", "lookahead")  # need no other model and no KV cache
-_MOST_GENERATORS = 32  # kept (chosen); the learned state of `auto` takes a few megabytes
+_MOST_GENERATORS = 32  # kept (chosen); the learned state of `auto` takes up to 59 MB each
 _UNLIMITED = 1 << 20  # default maximum of new tokens for a model without a window (chosen)
 _STEP_SECONDS = 0.2  # of a step that prefills, so that others wait no longer; fewer prompt tokens are in it (chosen)
 _MOST_FORMATS = 16  # kept prepared (chosen); clients send the same one with each request
@@ -43,10 +43,9 @@ class Service:
     """Generates answers with one model, whose name for clients is `name`.
 
     `generator` is for requests without a key and without drafting options, and `config` is its `speculative_config`;
-    for others there are more, with the same model. Drafters with learned state are not shared between API keys.
-    The batch has room for `most_at_once` texts and `cache_bytes` of keys
-    and values, including prefixes kept from earlier requests; `most_waiting` more texts may wait. An answer fails after
-    `timeout` seconds.
+    for others there are more, with the same model. Drafters with learned state are not shared between API keys. The
+    batch has room for `most_at_once` texts and `cache_bytes` of keys and values, including prefixes kept from earlier
+    requests; `most_waiting` more texts may wait. An answer fails after `timeout` seconds.
     """
 
     def __init__(
