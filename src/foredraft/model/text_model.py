@@ -33,4 +33,4 @@ class TextModel(PreTrainedModel, GenerationMixin):
         output = self.model(input_ids=input_ids, **{cache_argument(self.model): past_key_values}, **given)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(output.last_hidden_state[:, kept])
-        return CausalLMOutputWithPast(logits=logits, past_key_values=past_key_values)
+        return CausalLMOutputWithPast(logits=logits)
