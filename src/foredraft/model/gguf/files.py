@@ -80,7 +80,7 @@ def parts_of(file: Path) -> list[Path]:
             f"{file} is one of {len(parts)} parts of a model; {missing[0].name} is not beside it. Put all parts into "
             "one folder, and give any of them."
         )
-    return parts
+    return parts or [file]  # none of 0
 
 
 def filled_folder(place: Path, fill: Callable[[Path], None]) -> Path:
