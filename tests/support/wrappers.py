@@ -4,9 +4,13 @@ import functools
 
 import torch
 from transformers import AutoConfig, AutoModelForMultimodalLM
+from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 
 from support.families import VOCABULARY
 from support.tokenizers import pretrained_words
+
+# transformers 5.24's Llama 4 reads this of its language model's output, which has none, and fails in every pass
+MoeCausalLMOutputWithPast.image_outputs = None
 
 TEXT = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
