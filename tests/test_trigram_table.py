@@ -199,6 +199,12 @@ def test_a_second_builder_is_refused(table):
 def test_bad_arguments_and_inputs_are_refused(table, tmp_path):
     with pytest.raises(StoreError, match="exists already"):
         build(table, [[1, 2, 3]])
+    for options, says in (
+        ({"keep": 0}, "keep is 0"),
+        ({"keep": 256}, "keep is 256"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            build(tmp_path / "x", [[1, 2, 3]], **options)
     with pytest.raises(UsageError, match="vocabularies of 1 to"):
         build_trigram_table([], word_tokenizer(), 1 << 21, tmp_path / "x")
     for nothing in ([], [[]]):

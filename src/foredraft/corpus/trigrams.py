@@ -46,6 +46,8 @@ def count_trigrams(
     """
     if not 1 <= vocabulary <= MAX_VOCABULARY:
         raise UsageError(f"A table holds vocabularies of 1 to {MAX_VOCABULARY} tokens; {vocabulary} were given.")
+    if not 1 <= keep <= 255:  # counts of successors must fit a byte
+        raise UsageError(f"keep is {keep}; give the number of successors to keep of a bigram, 1 to 255.")
     bits = vocabulary.bit_length()
     read = tokens = 0
     runs: list[Path] = []

@@ -59,7 +59,7 @@ def read_sources(path: Path, tokenizer: Any, report: ReadReport) -> Iterator[Sou
             asked = list(takewhile(lambda each: each["role"] != "assistant", chat))
             try:
                 prompt, text = _templated(tokenizer, asked, ask=True), _templated(tokenizer, chat, ask=False)
-            except Exception:  # noqa: BLE001  # a template may raise anything for a chat that it rejects
+            except UsageError:
                 report.unusable_rows += 1
                 continue
         else:
@@ -92,6 +92,9 @@ def _chat_as_text(messages: list[dict[str, str]]) -> str:
 def _templated(tokenizer: Any, messages: list[dict[str, str]], *, ask: bool) -> list[int]:
     """Return a chat's ids, rendered with the tokenizer's chat template if it has one."""
     if getattr(tokenizer, "chat_template", None):
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ask)
+        try:
+            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ask)
+        except Exception as error:  # a template may raise anything for a chat that it rejects
+            raise UsageError(f"The chat template raised {type(error).__name__}: {error}.") from error
         return list(tokenizer(text, add_special_tokens=False).input_ids)
     return list(tokenizer(join_messages(messages)).input_ids)

@@ -150,7 +150,8 @@ def nemotron_h(fields: Fields, keys: Keys, _shapes: Shapes) -> None:
     fields |= {
         "layers_block_type": kinds, "num_key_value_heads": max(heads), "intermediate_size": max(lengths),
         "mamba_head_dim": inner // fields["mamba_num_heads"], "expand": inner // fields["hidden_size"],
-        "time_step_min": 1e-30,  # llama.cpp lets steps be as short as they are, and the file does not say
+        # llama.cpp lets steps be as short as they are, and the file does not say; transformers takes its logarithm
+        "time_step_min": 1e-30,
     }  # fmt: skip
 
 
