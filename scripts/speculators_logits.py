@@ -19,8 +19,11 @@ from speculators.models.dspark import DSparkSpeculatorConfig
 from speculators.models.dspark.core import DSparkDraftModel
 from speculators.models.eagle3 import Eagle3SpeculatorConfig
 from speculators.models.eagle3.core import Eagle3DraftModel
+from speculators.models.mtp import MTPSpeculatorConfig
+from speculators.models.mtp.core import MTPDraftModel
 from speculators.models.peagle import PEagleSpeculatorConfig
 from speculators.models.peagle import core as peagle
+from torch import nn
 
 from support.families import prompt_of
 from support.speculators import (
@@ -107,7 +110,39 @@ def block_scores(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> li
     return rows
 
 
-SCORES = {"eagle3": eagle3_scores, "peagle": peagle_scores, "dflash": block_scores, "dspark": block_scores}
+@torch.inference_mode()
+def mtp_scores(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> list[list[float]]:
+    """Return the scores after each root, and after the two tokens that follow it, which have the layer's own states.
+
+    The library's own loop, which is for training, lets all rows of a step have states of that step.
+    """
+    target = target_of("llama").model
+    embeddings, lm_head = target.get_input_embeddings().weight, target.get_output_embeddings()
+    ends = {"embed_tokens.weight": embeddings, "lm_head.weight": lm_head.weight}
+    model = loaded(MTPSpeculatorConfig, MTPDraftModel, config, ends | tensors)
+    ids, found = torch.from_numpy(prompt_of(LENGTH))[None], []
+    for root in ROOTS:
+        states = target.model.norm(states_of(1)[None, :root])
+        for _step in range(3):
+            count = states.shape[1]
+            positions, mask = torch.arange(count)[None], torch.full((count, count), -torch.inf).triu(1)[None, None]
+            embedded, turns = (
+                nn.functional.embedding(ids[:, 1 : count + 1], embeddings),
+                model.rotary_emb(states, positions),
+            )
+            last = model.mtp_layers[0](states, embedded, mask, positions, position_embeddings=turns)[:, -1:]
+            found.append(lm_head(last)[0, 0].tolist())
+            states = torch.cat([states, last], dim=1)
+    return found
+
+
+SCORES = {
+    "eagle3": eagle3_scores,
+    "peagle": peagle_scores,
+    "dflash": block_scores,
+    "dspark": block_scores,
+    "mtp": mtp_scores,
+}
 
 
 def main() -> None:

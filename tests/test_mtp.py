@@ -24,6 +24,7 @@ from support import exits
 from support.causal_types import tiny_configuration
 from support.families import LONG, NEW_TOKENS, VOCABULARY, each_of, prompt_of, tiny_model, written
 from support.mtp import LAYOUTS, save_checkpoint
+from support.speculators import drafter_files, target_of, writes_the_plain_text
 
 SHAPES = {"chain": {"out_degree": 1, "least_probability": 0.0}, "tree": {"out_degree": 3, "least_probability": 0.0}}
 QUICK = ("qwen3_5_text", "deepseek_v3")
@@ -68,6 +69,19 @@ def test_drafts_are_scored_as_by_transformers(family, tmp_path):
             scores, mtp.shared_head(given)[0], atol=1e-3, rtol=1e-3
         )  # recurrent layers round otherwise in one pass
         rows = slice(rows.stop, rows.stop + 1)
+
+
+@pytest.mark.parametrize(
+    ("family", "case", "shape", "setting"),
+    [("llama", "layer of Qwen 3", "chain", "greedy"), ("gpt_oss", "layer of Qwen 3.5", "tree", SAMPLED)],
+)
+def test_a_layer_that_was_trained_apart_drafts_for_a_model_without_one(family, case, shape, setting, tmp_path):
+    """Its scores are compared with those of the library `speculators` in test_speculators.py."""
+    drafter_files("mtp", case, tmp_path)
+    drafter = make_drafter(
+        "mtp", {"model": str(tmp_path), **SHAPES[shape]}, Resources(VOCABULARY, target=target_of(family))
+    )
+    assert writes_the_plain_text(family, setting, drafter)
 
 
 @pytest.mark.parametrize("has_one", [True, False])

@@ -13,6 +13,7 @@ from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import StoreError, UsageError
 from foredraft.model.dflash import DFlashBlock, load_dflash
 from foredraft.model.eagle3 import PEagleBlock, load_eagle3
+from foredraft.model.mtp import load_trained_mtp
 from foredraft.model.state_heads import HeadModel
 from foredraft.model.state_rollout import BlockRollout, StateRollout
 from support.families import VOCABULARY, prompt_of
@@ -38,8 +39,8 @@ SCORES = json.loads((Path(__file__).parent / "data" / "speculators.json").read_t
 
 def rollout_of(method, folder, target):
     """Return a rollout, and how many levels it is to draft."""
-    if method == "eagle3":
-        head = load_eagle3(folder, target.model)
+    if method in ("eagle3", "mtp"):
+        head = (load_eagle3 if method == "eagle3" else load_trained_mtp)(folder, target.model)
         return StateRollout(head, target.with_model(HeadModel(head)), 4), 3
     head = (load_eagle3 if method == "peagle" else load_dflash)(folder, target.model, method)
     block = PEagleBlock(head, target.with_model(HeadModel(head))) if method == "peagle" else DFlashBlock(head)
@@ -49,7 +50,7 @@ def rollout_of(method, folder, target):
 @pytest.mark.parametrize(("method", "case"), [(method, case) for method in CASES for case in CASES[method]])
 def test_drafts_are_scored_as_by_the_library_of_the_format(method, case, tmp_path):
     drafter_files(method, case, tmp_path)
-    ids, states, found = prompt_of(LENGTH), states_of(3), []
+    ids, states, found = prompt_of(LENGTH), states_of(1 if method == "mtp" else 3), []
     rollout, levels = rollout_of(method, tmp_path, target_of("llama"))
     for root in ROOTS:
         found += rollout.start(SequenceView(ids[: root + 1], root + 1, states[:root]))

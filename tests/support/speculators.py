@@ -4,7 +4,7 @@ import json
 
 import torch
 from safetensors.torch import save_file
-from transformers import LlamaConfig, LlamaModel, Qwen3Config, Qwen3Model
+from transformers import AutoConfig, AutoModel, LlamaConfig, LlamaModel, Qwen3Config, Qwen3Model
 
 from support import exits
 from support.families import LONG, NEW_TOKENS, VOCABULARY, prompt_of
@@ -184,6 +184,36 @@ def peagle_config(**fields):
     }  # fmt: skip
 
 
+_HYBRID = {
+    "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2, "linear_num_value_heads": 2,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_conv_kernel_dim": 3, "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2,
+}  # fmt: skip
+"""Further fields of the configuration of a hybrid model with experts."""
+
+
+def mtp_config(kind="qwen3", **fields):
+    config = eagle3_config(reduced=False, **fields)
+    del config["draft_vocab_size"]  # the format has none
+    own = layer_config("qwen3", 1 if kind == "qwen3" else 2).to_diff_dict() | {"model_type": kind}
+    config["transformer_layer_config"] = own | ({} if kind == "qwen3" else _HYBRID)
+    return config | {
+        "architectures": ["MTPDraftModel"], "speculators_model_type": "mtp", "num_nextn_predict_layers": 1,
+    }  # fmt: skip
+
+
+def mtp_tensors(kind="qwen3"):
+    given = {**mtp_config(kind)["transformer_layer_config"], "vocab_size": 1}
+    with torch.device("meta"):
+        layer = AutoModel.from_config(AutoConfig.for_model(given.pop("model_type"), **given)).layers[-1]
+    tensors = {name: torch.zeros(each.shape) for name, each in layer.state_dict().items()}
+    norms = ("hidden_layernorm", "token_layernorm", "final_layernorm")
+    tensors |= {"input_proj.weight": torch.zeros(WIDTH, 2 * WIDTH)} | {
+        f"{each}.weight": torch.zeros(WIDTH) for each in norms
+    }
+    return _drawn({f"mtp_layers.0.{name}": each for name, each in tensors.items()})
+
+
 LENGTH, ROOTS = 30, (4, 11, 24)
 """Of a text whose drafts were scored by the library `speculators`, and the positions of its roots."""
 CASES = {
@@ -195,11 +225,13 @@ CASES = {
     "peagle": {"in parallel": {}, "in parallel, all tokens": {"reduced": False, "norm_before_residual": True}},
     "dflash": {"block": {"reduced": True}, "block, all tokens": {"reduced": False}},
     "dspark": {"block and token": {"reduced": True}, "block and token, gated": {"gated": True}},
+    "mtp": {"layer of Qwen 3": {}, "layer of Qwen 3.5": {"kind": "qwen3_5_moe_text"}},
 }  # fmt: skip
 """Drafters by method whose scores are in tests/data/speculators.json."""
 MADE = {
     "eagle3": (eagle3_config, eagle3_tensors), "peagle": (peagle_config, peagle_tensors),
     "dflash": (dflash_config, dflash_tensors), "dspark": (dspark_config, dspark_tensors),
+    "mtp": (mtp_config, mtp_tensors),
 }  # fmt: skip
 """What makes a method's configuration and tensors."""
 

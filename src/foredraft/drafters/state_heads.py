@@ -23,7 +23,7 @@ from foredraft.model.eagle3 import PEagleBlock, load_eagle3
 from foredraft.model.growth import GrowthRules, RolloutDrafter
 from foredraft.model.head_files import trained_head
 from foredraft.model.layers import LAST
-from foredraft.model.mtp import load_mtp
+from foredraft.model.mtp import load_mtp, load_trained_mtp
 from foredraft.model.speculators import FILES
 from foredraft.model.state_heads import HeadModel, StateHead
 from foredraft.model.state_rollout import Block, BlockRollout, StateRollout
@@ -31,14 +31,17 @@ from foredraft.model.target import TorchTarget, loaded_target
 
 
 @dataclass(frozen=True, slots=True)
-class LayerOptions:
-    """Options of `mtp`."""
+class HeadOptions:
+    """Options of `mtp` and `assistant`."""
 
     # children of a node at most; 1 drafts chains, and num_speculative_tokens limits their length
     out_degree: int = 4
     least_probability: float = 0.2  # a less probable token is drafted but not expanded
     least_share: float = 0.3  # a node below this share of its most probable sibling is not expanded
     levels: int = 4  # tokens drafted one after another at most
+    # a folder or hub id (vLLM's name); eagle3 takes the one that a checkout holds for the target, if none is named, and
+    # mtp the layer in the target's checkpoint
+    model: str | None = None
 
     def __post_init__(self) -> None:
         self.rules()
@@ -46,14 +49,6 @@ class LayerOptions:
     def rules(self) -> GrowthRules:
         """Return the limits of a draft; raises UsageError for a value out of range."""
         return GrowthRules(self.out_degree, self.least_probability, self.least_share, self.levels)
-
-
-@dataclass(frozen=True, slots=True)
-class HeadOptions(LayerOptions):
-    """Options of `assistant`."""
-
-    # a folder or hub id (vLLM's name); eagle3 takes the one that a checkout holds for the target, if none is named
-    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +71,20 @@ class BlockOptions(HeadOptions):
 
 
 class MtpDrafter:
-    """Makes drafters of the layer in the target's own checkpoint."""
+    """Makes drafters of the layer in the target's own checkpoint, or of one trained apart."""
 
     name: ClassVar[str] = "mtp"
     summary: ClassVar[str] = "The multi-token-prediction layer that the target's own checkpoint holds."
-    Options: ClassVar[type] = LayerOptions
+    Options: ClassVar[type] = HeadOptions
 
     @classmethod
-    def create(cls, options: LayerOptions, resources: Resources) -> RolloutDrafter:
-        """Load the layer; raises UsageError if the checkpoint has none, StoreError if it is damaged."""
-        target = _target(cls.name, resources)
-        return _state_drafter(cls.name, options.rules(), load_mtp(target.model), target)
+    def create(cls, options: HeadOptions, resources: Resources) -> RolloutDrafter:
+        """Load the layer; raises UsageError if there is none for this target, StoreError if it is damaged."""
+        if options.model is None:
+            target = _target(cls.name, resources)
+            return _state_drafter(cls.name, options.rules(), load_mtp(target.model), target)
+        folder, target = _placed(cls.name, options, resources)
+        return _state_drafter(cls.name, options.rules(), load_trained_mtp(folder, target.model), target)
 
 
 class AssistantDrafter:

@@ -3,7 +3,8 @@
 DeepSeek-AI, "DeepSeek-V3 Technical Report" (2024), section 2.2. A row's inputs are a token's embedding and the last
 state of the token before it; its output is the LM head's input and the next state. transformers builds the layer and
 reads its weights (`MtpModel`), which the model leaves in its checkpoint; those of a GGUF file are read by the tables of
-`gguf/`. Does not depend on which nodes are expanded.
+`gguf/`. One that was trained apart lies in a folder of the `speculators` format. Does not depend on which nodes are
+expanded.
 """
 
 import copy
@@ -12,6 +13,7 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ from foredraft.model.gguf.reader import opened
 from foredraft.model.gguf.weights import weights_named
 from foredraft.model.layers import model_parts, shared_copy
 from foredraft.model.speculators import Ends
-from foredraft.model.state_heads import StateHead
+from foredraft.model.state_heads import StateHead, StateLayers, load_state_head
 
 _FILES = ("model.safetensors.index.json", "model.safetensors")
 _SHARED = ("nextn.embed_tokens.weight", "nextn.shared_head_head.weight")  # in a file; transformers takes the model's
@@ -63,6 +65,39 @@ class MtpLayers(nn.Module):
         """Run rows, float[B, R, D] embeddings and states; return the LM head's inputs, which are the next states."""
         hidden = self.layers[0](embedded, states, **arguments)
         return hidden, hidden
+
+
+class TrainedMtpLayers(StateLayers):
+    """The layer of a folder in the `speculators` format; `last_norm` is the target's last norm."""
+
+    def __init__(self, layer_config: Any, last_norm: nn.Module) -> None:
+        layer_config.num_hidden_layers = 1
+        if getattr(layer_config, "layer_types", None):
+            layer_config.layer_types = ["full_attention"]  # in hybrid models too
+        width = layer_config.hidden_size
+        super().__init__(layer_config, 2 * width)
+        self.hidden_norm, self.token_norm = self.normed(width), self.normed(width)
+        self._last = (last_norm,)  # in a tuple, as it is no part of the folder's weights
+
+    def fused(self, states: torch.Tensor) -> torch.Tensor:
+        """Return one state, float[..., D], for the target's states, float[..., D]."""
+        return self._last[0](states)  # type: ignore[no-any-return]  # a module's output is Any
+
+    def forward(
+        self, embedded: torch.Tensor, states: torch.Tensor, arguments: Mapping[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run rows as `MtpLayers` does."""
+        rows = self.fc(torch.cat([self.token_norm(embedded), self.hidden_norm(states)], dim=-1))
+        hidden = self.norm(self.layers[0](rows, **arguments))
+        return hidden, hidden
+
+
+def load_trained_mtp(folder: Path, model: Any) -> StateHead[TrainedMtpLayers]:
+    """Load the layer in a folder of the `speculators` format; raises what `load_state_head` does."""
+    parts = model_parts(model)
+    norm = model.get_submodule(parts.norm)
+    head = load_state_head(folder, "mtp", model, lambda found, _width: TrainedMtpLayers(found.layer_config, norm))
+    return replace(head, reads=(parts.count,))
 
 
 def mtp_tensors(config: Any) -> list[str]:

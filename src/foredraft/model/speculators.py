@@ -6,6 +6,7 @@ level, and is converted. Does not depend on how a drafter runs.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,11 +32,18 @@ TYPE = "speculators_model_type"  # the field that names the method
 _SAFE, _PICKLED = "*.safetensors", "pytorch_model.bin"
 FILES = (CONFIG, _SAFE, _PICKLED)  # that a drafter is made of, for the hub
 _EAGLE, _FLASH = ("llama", "qwen3"), ("qwen3",)
-_LAYERS = {"eagle3": _EAGLE, "peagle": _EAGLE, "dflash": _FLASH, "dspark": _FLASH}  # types of layers that are run
+_MTP = ("qwen3", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+_LAYERS = {"eagle3": _EAGLE, "peagle": _EAGLE, "dflash": _FLASH, "dspark": _FLASH, "mtp": _MTP}  # types that are run
 _EMBEDDINGS, _LM_HEAD = "embed_tokens.weight", "lm_head.weight"
 # names of tensors that its layers do not have: those of `Ends`, what only training reads, and DSpark's confidence
 _NOT_OF_LAYERS = (_EMBEDDINGS, _LM_HEAD, "verifier_", "confidence_head.")
 _KIND = "qwen3"  # the format's default type of layers
+# how names of tensors begin in files, and in `StateLayers`
+_RENAMED = {
+    "model.": "", "midlayer.": "layers.0.", "mtp_layers.0.input_proj.": "fc.", "mtp_layers.0.final_layernorm.": "norm.",
+    "mtp_layers.0.hidden_layernorm.": "hidden_norm.", "mtp_layers.0.token_layernorm.": "token_norm.",
+    "mtp_layers.": "layers.",
+}  # fmt: skip
 # fields of a raw configuration that are not of its layers
 _OWN = ("architectures", "auto_map", "draft_vocab_size", "eagle_config", "dflash_config", "block_size")
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")  # of a configuration, false by default
@@ -191,14 +199,16 @@ def save_eagle3(
 
 
 def _read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Return the tensors of a folder's files by the format's names: `midlayer` of raw repositories is `layers.0`."""
+    """Return the tensors of a folder's files, by their names in the drafter's module."""
     files = sorted(folder.glob(_SAFE))
     found: dict[str, torch.Tensor] = {}
     for file in files:
         found |= load_file(file)
     if not files:  # weights_only: a stranger's file cannot run code
         found = torch.load(folder / _PICKLED, map_location="cpu", weights_only=True)
-    return {name.replace("midlayer.", "layers.0.").removeprefix("model."): each for name, each in found.items()}
+    for begins, ours in _RENAMED.items():
+        found = {re.sub(f"^{re.escape(begins)}", ours, name): each for name, each in found.items()}
+    return found
 
 
 def _converted(raw: Mapping[str, Any], weights: Mapping[str, torch.Tensor], model: Any) -> dict[str, Any]:

@@ -57,20 +57,23 @@ class Eagle3Task(Task):
     """Trains a head's layers, `AHEAD` tokens ahead; the target's LM head scores the tokens `ids`, int64[N], or all.
 
     It learns from the states that the target returns when it drafts: of compiled passes, if it is compiled. `states` is
-    as in `ExitTask`, and raises as there.
+    as in `ExitTask`, and raises as there. `layers` are others than `new_layers` makes, which read those of the target
+    that `reads` names.
     """
 
     module: Eagle3Layers
 
     def __init__(
-        self, target: TorchTarget, traces: Traces, ids: torch.Tensor | None = None, states: Path | None = None
-    ) -> None:
+        self, target: TorchTarget, traces: Traces, ids: torch.Tensor | None = None, states: Path | None = None, *,
+        layers: Any = None, reads: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
         model = target.model
         self._lm_head = model.get_output_embeddings() if ids is None else RankedHead(model, ids)
-        super().__init__(model.requires_grad_(requires_grad=False), traces, new_layers(model), self._lm_head, AHEAD)
+        module = new_layers(model) if layers is None else layers
+        super().__init__(model.requires_grad_(requires_grad=False), traces, module, self._lm_head, AHEAD)
         self._embeddings = model.get_input_embeddings().weight
         self.module.to(self._device)
-        self.reads = eagle_layers(model_parts(model).count)
+        self.reads = reads or eagle_layers(model_parts(model).count)
 
         def compute(input_ids: torch.Tensor, **inputs: Any) -> torch.Tensor:
             if target.compiled is not None and target.compiled.returns(self.reads):
@@ -80,7 +83,8 @@ class Eagle3Task(Task):
                 model.base_model(input_ids=input_ids, **inputs)
             return torch.cat([tapped[number] for number in self.reads], dim=-1)
 
-        self._states = States(compute, self.module.fc.in_features, self._device, traces, states)
+        wide = len(self.reads) * self._embeddings.shape[1]
+        self._states = States(compute, wide, self._device, traces, states)
 
     def scores(self, windows: Numbers) -> list[torch.Tensor]:
         """Return the logits after every token but the first, and `AHEAD` - 1 times one token further ahead.
