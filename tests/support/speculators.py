@@ -2,6 +2,7 @@
 
 import json
 
+import gguf
 import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModel, LlamaConfig, LlamaModel, Qwen3Config, Qwen3Model
@@ -212,6 +213,56 @@ def mtp_tensors(kind="qwen3"):
         f"{each}.weight": torch.zeros(WIDTH) for each in norms
     }
     return _drawn({f"mtp_layers.0.{name}": each for name, each in tensors.items()})
+
+
+_OF_GGUF = {
+    "embed_tokens": "token_embd", "lm_head": "output", "norm": "output_norm", "input_norm": "enc.output_norm",
+    "hidden_norm": "enc.output_norm", "markov_head.markov_w1": "markov_w1", "markov_head.markov_w2": "markov_w2",
+    "input_layernorm": "attn_norm", "layers.hidden_norm": "attn_norm_2", "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    "fc": "fc",
+}  # fmt: skip
+"""The format's tensors -> those of llama.cpp's conversion (b10731)."""
+
+
+def save_gguf(file, method, config, tensors):
+    """Save a drafter as llama.cpp converts it."""
+    kind, layer = ("eagle3" if method == "eagle3" else "dflash"), config["transformer_layer_config"]
+    writer = gguf.GGUFWriter(file, kind)
+    writer.add_tokenizer_model("none")
+    writer.add_token_list([str(number) for number in range(layer["vocab_size"])])
+    for key, value in {
+        "block_count": layer["num_hidden_layers"], "context_length": layer["max_position_embeddings"],
+        "embedding_length": layer["hidden_size"], "feed_forward_length": layer["intermediate_size"],
+        "attention.head_count": layer["num_attention_heads"], "target_hidden_size": WIDTH,
+        "attention.head_count_kv": layer["num_key_value_heads"], "attention.key_length": layer["head_dim"],
+    }.items():  # fmt: skip
+        writer.add_uint32(f"{kind}.{key}", value)
+    writer.add_float32(f"{kind}.attention.layer_norm_rms_epsilon", 1e-6)
+    writer.add_float32(f"{kind}.rope.freq_base", 10000.0)
+    writer.add_array(f"{kind}.target_layers", list(config.get("aux_hidden_state_layer_ids", READS)))
+    writer.add_bool(f"{kind}.norm_before_residual", config.get("norm_before_residual", False))
+    if kind == "dflash":
+        writer.add_uint32(f"{kind}.block_size", config["block_size"])
+        writer.add_uint32("tokenizer.ggml.mask_token_id", config["mask_token_id"])
+    for name, each in tensors.items():
+        if name == "d2t":
+            writer.add_tensor(name, (each + torch.arange(len(each))).numpy())
+        elif name != "t2d":
+            block, path = name.split(".", 2)[1:] if name.startswith("layers.") else (None, name)
+            path = path.removesuffix(".weight")
+            base = _OF_GGUF["layers.hidden_norm" if block is not None and path == "hidden_norm" else path]
+            turned = kind == "eagle3" and base in ("attn_q", "attn_k")  # pairs of rotary numbers beside each other
+            pairs = each.unflatten(0, (-1, 2, layer["head_dim"] // 2)).transpose(1, 2) if turned else each
+            prefix = "" if block is None else f"blk.{block}."
+            writer.add_tensor(f"{prefix}{base}.weight", pairs.reshape(each.shape).contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
 
 
 LENGTH, ROOTS = 30, (4, 11, 24)

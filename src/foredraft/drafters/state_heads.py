@@ -20,6 +20,7 @@ from foredraft.errors import UsageError
 from foredraft.model.assistant import AssistantRollout, load_assistant
 from foredraft.model.dflash import DFlashBlock, load_dflash
 from foredraft.model.eagle3 import PEagleBlock, load_eagle3
+from foredraft.model.gguf.files import SUFFIX
 from foredraft.model.growth import GrowthRules, RolloutDrafter
 from foredraft.model.head_files import trained_head
 from foredraft.model.layers import LAST
@@ -80,11 +81,13 @@ class MtpDrafter:
     @classmethod
     def create(cls, options: HeadOptions, resources: Resources) -> RolloutDrafter:
         """Load the layer; raises UsageError if there is none for this target, StoreError if it is damaged."""
-        if options.model is None:
-            target = _target(cls.name, resources)
-            return _state_drafter(cls.name, options.rules(), load_mtp(target.model), target)
-        folder, target = _placed(cls.name, options, resources)
-        return _state_drafter(cls.name, options.rules(), load_trained_mtp(folder, target.model), target)
+        target = _target(cls.name, resources)
+        place = options.model and _placed(cls.name, options, resources)[0]
+        if place and place.suffix != SUFFIX:
+            head: StateHead[Any] = load_trained_mtp(place, target.model)
+        else:
+            head = load_mtp(target.model, place or None)
+        return _state_drafter(cls.name, options.rules(), head, target)
 
 
 class AssistantDrafter:

@@ -25,7 +25,9 @@ from torch import nn
 from transformers.utils import logging
 
 from foredraft.errors import ForedraftWarning, StoreError, UnsupportedModelError, UsageError, told
-from foredraft.model.gguf.files import quantised_file, weights_of
+from foredraft.model.gguf.architectures import ARCHITECTURES
+from foredraft.model.gguf.files import parts_of, quantised_file, weights_of
+from foredraft.model.gguf.metadata import Keys
 from foredraft.model.gguf.reader import opened
 from foredraft.model.gguf.weights import weights_named
 from foredraft.model.layers import model_parts, shared_copy
@@ -111,22 +113,23 @@ def mtp_tensors(config: Any) -> list[str]:
     return [name for name in _files(str(config.name_or_path)) if name.startswith(_prefixes(config))]
 
 
-def load_mtp(model: Any) -> StateHead[MtpLayers]:
+def load_mtp(model: Any, file: Path | None = None) -> StateHead[MtpLayers]:
     """Load the MTP layer of the checkpoint that a model was loaded from, in its dtype and on its device.
 
-    Raises UsageError if there is none or transformers cannot run it, and StoreError if tensors are missing.
+    `file` is another GGUF file that holds the layer. Raises UsageError if there is none or transformers cannot run it,
+    and StoreError if tensors are missing.
     """
     try:
         from transformers.modeling_layers import MtpModel
     except ImportError as error:
         raise UsageError("Method 'mtp' needs transformers 5.23 or newer; update transformers.") from error
-    files = weights_of(str(model.config.name_or_path))
+    files = weights_of(str(model.config.name_or_path)) if file is None else parts_of(file)
     if not files and quantised_file(model) is not None:
         raise UsageError(
             "The weights of this model are rounded (dtype q8_0 or q4_0), which leaves its MTP layer out. Leave the "
             "dtype out, or choose another method."
         )
-    if not mtp_tensors(model.config):
+    if file is None and not mtp_tensors(model.config):
         raise UsageError(
             f"The checkpoint of {model.config.name_or_path or 'this model'} holds no MTP layer (tensors "
             f"{' or '.join(_prefixes(model.config))}, in a GGUF file nextn.*); conversions often drop it. Load the "
@@ -168,6 +171,9 @@ def _of_file(model: Any, kind: type[Any], files: Sequence[Path]) -> Any:
     named = {name: prefix + name.removeprefix("mtp_block.") for name in layer.state_dict()}  # as of one more layer
     wanted = {named[name]: like for name, like in layer.state_dict().items()}
     metadata, tensors = opened(files)
+    row = ARCHITECTURES.get(metadata.architecture)
+    if row is None or row.family_of(Keys(metadata)) != model.config.model_type:
+        raise UsageError(f"{files[0]} is of another target, a {metadata.architecture} model; give one of this model.")
     state = weights_named(metadata.architecture, tensors, wanted, model.config, model.dtype)
     own = [name for name in tensors.unused() if name.startswith(_block(model.config))]
     if left := [name for name in own if not name.endswith(_SHARED)]:

@@ -22,6 +22,8 @@ from foredraft.errors import StoreError, UsageError
 from foredraft.graph.layout import Layout
 from foredraft.graph.tree import IntArray
 from foredraft.model.fingerprint import fingerprint
+from foredraft.model.gguf.drafters import read_gguf_drafter
+from foredraft.model.gguf.files import SUFFIX
 from foredraft.model.head_files import damaged_unless_read
 from foredraft.model.heads import RankedHead
 from foredraft.model.layers import eagle_layers
@@ -147,8 +149,7 @@ def read_speculator(folder: Path, method: str, model: Any) -> Speculator:
     """
     named = str(folder)
     with damaged_unless_read("drafter", folder):
-        given = json.loads((folder / CONFIG).read_text())
-        weights = _read_weights(folder)
+        given, weights = _contents(folder, model.dtype)
         config = given if TYPE in given else _converted(given, weights, model)
         _refuse_kind(named, config, method, given, weights)
         layer_config = _layer_config(config)
@@ -198,9 +199,11 @@ def save_eagle3(
     store_file(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
 
 
-def _read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Return the tensors of a folder's files, by their names in the drafter's module."""
-    files = sorted(folder.glob(_SAFE))
+def _contents(folder: Path, dtype: torch.dtype) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Return the configuration and the tensors of a folder, or a GGUF file, by their names in the drafter's module."""
+    if folder.suffix == SUFFIX:
+        return read_gguf_drafter(folder, dtype)
+    config, files = json.loads((folder / CONFIG).read_text()), sorted(folder.glob(_SAFE))
     found: dict[str, torch.Tensor] = {}
     for file in files:
         found |= load_file(file)
@@ -208,7 +211,7 @@ def _read_weights(folder: Path) -> dict[str, torch.Tensor]:
         found = torch.load(folder / _PICKLED, map_location="cpu", weights_only=True)
     for begins, ours in _RENAMED.items():
         found = {re.sub(f"^{re.escape(begins)}", ours, name): each for name, each in found.items()}
-    return found
+    return config, found
 
 
 def _converted(raw: Mapping[str, Any], weights: Mapping[str, torch.Tensor], model: Any) -> dict[str, Any]:

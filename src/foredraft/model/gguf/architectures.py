@@ -355,3 +355,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         changes=dict.fromkeys(("ffn_gate_up_exps", "ffn_down_exps"), "experts_across"),
     ),
 }  # fmt: skip
+
+_OF_DRAFTERS = ("target_layers", "target_hidden_size", "block_size", "norm_before_residual", "norm_before_fc",
+                "sample_from_anchor", "has_confidence_head")  # fmt: skip
+DRAFTERS: Mapping[str, Architecture] = {
+    "eagle3": Architecture("llama", keys=dict.fromkeys(_OF_DRAFTERS, ()), changes=_INTERLEAVED),
+    "dflash": Architecture(
+        "qwen3", keys={**dict.fromkeys(_OF_DRAFTERS, ()), **_IMAGE_KEYS, "attention.causal": False},
+        fixed={"use_sliding_window": True},
+    ),
+}  # fmt: skip
+"""Files of drafters; their names of tensors are in `drafters.py`."""

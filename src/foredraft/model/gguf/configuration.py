@@ -8,7 +8,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from foredraft.errors import UnsupportedModelError, told
-from foredraft.model.gguf.architectures import ARCHITECTURES, DEFAULTS, FLAGS, KEYS, NEUTRAL, UNUSED, Architecture
+from foredraft.model.gguf.architectures import (
+    ARCHITECTURES,
+    DEFAULTS,
+    DRAFTERS,
+    FLAGS,
+    KEYS,
+    NEUTRAL,
+    UNUSED,
+    Architecture,
+)
 from foredraft.model.gguf.metadata import Keys, Metadata, Shapes
 from foredraft.model.gguf.rotary import ReadTensor, rotary_parameters
 
@@ -69,6 +78,8 @@ def _fields(row: Architecture, keys: Keys, known: Any, shapes: Shapes, read: Rea
 
 def row_of(architecture: str) -> Architecture:
     """Return the table's row; UnsupportedModelError for an architecture without one."""
+    if architecture in DRAFTERS:
+        return DRAFTERS[architecture]
     if architecture not in ARCHITECTURES:
         raise UnsupportedModelError(
             f"This GGUF file is of the architecture {architecture!r}, which foredraft does not read; it reads "

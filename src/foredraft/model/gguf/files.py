@@ -52,8 +52,6 @@ def gguf_folder(file: Path) -> Path:
     """
     if not file.is_file():
         raise UsageError(f"There is no file {file}. Give a GGUF file, a folder, or a hub id.")
-    if find_spec("gguf") is None:
-        raise UsageError(f"Reading a GGUF file needs gguf; run: {INSTALL_READERS}.")
     from foredraft.model.gguf.reader import write_folder  # imports torch, which help pages do not need
 
     # not resolved: in the hub's cache, parts are links that have the names of parts, to files that do not

@@ -5,13 +5,16 @@ package say. Does not know where folders are kept.
 """
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from foredraft.errors import UnsupportedModelError, UsageError, told
+from foredraft.model.gguf.architectures import DRAFTERS
 from foredraft.model.gguf.configuration import configuration
+from foredraft.model.gguf.files import INSTALL_READERS
 from foredraft.model.gguf.metadata import Keys, Metadata, read_header
 from foredraft.model.gguf.tensors import Tensors
 from foredraft.model.gguf.tokenizers import write_tokenizer
@@ -24,7 +27,12 @@ _ALL_F32, _MOSTLY_F16 = 0, 1
 
 
 def opened(parts: Sequence[Path]) -> tuple[Metadata, Tensors]:
-    """Return the header of the first part, and the tensors of all; UsageError for a damaged file."""
+    """Return the header of the first part, and the tensors of all.
+
+    Raises UsageError for a damaged file, and without the package `gguf`.
+    """
+    if find_spec("gguf") is None:
+        raise UsageError(f"Reading a GGUF file needs gguf; run: {INSTALL_READERS}.")
     headers = [read_header(part) for part in parts]
     metadata = headers[0][0]
     if (count := metadata.get("split.count", 1)) not in (0, len(parts)):
@@ -75,6 +83,8 @@ def _lack(metadata: Metadata, tensors: Tensors) -> str:
     """Return what keeps a file from being a language model; nothing if it is one."""
     if (kind := metadata.get("general.type", "model")) != "model":
         return f"is no language model (type {kind})"
+    if metadata.architecture in DRAFTERS:
+        return f"is no language model but a drafter ({metadata.architecture}), which methods take as their option model"
     if "tokenizer.ggml.tokens" not in metadata:
         return "holds no tokenizer"
     if not tensors.shapes:

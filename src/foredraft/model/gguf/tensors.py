@@ -20,7 +20,7 @@ NUMBERS_AT_ONCE = 2**18
 long as the work. Two threads are slower than one, as they wait for each other's (Q4_K on Zen 3: 65 million numbers a
 second, one thread 82).
 """
-_PLAIN = ("F32", "F16")
+_PLAIN = ("F32", "F16", "I64")  # the last ones, which are ids, only as `stored`
 
 
 class _Stored(NamedTuple):
