@@ -17,7 +17,7 @@ from foredraft.model.layers import LAST
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from support import exits
-from support.assistants import save_assistant, sharing_modes, target_model
+from support.assistants import save_assistant, save_gguf_assistant, sharing_modes, target_model
 from support.causal_types import tiny_configuration
 from support.families import LONG, NEW_TOKENS, VOCABULARY, prompt_of, tiny_model
 
@@ -77,6 +77,14 @@ def test_drafts_are_scored_as_by_transformers(target, folder):
         )
         torch.testing.assert_close(scores, made.logits[0], atol=1e-5, rtol=1e-5)
         state = made.last_hidden_state
+
+
+def test_an_assistant_of_a_gguf_file_is_that_of_its_folder(target, folder, tmp_path):
+    own = load_assistant(folder, target.model).model
+    read = load_assistant(save_gguf_assistant(tmp_path / "it.gguf", own), target.model).model
+    assert all(map(torch.equal, own.state_dict().values(), read.state_dict().values()))
+    assert all(map(torch.equal, own.buffers(), read.buffers()))
+    assert read.config.text_config.to_dict() == own.config.text_config.to_dict()
 
 
 def test_a_text_in_a_batch_is_the_same(target, folder):

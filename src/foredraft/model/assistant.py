@@ -18,7 +18,10 @@ from transformers import AutoModelForCausalLM
 from foredraft.contracts import SequenceView
 from foredraft.errors import UsageError
 from foredraft.graph.tree import IntArray
+from foredraft.model.gguf.drafters import read_gguf_assistant
+from foredraft.model.gguf.files import SUFFIX
 from foredraft.model.loading import check_complete, load_config, located, usage_errors
+from foredraft.options import user_path
 
 _TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 
@@ -33,11 +36,12 @@ class Assistant:
 
 
 def load_assistant(named: str, target: Any) -> Assistant:
-    """Load the assistant in a folder or of a hub id, in the target's dtype and on its device.
+    """Load the assistant in a folder, a GGUF file or of a hub id, in the target's dtype and on its device.
 
     Raises UsageError if it cannot be loaded, or is of another kind or for another target.
     """
-    config = load_config(named)
+    model = read_gguf_assistant(user_path(named), target.dtype) if named.endswith(SUFFIX) else None
+    config = load_config(named) if model is None else model.config
     own, text = target.config.get_text_config(), config.get_text_config()
     wrong = ""
     if config.model_type not in _TYPES:
@@ -52,11 +56,12 @@ def load_assistant(named: str, target: Any) -> Assistant:
         wrong = f"for a target with layers of {' and '.join(sorted(missing))}, which this one has not"
     if wrong:
         raise UsageError(f"{named} is {wrong}. Give the assistant that was published for the target.")
-    location = located(named)
-    with usage_errors("assistant (transformers before 5.24 builds none)", named):
-        loading: Any = AutoModelForCausalLM.from_pretrained  # its annotations do not know of two results
-        model, found = loading(location, dtype=target.dtype, output_loading_info=True)
-    check_complete(location, found, model)
+    if model is None:
+        location = located(named)
+        with usage_errors("assistant (transformers before 5.24 builds none)", named):
+            loading: Any = AutoModelForCausalLM.from_pretrained  # its annotations do not know of two results
+            model, found = loading(location, dtype=target.dtype, output_loading_info=True)
+        check_complete(location, found, model)
     model = model.to(target.device).eval()
     model.requires_grad_(requires_grad=False)
     # those that compute keys of their own: the last ones of a small Gemma 4 read others' too

@@ -103,6 +103,7 @@ TENSORS: Mapping[str, str] = {
     "linear_attn.dt": "ssm_dt", "mixer.dt": "ssm_dt", "mamba.dt": "ssm_dt",
     "mlp.experts.gate_up_proj": "ffn_gate_up_exps", "mlp.e_score_correction": "exp_probs_b",
     "enorm": "nextn.enorm", "hnorm": "nextn.hnorm", "eh_proj": "nextn.eh_proj", "post_norm": "nextn.shared_head_norm",
+    "pre_projection": "nextn.pre_projection", "post_projection": "nextn.post_projection",
 }  # fmt: skip
 """A module of transformers, in a layer or the model, or a weight of its own -> its tensor, where `gguf` has no name."""
 
@@ -359,6 +360,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 _OF_DRAFTERS = ("target_layers", "target_hidden_size", "block_size", "norm_before_residual", "norm_before_fc",
                 "sample_from_anchor", "has_confidence_head")  # fmt: skip
 DRAFTERS: Mapping[str, Architecture] = {
+    "gemma4-assistant": Architecture(
+        "gemma4_text", complete=families.gemma4, keys={"embedding_length_out": ()}, window_base=_GEMMA_BASE
+    ),
     "eagle3": Architecture("llama", keys=dict.fromkeys(_OF_DRAFTERS, ()), changes=_INTERLEAVED),
     "dflash": Architecture(
         "qwen3", keys={**dict.fromkeys(_OF_DRAFTERS, ()), **_IMAGE_KEYS, "attention.causal": False},

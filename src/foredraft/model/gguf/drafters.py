@@ -1,4 +1,4 @@
-"""GGUF files of drafters (EAGLE-3, DFlash, DSpark), as configurations and tensors of the `speculators` format.
+"""GGUF files of drafters: EAGLE-3, DFlash and DSpark in the `speculators` format, and Gemma 4's assistants.
 
 llama.cpp converts published drafters to them, with the tokenizer of their target. Does not know how a drafter runs, nor
 check it against a target.
@@ -18,6 +18,7 @@ from foredraft.model.gguf.files import parts_of
 from foredraft.model.gguf.metadata import Keys
 from foredraft.model.gguf.reader import opened
 from foredraft.model.gguf.rearranged import CHANGES
+from foredraft.model.gguf.weights import state_of
 
 _NAMES = {
     "token_embd": "embed_tokens", "output": "lm_head", "output_norm": "norm", "attn_norm": "input_layernorm",
@@ -31,6 +32,7 @@ _NAMES = {
 _STATES = {"eagle3": "input_norm", "dflash": "hidden_norm"}
 """Kinds of files -> the format's name of `enc.output_norm`, before the map of the target's states or behind it."""
 _FIELDS = ("target_hidden_size", "block_size", "norm_before_residual", "norm_before_fc", "sample_from_anchor")
+_ASSISTANT = "gemma4-assistant"
 _TENSOR = re.compile(r"(?:blk\.(\d+)\.)?(.+?)(\.weight|\.bias)?")
 
 
@@ -42,8 +44,8 @@ def read_gguf_drafter(file: Path, dtype: torch.dtype) -> tuple[dict[str, Any], d
     """
     metadata, tensors = opened(parts_of(file))
     kind, keys = metadata.architecture, Keys(metadata)
-    if kind not in DRAFTERS:
-        raise UsageError(f"{file} is no drafter but a model ({kind}); drafters are {' and '.join(DRAFTERS)} files.")
+    if kind not in _STATES:
+        raise UsageError(f"{file} is a file of the kind {kind}; those of heads are of {' or '.join(_STATES)}.")
     vocabulary = len(metadata.get("tokenizer.ggml.tokens", ()))
     layer = configuration(metadata, {"token_embd.weight": (vocabulary,), **tensors.shapes}, tensors.sample)
     weights, changes = {}, DRAFTERS[kind].changes
@@ -73,3 +75,22 @@ def read_gguf_drafter(file: Path, dtype: torch.dtype) -> tuple[dict[str, Any], d
         **{name: value for name, value in named.items() if value is not None},
     }
     return config, weights
+
+
+def read_gguf_assistant(file: Path, dtype: torch.dtype) -> Any:
+    """Return the assistant in a file as transformers' model, in `dtype`; raises as `read_gguf_drafter` does."""
+    from transformers import AutoModelForCausalLM, Gemma4AssistantConfig
+
+    metadata, tensors = opened(parts_of(file))
+    if metadata.architecture != _ASSISTANT:
+        raise UsageError(f"{file} is a file of the kind {metadata.architecture}; an assistant's is {_ASSISTANT}.")
+    text = configuration(metadata, tensors.shapes, tensors.sample)
+    text.vocab_size_per_layer_input = 0  # as transformers asks of an assistant
+    width = Keys(metadata).get("embedding_length_out")
+    config = Gemma4AssistantConfig(text_config=text, backbone_hidden_size=width)
+    with torch.device("meta"):
+        wanted = AutoModelForCausalLM.from_config(config)
+    names = dict(wanted.state_dict())
+    del names["lm_head.weight"]  # the embeddings
+    state = state_of("gemma4", tensors, names, text, dtype, lambda weight: weight, text.num_hidden_layers)
+    return type(wanted).from_pretrained(None, config=config, state_dict=state, dtype=dtype)
