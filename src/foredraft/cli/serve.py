@@ -18,7 +18,7 @@ from foredraft.cli import flags
 from foredraft.cli.job import Job
 from foredraft.cli.screen import say
 from foredraft.errors import UsageError
-from foredraft.model.gguf.files import SMOLLM2, SUFFIX
+from foredraft.model.gguf.files import SMOLLM2, is_gguf
 
 KEYS_VARIABLE = "FOREDRAFT_API_KEY"
 _LEAST_KEY = 16  # characters (chosen)
@@ -36,7 +36,7 @@ def name_of(model: str) -> str:
     path = Path(model)
     if "/" in model and not path.exists():
         return model
-    return path.stem if path.suffix.lower() == SUFFIX else path.absolute().name
+    return path.stem if is_gguf(path) else path.absolute().name
 
 
 def serve(

@@ -20,7 +20,7 @@ from foredraft.errors import UsageError
 from foredraft.model.assistant import AssistantRollout, load_assistant
 from foredraft.model.dflash import DFlashBlock, load_dflash
 from foredraft.model.eagle3 import PEagleBlock, load_eagle3
-from foredraft.model.gguf.files import SUFFIX
+from foredraft.model.gguf.files import is_gguf
 from foredraft.model.growth import GrowthRules, RolloutDrafter
 from foredraft.model.head_files import trained_head
 from foredraft.model.layers import LAST
@@ -83,7 +83,7 @@ class MtpDrafter:
         """Load the layer; raises UsageError if there is none for this target, StoreError if it is damaged."""
         target = _target(cls.name, resources)
         place = options.model and _placed(cls.name, options, resources)[0]
-        if place and place.suffix != SUFFIX:
+        if place and not is_gguf(place):
             head: StateHead[Any] = load_trained_mtp(place, target.model)
         else:
             head = load_mtp(target.model, place or None)

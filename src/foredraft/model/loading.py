@@ -17,7 +17,7 @@ from urllib.request import getproxies
 import torch
 
 from foredraft.errors import ForedraftError, UsageError, told
-from foredraft.model.gguf.files import SMOLLM2, SUFFIX, gguf_folder, no_progress_bar, smollm2_file, weights_of
+from foredraft.model.gguf.files import SMOLLM2, gguf_folder, is_gguf, no_progress_bar, smollm2_file, weights_of
 from foredraft.model.gguf.reader import load_gguf
 from foredraft.model.machine import limit_threads
 from foredraft.model.rounded import KINDS, rounded_folder
@@ -234,7 +234,7 @@ def check_complete(location: str, found: Mapping[str, Any], model: Any) -> None:
 def located(model: str) -> str:
     """Return the folder or hub id to pass to transformers; raises UsageError, or what `gguf_folder` does."""
     path = smollm2_file() if model == SMOLLM2 else user_path(model)
-    if path.suffix.lower() == SUFFIX:
+    if is_gguf(path):
         return str(gguf_folder(path))
     looks_local = model.startswith((".", "/", "~")) or model.count("/") > 1
     if looks_local and not path.exists():

@@ -23,7 +23,7 @@ from foredraft.graph.layout import Layout
 from foredraft.graph.tree import IntArray
 from foredraft.model.fingerprint import fingerprint
 from foredraft.model.gguf.drafters import read_gguf_drafter
-from foredraft.model.gguf.files import SUFFIX
+from foredraft.model.gguf.files import is_gguf
 from foredraft.model.head_files import damaged_unless_read
 from foredraft.model.heads import RankedHead
 from foredraft.model.layers import eagle_layers
@@ -201,7 +201,7 @@ def save_eagle3(
 
 def _contents(folder: Path, dtype: torch.dtype) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Return the configuration and the tensors of a folder, or a GGUF file, by their names in the drafter's module."""
-    if folder.suffix == SUFFIX:
+    if is_gguf(folder):
         return read_gguf_drafter(folder, dtype)
     config, files = json.loads((folder / CONFIG).read_text()), sorted(folder.glob(_SAFE))
     found: dict[str, torch.Tensor] = {}

@@ -66,6 +66,11 @@ def gguf_folder(file: Path) -> Path:
     return filled_folder(cache_folder("gguf") / f"{digest}-{_FORMAT}", fill)
 
 
+def is_gguf(place: Path) -> bool:
+    """Return whether a path is that of a GGUF file, by its name."""
+    return place.suffix.lower() == SUFFIX
+
+
 def parts_of(file: Path) -> list[Path]:
     """Return a file, or all parts of a split one, in order, of which it is any; UsageError if a part is missing."""
     found = _PART.fullmatch(file.name)
