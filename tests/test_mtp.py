@@ -162,3 +162,5 @@ def test_the_layer_of_a_gguf_file_is_found_and_drafts_its_models_text(name, tmp_
         texts.append(text)
     assert texts[0] == texts[1]
     assert sum(record.drafted for record in records) > NEW_TOKENS
+    with pytest.raises(UsageError, match=r"is of another target, a (glm4moe|qwen35) model, and this one is a llama"):
+        make_drafter("mtp", apart, Resources(VOCABULARY, target=target_of("llama")))

@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers.utils import logging
 
-from foredraft.errors import ForedraftWarning, StoreError, UnsupportedModelError, UsageError, told
+from foredraft.errors import ForedraftError, ForedraftWarning, StoreError, UnsupportedModelError, UsageError, told
 from foredraft.model.gguf.architectures import ARCHITECTURES
 from foredraft.model.gguf.files import parts_of, quantised_file, weights_of
 from foredraft.model.gguf.metadata import Keys
@@ -142,6 +142,8 @@ def load_mtp(model: Any, file: Path | None = None) -> StateHead[MtpLayers]:
             loaded = _of_file(model, MtpModel, files).eval()
         else:
             loaded = MtpModel.from_pretrained(_declared(model), device_map={"": model.device}).eval()
+    except ForedraftError:
+        raise
     except (ValueError, AttributeError, KeyError) as error:
         raise UsageError(
             f"transformers cannot run the MTP layer of a {model.config.model_type} model ({told(error)}); choose "
@@ -154,7 +156,8 @@ def load_mtp(model: Any, file: Path | None = None) -> StateHead[MtpLayers]:
     finally:
         logging.set_verbosity(verbosity)
     loaded.requires_grad_(requires_grad=False)
-    _warn_of_other_weights(model)
+    if file is None:
+        _warn_of_other_weights(model)
     ends = Ends(model.get_input_embeddings().weight, model.get_output_embeddings(), None)
     parts = model_parts(model)
     return StateHead(MtpLayers(loaded, model.get_submodule(parts.norm)), ends, (parts.count,), loaded.config)
@@ -163,17 +166,21 @@ def load_mtp(model: Any, file: Path | None = None) -> StateHead[MtpLayers]:
 def _of_file(model: Any, kind: type[Any], files: Sequence[Path]) -> Any:
     """Return transformers' `MtpModel`, which is `kind`, with the layer that lies behind the last one in a GGUF file.
 
-    Raises UnsupportedModelError if the layer has another tensor, or lacks one.
+    Raises UsageError for a file of another family, and UnsupportedModelError if the layer has another tensor, or lacks
+    one.
     """
+    metadata, tensors = opened(files)
+    row = ARCHITECTURES.get(metadata.architecture)
+    if row is None or row.family_of(Keys(metadata)) != model.config.model_type:
+        raise UsageError(
+            f"{files[0]} is of another target, a {metadata.architecture} model, and this one is a "
+            f"{model.config.model_type} model; give one of this model."
+        )
     with torch.device("meta"):
         loaded = kind(_declared(model), 1)
     layer, prefix = loaded.layers[0], _prefixes(model.config)[-1]
     named = {name: prefix + name.removeprefix("mtp_block.") for name in layer.state_dict()}  # as of one more layer
     wanted = {named[name]: like for name, like in layer.state_dict().items()}
-    metadata, tensors = opened(files)
-    row = ARCHITECTURES.get(metadata.architecture)
-    if row is None or row.family_of(Keys(metadata)) != model.config.model_type:
-        raise UsageError(f"{files[0]} is of another target, a {metadata.architecture} model; give one of this model.")
     state = weights_named(metadata.architecture, tensors, wanted, model.config, model.dtype)
     own = [name for name in tensors.unused() if name.startswith(_block(model.config))]
     if left := [name for name in own if not name.endswith(_SHARED)]:
