@@ -75,7 +75,7 @@ class MtpDrafter:
     """Makes drafters of the layer in the target's own checkpoint, or of one trained apart."""
 
     name: ClassVar[str] = "mtp"
-    summary: ClassVar[str] = "The multi-token-prediction layer that the target's own checkpoint holds."
+    summary: ClassVar[str] = "The multi-token-prediction layer of the target's own checkpoint, or of a file apart."
     Options: ClassVar[type] = HeadOptions
 
     @classmethod
