@@ -1,5 +1,6 @@
 """Untrained drafters in the formats of others, for models of six layers."""
 
+import itertools
 import json
 
 import torch
@@ -33,10 +34,17 @@ def writes_the_plain_text(family, setting, drafter):
     return text == exits.plain_of(target, family, setting) == own
 
 
-def layer_config(kind, layers=1, width=WIDTH, vocabulary=VOCABULARY):
+SPAN = 6
+"""The window of layers that slide: every other one, from the first on."""
+
+
+def layer_config(kind, layers=1, width=WIDTH, vocabulary=VOCABULARY, *, slides=False):
+    types = (["sliding_attention", "full_attention"] * layers)[:layers]
+    sliding = {"layer_types": types, "sliding_window": SPAN, "use_sliding_window": True} if slides else {}
     return _CONFIGS[kind][0](
         vocab_size=vocabulary, hidden_size=width, intermediate_size=48, num_hidden_layers=layers,
         num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=256, pad_token_id=None,
+        **sliding,
     )  # fmt: skip
 
 
@@ -81,8 +89,10 @@ def eagle3_tensors(
     return _drawn(tensors) | (_vocabulary() if reduced else {})
 
 
-def eagle3_config(kind="llama", layers=1, *, reduced=True, verifier=None, width=WIDTH, vocabulary=VOCABULARY, **fields):
-    layer = layer_config(kind, layers, width, vocabulary).to_diff_dict()
+def eagle3_config(
+    kind="llama", layers=1, *, reduced=True, slides=False, verifier=None, width=WIDTH, vocabulary=VOCABULARY, **fields
+):
+    layer = layer_config(kind, layers, width, vocabulary, slides=slides).to_diff_dict()
     return {
         "architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3", "speculators_version": "0.9.0",
         "draft_vocab_size": DRAFTED if reduced else vocabulary, "tie_word_embeddings": False,
@@ -122,7 +132,7 @@ BLOCK, MASK = 5, 96
 """Rows of DFlash's block, and the token of its placeholders."""
 
 
-def dflash_tensors(layers=2, *, reduced=False, width=WIDTH, vocabulary=VOCABULARY):
+def dflash_tensors(layers=2, *, reduced=False, width=WIDTH, vocabulary=VOCABULARY, **_fields):
     tensors = _layers_of("qwen3", layers, width, vocabulary)
     tensors |= {"fc.weight": torch.zeros(width, 3 * width), "hidden_norm.weight": torch.zeros(width)}
     if reduced:
@@ -130,8 +140,8 @@ def dflash_tensors(layers=2, *, reduced=False, width=WIDTH, vocabulary=VOCABULAR
     return _drawn(tensors) | (_vocabulary() if reduced else {})
 
 
-def dflash_config(layers=2, *, reduced=False, width=WIDTH, vocabulary=VOCABULARY, **fields):
-    config = eagle3_config("qwen3", layers, reduced=reduced, width=width, vocabulary=vocabulary)
+def dflash_config(layers=2, *, reduced=False, slides=False, width=WIDTH, vocabulary=VOCABULARY, **fields):
+    config = eagle3_config("qwen3", layers, reduced=reduced, slides=slides, width=width, vocabulary=vocabulary)
     config["speculators_config"]["algorithm"] = "dflash"
     return config | {
         "architectures": ["DFlashSpeculator"], "speculators_model_type": "dflash", "block_size": BLOCK,
@@ -139,11 +149,12 @@ def dflash_config(layers=2, *, reduced=False, width=WIDTH, vocabulary=VOCABULARY
     }  # fmt: skip
 
 
-def raw_dflash_config(layers=2):
-    """As the authors of DFlash write it: their layers are counted by what leaves them."""
+def raw_dflash_config(layers=2, *, slides=False, **own):
+    """As the authors of DFlash write it, `own` in its part: their layers are counted by what leaves them."""
     return {
-        **layer_config("qwen3", layers).to_diff_dict(), "model_type": "qwen3", "architectures": ["DFlashDraftModel"],
-        "block_size": BLOCK, "dflash_config": {"target_layer_ids": [0, 2, 4], "mask_token_id": MASK},
+        **layer_config("qwen3", layers, slides=slides).to_diff_dict(), "model_type": "qwen3", "block_size": BLOCK,
+        "architectures": ["DFlashDraftModel"],
+        "dflash_config": {"target_layer_ids": [0, 2, 4], "mask_token_id": MASK, **own},
     }  # fmt: skip
 
 
@@ -170,6 +181,28 @@ def dspark_config(layers=2, *, gated=False, **fields):
     }  # fmt: skip
 
 
+TAPS, GROUP = 2, 4
+"""Of DFlash 2's convolutions, and how many numbers share a tap."""
+DFLASH2 = {"conv_kernel_size": TAPS, "conv_group_size": GROUP, "selector_rank": RANK, "selector_top_k": 8}
+
+
+def dflash2_tensors(layers=2, *, width=WIDTH, vocabulary=VOCABULARY, **_fields):
+    own = {
+        f"candidate_selector.{name}_codebook": torch.zeros(vocabulary, RANK) for name in ("predecessor", "successor")
+    }
+    own["candidate_selector.hidden_projection.weight"] = torch.zeros(RANK, width)
+    for layer, part in itertools.product(range(layers), ("attention_conv", "mlp_conv")):
+        own[f"layers.{layer}.{part}.base_kernel"] = torch.zeros(2, TAPS, width)
+        own[f"layers.{layer}.{part}.kernel_projection.weight"] = torch.zeros(2 * TAPS * width // GROUP, width)
+    return dflash_tensors(layers, width=width, vocabulary=vocabulary) | _drawn(own, seed=1)
+
+
+def dflash2_config(layers=2, **fields):
+    return dflash_config(layers, **fields) | {
+        "architectures": ["DFlash2DraftModel"], "speculators_model_type": "dflash2", **DFLASH2,
+    }  # fmt: skip
+
+
 def peagle_tensors(*, width=WIDTH, **fields):
     masks = _drawn({"mask_hidden": torch.zeros(1, 1, 3 * width)}, seed=1)
     return eagle3_tensors(width=width, **fields) | masks
@@ -190,16 +223,25 @@ CASES = {
     "eagle3": {
         "llama": {}, "qwen3": {"kind": "qwen3"}, "all tokens": {"reduced": False},
         "norm before the residual": {"norm_before_residual": True}, "norm before the map": {"norm_before_fc": True},
-        "norm of each state": {"fc_norm": True, "norm_output": True},
+        "norm of each state": {"fc_norm": True, "norm_output": True}, "window": {"layers": 2, "slides": True},
     },
-    "peagle": {"in parallel": {}, "in parallel, all tokens": {"reduced": False, "norm_before_residual": True}},
-    "dflash": {"block": {"reduced": True}, "block, all tokens": {"reduced": False}},
+    "peagle": {
+        "in parallel": {}, "in parallel, all tokens": {"reduced": False, "norm_before_residual": True},
+        "in parallel, window": {"kind": "qwen3", "layers": 2, "slides": True},
+    },
+    "dflash": {
+        "block": {"reduced": True}, "block, all tokens": {"reduced": False},
+        "block, window": {"reduced": True, "slides": True},
+        "block, window, all rows": {"reduced": True, "slides": True, "sliding_window_non_causal": True},
+    },
     "dspark": {"block and token": {"reduced": True}, "block and token, gated": {"gated": True}},
+    "dflash2": {"block and candidates": {"slides": True}},
 }  # fmt: skip
 """Drafters by method whose scores are in tests/data/speculators.json."""
 MADE = {
     "eagle3": (eagle3_config, eagle3_tensors), "peagle": (peagle_config, peagle_tensors),
     "dflash": (dflash_config, dflash_tensors), "dspark": (dspark_config, dspark_tensors),
+    "dflash2": (dflash2_config, dflash2_tensors),
 }  # fmt: skip
 """What makes a method's configuration and tensors."""
 

@@ -5,7 +5,7 @@ Their layers are fed by the states that enter some layers of the target, side by
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -17,7 +17,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from foredraft.model.compiled.package import MOST_ROWS
 from foredraft.model.head_files import damaged_unless_read
 from foredraft.model.kv_cache import TreeCache
-from foredraft.model.speculators import Ends, Speculator, read_speculator
+from foredraft.model.speculators import FULL, SLIDING, Ends, Speculator, read_speculator
 from foredraft.model.support import cache_argument
 
 L_co = TypeVar("L_co", covariant=True)
@@ -34,13 +34,26 @@ class StateLayers(nn.Module):
         super().__init__()
         from transformers import AutoModel
 
-        bare = copy.deepcopy(config)
+        bare, window = copy.deepcopy(config), getattr(config, "sliding_window", None)
+        kinds = (getattr(config, "layer_types", None) or (FULL,) * config.num_hidden_layers)[: config.num_hidden_layers]
+        self.kinds = tuple(SLIDING if window and kind == SLIDING else FULL for kind in kinds)
         bare.vocab_size, bare.pad_token_id = 1, None  # the embeddings are the target's, or in the file
         body = AutoModel.from_config(bare, attn_implementation="sdpa")
+        if SLIDING in self.kinds:  # a family of its own, as Llama's code reads no windows
+            bare.model_type, bare.layer_types = "drafter", list(self.kinds)
+        elif window:
+            bare.sliding_window = None
         self.config, self.layers, self.norm = bare, body.layers, body.norm
         self.fc = nn.Linear(wide, config.hidden_size, bias=False)
         with torch.device("cpu"):  # its frequencies are computed, and in no file
             self.rotary = type(body.rotary_emb)(bare)
+
+    def given(self, arguments: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """Return what each layer is given: `arguments`, and of masks by types of layers its own."""
+        masks = arguments["attention_mask"]
+        if not isinstance(masks, dict):
+            return [arguments] * len(self.kinds)
+        return [{**arguments, "attention_mask": masks[kind]} for kind in self.kinds]
 
     def normed(self, size: int) -> nn.Module:
         """Return a norm like the last one, for vectors of `size` numbers."""
@@ -48,10 +61,11 @@ class StateLayers(nn.Module):
         return made
 
 
-def layer_arguments(
-    layers: Any, like: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, cache: Any
-) -> dict[str, Any]:
-    """Return what a head's layers are given besides rows of the dtype of `like`, at positions int64[1, R]."""
+def layer_arguments(layers: Any, like: torch.Tensor, positions: torch.Tensor, mask: Any, cache: Any) -> dict[str, Any]:
+    """Return what a head's layers are given besides rows of the dtype of `like`, at positions int64[1, R].
+
+    The mask is one for all layers, None for none, or several by the types of layers.
+    """
     return {
         "attention_mask": mask,
         "position_ids": positions,
@@ -111,7 +125,7 @@ class HeadModel(nn.Module):
 
     def forward(
         self, inputs_embeds: torch.Tensor, position_ids: torch.Tensor, past_key_values: Any,
-        attention_mask: torch.Tensor | None = None, logits_to_keep: int | torch.Tensor = 0, **_others: Any,
+        attention_mask: Any = None, logits_to_keep: int | torch.Tensor = 0, **_others: Any,
     ) -> CausalLMOutputWithPast:  # fmt: skip
         """Run rows; `logits_to_keep` is as in transformers: the last so many rows, 0 for all, or these."""
         embedded, states = inputs_embeds.chunk(2, dim=-1)
