@@ -152,6 +152,14 @@ def test_a_block_of_another_size_is_refused(size, tmp_path):
         drafter_of("llama", "dflash", tmp_path)
 
 
+@pytest.mark.parametrize("field", [{"selector_top_k": True}, {"conv_group_size": 5}, {"output_multiplier": "x"}])
+def test_a_drafter_whose_parts_cannot_be_made_is_damaged(field, tmp_path):
+    config, tensors = (make() for make in MADE["dflash2"])
+    save_drafter(tmp_path, config | field, tensors)
+    with pytest.raises(StoreError, match="is damaged"):
+        drafter_of("llama", "dflash2", tmp_path)
+
+
 def test_a_product_that_is_not_run_and_options_out_of_range_are_refused(tmp_path):
     config, tensors = (make() for make in MADE["dspark"])
     save_drafter(tmp_path, config | {"markov_head_type": "rnn"}, tensors)

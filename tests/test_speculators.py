@@ -81,8 +81,15 @@ def test_a_raw_drafter_without_an_lm_head_has_its_embeddings_or_the_targets(tied
     assert torch.equal(load_eagle3(tmp_path, model).ends.lm_head.weight, expected)
 
 
-def test_a_window_that_no_layer_names_changes_nothing(tmp_path):
-    save_drafter(tmp_path, eagle3_config(**layer(sliding_window=4)), eagle3_tensors())
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"sliding_window": 4}, {"layer_types": ["sliding_attention"]},
+        {"rope_parameters": {"type": "mrope", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}},
+    ],
+)  # fmt: skip
+def test_windows_of_no_layer_and_sections_of_positions_change_nothing(fields, tmp_path):
+    save_drafter(tmp_path, eagle3_config(**layer(**fields)), eagle3_tensors())
     assert_scored_as_by_the_library("eagle3", "llama", tmp_path)
 
 
@@ -189,6 +196,7 @@ def test_ends_of_another_shape_are_refused_before_they_draft(name, shape, tmp_pa
     [
         eagle3_config(eagle_aux_hidden_state_layer_ids=["a"]),
         eagle3_config(speculators_config={"verifier": "x"}),
+        eagle3_config(**layer(layer_types=["sliding_attention"], sliding_window="x")),
         *(eagle3_config(**layer(**{name: value})) for name, value in {
             "num_attention_heads": 5, "rms_norm_eps": None, "num_hidden_layers": 0, "hidden_act": "nope",
             "rope_scaling": {"rope_type": "bogus"},

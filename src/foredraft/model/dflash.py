@@ -25,9 +25,11 @@ from foredraft.model.kv_cache import TreeCache
 from foredraft.model.mask import joined_mask
 from foredraft.model.speculators import CAUSAL, FULL, SLIDING, TYPE, Speculator
 from foredraft.model.state_heads import StateCache, StateHead, StateLayers, layer_arguments, load_state_head
+from foredraft.options import whole_number
 
 METHOD, WITH_TOKENS, WITH_CANDIDATES = "dflash", "dspark", "dflash2"
 _PLAIN, _GATED = "vanilla", "gated"  # kinds of DSpark's product that are run
+_SCALES = {"input_embedding_scale": 1.0, "output_multiplier": 1.0, "final_logit_softcapping": 0.0}
 
 
 class MarkovHead(nn.Module):
@@ -50,16 +52,16 @@ class MarkovHead(nn.Module):
 
 
 class CandidateSelector(nn.Module):
-    """What a token is worth after another one, in DFlash 2, for the `count` best tokens of a row."""
+    """What a token is worth after another one, in DFlash 2, for the best tokens of a row."""
 
-    def __init__(self, vocabulary: int, rank: int, width: int, count: int) -> None:
+    def __init__(self, vocabulary: int, width: int, config: Mapping[str, Any]) -> None:
         super().__init__()
+        rank, self._count = config["selector_rank"], config["selector_top_k"]
+        if whole_number(self._count) is None or not 1 <= self._count <= vocabulary:
+            raise ValueError(f"selector_top_k is {self._count!r}")
         self.predecessor_codebook = nn.Parameter(torch.empty(vocabulary, rank))
         self.successor_codebook = nn.Parameter(torch.empty(vocabulary, rank))
         self.hidden_projection = nn.Linear(width, rank, bias=False)
-        self._count = count
-        if not 1 <= count <= vocabulary:
-            raise ValueError(f"selector_top_k is {count!r}")
 
     def forward(self, logits: torch.Tensor, tokens: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         """Do what `MarkovHead` does; other tokens than the row's best cannot follow."""
@@ -72,13 +74,13 @@ class CandidateSelector(nn.Module):
 class MixedRows(nn.Module):
     """DFlash 2's convolutions over a block, before and after a part of a layer, whose taps differ by row."""
 
-    def __init__(self, width: int, taps: int, group: int) -> None:
+    def __init__(self, width: int, config: Mapping[str, Any]) -> None:
         super().__init__()
+        taps, self._group = config["conv_kernel_size"], config["conv_group_size"]
+        if width % self._group:
+            raise ValueError(f"conv_group_size {self._group} does not divide {width}")
         self.base_kernel = nn.Parameter(torch.empty(2, taps, width))
-        self.kernel_projection = nn.Linear(width, 2 * taps * (width // group), bias=False)
-        self._group = group
-        if width % group:
-            raise ValueError(f"conv_group_size {group} does not divide {width}")
+        self.kernel_projection = nn.Linear(width, 2 * taps * (width // self._group), bias=False)
 
     def forward(self, rows: torch.Tensor, part: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """Run a part of the layer on a whole block's rows, float[1, R, D]."""
@@ -97,21 +99,19 @@ class DFlashLayers(StateLayers):
 
     def __init__(self, found: Speculator, wide: int) -> None:
         super().__init__(found.layer_config, wide)
-        layer, config, window = found.layer_config, found.config, found.layer_config.sliding_window
-        self.hidden_norm, self._mixes = self.normed(layer.hidden_size), config[TYPE] == WITH_CANDIDATES
+        layer, config, mixes = found.layer_config, found.config, found.config[TYPE] == WITH_CANDIDATES
+        width, window, self._by_row = layer.hidden_size, layer.sliding_window, CAUSAL in config
+        self.hidden_norm = self.normed(width)
         self.markov_head = _markov_head(found) if config[TYPE] == WITH_TOKENS else None
-        self.candidate_selector: CandidateSelector | None = None
-        if self._mixes:
-            sizes = config["selector_rank"], layer.hidden_size, config["selector_top_k"]
-            self.candidate_selector = CandidateSelector(layer.vocab_size, *sizes)
-            for name, each in itertools.product(("attention_conv", "mlp_conv"), self.layers):
-                sizes = layer.hidden_size, config["conv_kernel_size"], config["conv_group_size"]
-                each.add_module(name, MixedRows(*sizes))
-        sliding = not config.get("sliding_window_non_causal", self._mixes)
+        self.candidate_selector = CandidateSelector(layer.vocab_size, width, config) if mixes else None
+        for name, each in itertools.product(("attention_conv", "mlp_conv"), self.layers if mixes else ()):
+            each.add_module(name, MixedRows(width, config))
+        # z-lab's, of embeddings and of logits, and the largest logit; 0 for no limit
+        self.scale, self.factor, self.largest = (float(config.get(name, usual)) for name, usual in _SCALES.items())
         # whether a row of the block sees no later ones, by type of layers
+        sliding = not config.get("sliding_window_non_causal", mixes)
         self._causal: Mapping[str, bool] = config.get(CAUSAL) or {FULL: False, SLIDING: sliding}
         # z-lab's window ends at each row; the one of `speculators` is so many tokens before the block, for all rows
-        self._by_row = CAUSAL in config
         self._windows = {FULL: None, SLIDING: window if self._by_row or not window else window + 1}
 
     def new_cache(self) -> TreeCache:
@@ -137,7 +137,8 @@ class DFlashLayers(StateLayers):
         masks = {kind: self._mask(kind, layout, cache, embedded) for kind in set(self.kinds)}
         arguments = layer_arguments(self, embedded, self.positions(layout), masks, cache)
         for layer, given in zip(self.layers, self.given(arguments), strict=True):
-            embedded = _mixed_layer(layer, embedded, given) if self._mixes else layer(embedded, **given)
+            plain = self.candidate_selector is None
+            embedded = layer(embedded, **given) if plain else _mixed_layer(layer, embedded, given)
         return self.norm(embedded)  # type: ignore[no-any-return]  # a module's output is Any
 
     def _mask(self, kind: str, layout: Layout, cache: TreeCache, like: torch.Tensor) -> torch.Tensor:
@@ -207,15 +208,15 @@ class DFlashBlock:
         positions = text.length + np.arange(len(self._masks), dtype=np.int64)
         block = Layout(self._masks, positions, None, text.length)
         text.cache.reserve(block.rows)
-        embedded = self._head.ends.embedded(block) * self._head.config.get("input_embedding_scale", 1.0)
+        embedded = self._head.ends.embedded(block) * layers.scale
         self._rows = layers(embedded, block, text.cache)[0, self._first :]
         text.cache.commit([])
 
     def scores(self, level: int, tokens: IntArray) -> torch.Tensor:
-        row, layers, config = self._rows[level : level + 1], self._head.layers, self._head.config
-        logits = self._head.ends.lm_head(row) * config.get("output_multiplier", 1.0)
-        if cap := config.get("final_logit_softcapping"):
-            logits = torch.tanh(logits / cap) * cap
+        row, layers = self._rows[level : level + 1], self._head.layers
+        logits = self._head.ends.lm_head(row) * layers.factor
+        if layers.largest > 0:
+            logits = torch.tanh(logits / layers.largest) * layers.largest
         rescore, before = layers.markov_head or layers.candidate_selector, torch.from_numpy(tokens.astype(np.int64))
         found: torch.Tensor = logits if rescore is None else rescore(logits, before.to(row.device), row)
         return found.expand(len(tokens), -1)

@@ -243,6 +243,9 @@ def _layer_config(config: Mapping[str, Any]) -> Any:
     from transformers import AutoConfig
 
     given = {"model_type": _KIND, **config["transformer_layer_config"]}
+    for name in ("rope_scaling", "rope_parameters"):  # a text's positions are alike in all of mrope's sections
+        if (rope := given.get(name)) and "mrope" in (rope.get("type"), rope.get("rope_type")):
+            given[name] = {**rope, "type": "default", "rope_type": "default"}
     return AutoConfig.for_model(given.pop("model_type"), **given)
 
 

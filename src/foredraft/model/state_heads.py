@@ -19,6 +19,7 @@ from foredraft.model.head_files import damaged_unless_read
 from foredraft.model.kv_cache import TreeCache
 from foredraft.model.speculators import FULL, SLIDING, Ends, Speculator, read_speculator
 from foredraft.model.support import cache_argument
+from foredraft.options import whole_number
 
 L_co = TypeVar("L_co", covariant=True)
 S = TypeVar("S", bound="StateLayers")
@@ -35,14 +36,15 @@ class StateLayers(nn.Module):
         from transformers import AutoModel
 
         bare, window = copy.deepcopy(config), getattr(config, "sliding_window", None)
-        kinds = (getattr(config, "layer_types", None) or (FULL,) * config.num_hidden_layers)[: config.num_hidden_layers]
-        self.kinds = tuple(SLIDING if window and kind == SLIDING else FULL for kind in kinds)
+        types = getattr(config, "layer_types", None) or [FULL] * config.num_hidden_layers
+        if SLIDING in types and window is not None and (whole_number(window) or 0) < 1:
+            raise ValueError(f"sliding_window is {window!r}")
+        self.kinds = [SLIDING if window and kind == SLIDING else FULL for kind in types]
         bare.vocab_size, bare.pad_token_id = 1, None  # the embeddings are the target's, or in the file
         body = AutoModel.from_config(bare, attn_implementation="sdpa")
-        if SLIDING in self.kinds:  # a family of its own, as Llama's code reads no windows
-            bare.model_type, bare.layer_types = "drafter", list(self.kinds)
-        elif window:
-            bare.sliding_window = None
+        bare.layer_types, bare.sliding_window = self.kinds, window if SLIDING in self.kinds else None
+        if SLIDING in self.kinds:
+            bare.model_type = "drafter"  # a family of its own, as Llama's code reads no windows
         self.config, self.layers, self.norm = bare, body.layers, body.norm
         self.fc = nn.Linear(wide, config.hidden_size, bias=False)
         with torch.device("cpu"):  # its frequencies are computed, and in no file
@@ -62,10 +64,7 @@ class StateLayers(nn.Module):
 
 
 def layer_arguments(layers: Any, like: torch.Tensor, positions: torch.Tensor, mask: Any, cache: Any) -> dict[str, Any]:
-    """Return what a head's layers are given besides rows of the dtype of `like`, at positions int64[1, R].
-
-    The mask is one for all layers, None for none, or several by the types of layers.
-    """
+    """Return what layers are given besides rows like `like`, at positions int64[1, R]; `mask` may be one by type."""
     return {
         "attention_mask": mask,
         "position_ids": positions,
