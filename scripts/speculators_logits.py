@@ -15,10 +15,12 @@ import torch
 from speculators.losses import resolve_loss_config
 from speculators.models.dflash import DFlashSpeculatorConfig
 from speculators.models.dflash.core import DFlashDraftModel
+from speculators.models.dflash2.config import DFlash2SpeculatorConfig
+from speculators.models.dflash2.core import DFlash2DraftModel
 from speculators.models.dspark import DSparkSpeculatorConfig
 from speculators.models.dspark.core import DSparkDraftModel
 from speculators.models.eagle3 import Eagle3SpeculatorConfig
-from speculators.models.eagle3.core import Eagle3DraftModel
+from speculators.models.eagle3 import core as eagle3
 from speculators.models.mtp import MTPSpeculatorConfig
 from speculators.models.mtp.core import MTPDraftModel
 from speculators.models.peagle import PEagleSpeculatorConfig
@@ -31,6 +33,7 @@ from support.speculators import (
     LENGTH,
     LEVELS,
     ROOTS,
+    SPAN,
     WIDTH,
     drafter_files,
     states_of,
@@ -38,6 +41,11 @@ from support.speculators import (
 )
 
 LOSS = resolve_loss_config("kl_div", "eager")  # needed to call a model; unused
+extend = eagle3.extend_dense_mask_for_draft_tokens
+CLASSES = {
+    "dflash": (DFlashSpeculatorConfig, DFlashDraftModel), "dspark": (DSparkSpeculatorConfig, DSparkDraftModel),
+    "dflash2": (DFlash2SpeculatorConfig, DFlash2DraftModel),
+}  # fmt: skip
 OUT = Path(__file__).parents[1] / "tests" / "data" / "speculators.json"
 
 
@@ -53,14 +61,24 @@ def loaded(config_class: Any, model_class: Any, config: dict[str, Any], tensors:
     return model.eval()
 
 
+def leaving_the_window(mask: torch.Tensor, rows: int) -> torch.Tensor:
+    """Extend the mask of a level, and hide what leaves its window, as vLLM does; training keeps the root's for all."""
+    extended = extend(mask, rows)
+    if mask[0, 0, -1, 0] < 0:  # of layers that slide
+        level, row = mask.shape[-1] // rows, torch.arange(rows)
+        extended[0, 0, :, :rows].masked_fill_(row <= row[:, None] + level - SPAN, -torch.inf)
+    return extended
+
+
 @torch.inference_mode()
 def eagle3_scores(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> list[list[float]]:
     """Return the scores after each root and after the two tokens of the text that follow it."""
-    model = loaded(Eagle3SpeculatorConfig, Eagle3DraftModel, config, tensors)
+    model = loaded(Eagle3SpeculatorConfig, eagle3.Eagle3DraftModel, config, tensors)
     found: list[torch.Tensor] = []
     model.lm_head.register_forward_hook(lambda _module, _inputs, logits: found.append(logits[0]))
     ids = torch.from_numpy(prompt_of(LENGTH))[None, 1:]
-    model(states_of(3)[None, :-1], ids, torch.zeros_like(ids), ttt_steps=3, loss_config=LOSS)
+    with patch.object(eagle3, "extend_dense_mask_for_draft_tokens", leaving_the_window):
+        model(states_of(3)[None, :-1], ids, torch.zeros_like(ids), ttt_steps=3, loss_config=LOSS)
     return [found[step][root - 1].tolist() for root in ROOTS for step in range(3)]
 
 
@@ -90,12 +108,14 @@ def peagle_scores(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> l
 
 @torch.inference_mode()
 def block_scores(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> list[list[float]]:
-    """Return the scores of the block after each root; of DSpark's, each after the text's own tokens."""
-    verifier, dspark = target_of("llama").model, config["speculators_model_type"] == "dspark"
+    """Return the scores of the block after each root; of DSpark's and DFlash 2's, each after the text's own tokens.
+
+    Those of tokens that DFlash 2 does not choose are -1e9.
+    """
+    verifier, method = target_of("llama").model, config["speculators_model_type"]
     whole = {"embed_tokens.weight": verifier.get_input_embeddings().weight, **tensors}
     whole.setdefault("lm_head.weight", verifier.get_output_embeddings().weight)
-    classes = (DSparkSpeculatorConfig, DSparkDraftModel) if dspark else (DFlashSpeculatorConfig, DFlashDraftModel)
-    model, rows = loaded(*classes, config, whole), []
+    model, rows = loaded(*CLASSES[method], config, whole), []
     ids = torch.from_numpy(prompt_of(LENGTH))[None]
     for root in ROOTS:
         chosen = torch.zeros_like(ids)
@@ -104,9 +124,12 @@ def block_scores(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> li
         hidden, logits, *_, places = model._backbone_forward(  # noqa: SLF001  # the public method returns no scores
             states_of(3)[None], ids, chosen, last, torch.zeros_like(ids), max_anchors=1
         )
-        if dspark:
+        if method == "dspark":
             logits = logits + model.markov_head.block_bias(prev_token_ids=ids[:, places], hidden_states=hidden)
-        rows += logits[0, 0 if dspark else 1 :].tolist()
+        if method == "dflash2":
+            chosen, found = model.candidate_selector.select(logits, hidden, ids[:, places - 1])
+            logits = torch.full_like(logits, -1e9).scatter(-1, chosen, found)
+        rows += logits[0, 0 if method == "dspark" else 1 :].tolist()
     return rows
 
 
@@ -136,13 +159,7 @@ def mtp_scores(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> list
     return found
 
 
-SCORES = {
-    "eagle3": eagle3_scores,
-    "peagle": peagle_scores,
-    "dflash": block_scores,
-    "dspark": block_scores,
-    "mtp": mtp_scores,
-}
+SCORES = {"eagle3": eagle3_scores, "peagle": peagle_scores, **dict.fromkeys(CLASSES, block_scores), "mtp": mtp_scores}
 
 
 def main() -> None:

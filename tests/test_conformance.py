@@ -65,10 +65,11 @@ VARIANTS = {
     "peagle": [{"out_degree": 3}],
     "dflash": [{"least_probability": 0.0, "least_share": 0.0}, {"out_degree": 1}],
     "dspark": [{"out_degree": 3}],
+    "dflash2": [{"out_degree": 3}],
     "mtp": [{"least_probability": 0.0}, {"out_degree": 1, "levels": 3}],
 }
 """The options with which each registered method is tested; a new method needs an entry."""
-SPECULATORS = ("eagle3", "peagle", "dflash", "dspark")
+SPECULATORS = ("eagle3", "peagle", "dflash", "dspark", "dflash2")
 """Methods whose heads are in the `speculators` format."""
 ELSEWHERE = {"assistant"}
 """It reads the target's keys and values, and the toy has none: tests/test_assistant.py."""

@@ -84,10 +84,11 @@ def test_a_draft_stays_the_same_however_its_text_came_about(folder):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own calls
 def test_a_compiled_head_drafts_as_the_uncompiled_one(packages, tmp_path, monkeypatch):
-    """`compile` compiles it with the target; a row of it has the same bits in any pass."""
+    """`compile` compiles it with the target; a row of it has the same bits in any pass. Its layer slides."""
     monkeypatch.setenv("FOREDRAFT_CACHE", str(packages))
     model, reads = small_model(), eagle_layers(2)
     layers = new_layers(model)
+    layers.config.layer_types, layers.config.sliding_window = ["sliding_attention"], 16
     save_eagle3(tmp_path / "head", model, "llama", layers, reads, None, torch.float32, lm_head=True)
     options = {"model": str(tmp_path / "head"), **SHAPES["tree"]}
     target = TorchTarget(model)

@@ -1,5 +1,6 @@
 """Untrained drafters in the formats of others, for models of six layers."""
 
+import itertools
 import json
 
 import gguf
@@ -34,10 +35,17 @@ def writes_the_plain_text(family, setting, drafter):
     return text == exits.plain_of(target, family, setting) == own
 
 
-def layer_config(kind, layers=1, width=WIDTH, vocabulary=VOCABULARY):
+SPAN = 6
+"""The window of layers that slide: every other one, from the first on."""
+
+
+def layer_config(kind, layers=1, width=WIDTH, vocabulary=VOCABULARY, *, slides=False):
+    types = (["sliding_attention", "full_attention"] * layers)[:layers]
+    sliding = {"layer_types": types, "sliding_window": SPAN, "use_sliding_window": True} if slides else {}
     return _CONFIGS[kind][0](
         vocab_size=vocabulary, hidden_size=width, intermediate_size=48, num_hidden_layers=layers,
         num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=256, pad_token_id=None,
+        **sliding,
     )  # fmt: skip
 
 
@@ -82,8 +90,10 @@ def eagle3_tensors(
     return _drawn(tensors) | (_vocabulary() if reduced else {})
 
 
-def eagle3_config(kind="llama", layers=1, *, reduced=True, verifier=None, width=WIDTH, vocabulary=VOCABULARY, **fields):
-    layer = layer_config(kind, layers, width, vocabulary).to_diff_dict()
+def eagle3_config(
+    kind="llama", layers=1, *, reduced=True, slides=False, verifier=None, width=WIDTH, vocabulary=VOCABULARY, **fields
+):
+    layer = layer_config(kind, layers, width, vocabulary, slides=slides).to_diff_dict()
     return {
         "architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3", "speculators_version": "0.9.0",
         "draft_vocab_size": DRAFTED if reduced else vocabulary, "tie_word_embeddings": False,
@@ -123,7 +133,7 @@ BLOCK, MASK = 5, 96
 """Rows of DFlash's block, and the token of its placeholders."""
 
 
-def dflash_tensors(layers=2, *, reduced=False, width=WIDTH, vocabulary=VOCABULARY):
+def dflash_tensors(layers=2, *, reduced=False, width=WIDTH, vocabulary=VOCABULARY, **_fields):
     tensors = _layers_of("qwen3", layers, width, vocabulary)
     tensors |= {"fc.weight": torch.zeros(width, 3 * width), "hidden_norm.weight": torch.zeros(width)}
     if reduced:
@@ -131,8 +141,8 @@ def dflash_tensors(layers=2, *, reduced=False, width=WIDTH, vocabulary=VOCABULAR
     return _drawn(tensors) | (_vocabulary() if reduced else {})
 
 
-def dflash_config(layers=2, *, reduced=False, width=WIDTH, vocabulary=VOCABULARY, **fields):
-    config = eagle3_config("qwen3", layers, reduced=reduced, width=width, vocabulary=vocabulary)
+def dflash_config(layers=2, *, reduced=False, slides=False, width=WIDTH, vocabulary=VOCABULARY, **fields):
+    config = eagle3_config("qwen3", layers, reduced=reduced, slides=slides, width=width, vocabulary=vocabulary)
     config["speculators_config"]["algorithm"] = "dflash"
     return config | {
         "architectures": ["DFlashSpeculator"], "speculators_model_type": "dflash", "block_size": BLOCK,
@@ -140,11 +150,12 @@ def dflash_config(layers=2, *, reduced=False, width=WIDTH, vocabulary=VOCABULARY
     }  # fmt: skip
 
 
-def raw_dflash_config(layers=2):
-    """As the authors of DFlash write it: their layers are counted by what leaves them."""
+def raw_dflash_config(layers=2, *, slides=False, **own):
+    """As the authors of DFlash write it, `own` in its part: their layers are counted by what leaves them."""
     return {
-        **layer_config("qwen3", layers).to_diff_dict(), "model_type": "qwen3", "architectures": ["DFlashDraftModel"],
-        "block_size": BLOCK, "dflash_config": {"target_layer_ids": [0, 2, 4], "mask_token_id": MASK},
+        **layer_config("qwen3", layers, slides=slides).to_diff_dict(), "model_type": "qwen3", "block_size": BLOCK,
+        "architectures": ["DFlashDraftModel"],
+        "dflash_config": {"target_layer_ids": [0, 2, 4], "mask_token_id": MASK, **own},
     }  # fmt: skip
 
 
@@ -168,6 +179,28 @@ def dspark_config(layers=2, *, gated=False, **fields):
         "architectures": ["DSparkSpeculator"], "speculators_model_type": "dspark", "markov_rank": RANK,
         "markov_head_type": "gated" if gated else "vanilla", "enable_confidence_head": False,
         "confidence_head_with_markov": False,
+    }  # fmt: skip
+
+
+TAPS, GROUP = 2, 4
+"""Of DFlash 2's convolutions, and how many numbers share a tap."""
+DFLASH2 = {"conv_kernel_size": TAPS, "conv_group_size": GROUP, "selector_rank": RANK, "selector_top_k": 8}
+
+
+def dflash2_tensors(layers=2, *, width=WIDTH, vocabulary=VOCABULARY, **_fields):
+    own = {
+        f"candidate_selector.{name}_codebook": torch.zeros(vocabulary, RANK) for name in ("predecessor", "successor")
+    }
+    own["candidate_selector.hidden_projection.weight"] = torch.zeros(RANK, width)
+    for layer, part in itertools.product(range(layers), ("attention_conv", "mlp_conv")):
+        own[f"layers.{layer}.{part}.base_kernel"] = torch.zeros(2, TAPS, width)
+        own[f"layers.{layer}.{part}.kernel_projection.weight"] = torch.zeros(2 * TAPS * width // GROUP, width)
+    return dflash_tensors(layers, width=width, vocabulary=vocabulary) | _drawn(own, seed=1)
+
+
+def dflash2_config(layers=2, **fields):
+    return dflash_config(layers, **fields) | {
+        "architectures": ["DFlash2DraftModel"], "speculators_model_type": "dflash2", **DFLASH2,
     }  # fmt: skip
 
 
@@ -221,15 +254,20 @@ _OF_GGUF = {
     "input_layernorm": "attn_norm", "layers.hidden_norm": "attn_norm_2", "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-    "fc": "fc",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "fc": "fc",
+    "attention_conv.base_kernel": "attn_conv_base", "attention_conv.kernel_projection": "attn_conv_proj",
+    "mlp_conv.base_kernel": "ffn_conv_base", "mlp_conv.kernel_projection": "ffn_conv_proj",
+    "candidate_selector.predecessor_codebook": "selector_predecessor",
+    "candidate_selector.successor_codebook": "selector_successor",
+    "candidate_selector.hidden_projection": "selector_hidden",
 }  # fmt: skip
 """The format's tensors -> those of llama.cpp's conversion (b10731)."""
 
 
 def save_gguf(file, method, config, tensors):
     """Save a drafter as llama.cpp converts it."""
-    kind, layer = ("eagle3" if method == "eagle3" else "dflash"), config["transformer_layer_config"]
+    kind, layer = ("eagle3" if method == "eagle3" else "dflash"), config.get("transformer_layer_config", config)
+    own = config | config.get("dflash_config", {})
     writer = gguf.GGUFWriter(file, kind)
     writer.add_tokenizer_model("none")
     writer.add_token_list([str(number) for number in range(layer["vocab_size"])])
@@ -242,11 +280,18 @@ def save_gguf(file, method, config, tensors):
         writer.add_uint32(f"{kind}.{key}", value)
     writer.add_float32(f"{kind}.attention.layer_norm_rms_epsilon", 1e-6)
     writer.add_float32(f"{kind}.rope.freq_base", 10000.0)
-    writer.add_array(f"{kind}.target_layers", list(config.get("aux_hidden_state_layer_ids", READS)))
+    raw = [number + 1 for number in own.get("target_layer_ids", ())]
+    writer.add_array(f"{kind}.target_layers", raw or list(own.get("aux_hidden_state_layer_ids", READS)))
     writer.add_bool(f"{kind}.norm_before_residual", config.get("norm_before_residual", False))
     if kind == "dflash":
-        writer.add_uint32(f"{kind}.block_size", config["block_size"])
-        writer.add_uint32("tokenizer.ggml.mask_token_id", config["mask_token_id"])
+        for name in ("block_size", "conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"):
+            if name in own:
+                writer.add_uint32(f"{kind}.{name}", own[name])
+        writer.add_uint32("tokenizer.ggml.mask_token_id", own["mask_token_id"])
+        if layer.get("use_sliding_window"):
+            writer.add_uint32(f"{kind}.attention.sliding_window", layer["sliding_window"])
+            slides = [each == "sliding_attention" for each in layer["layer_types"]]
+            writer.add_array(f"{kind}.attention.sliding_window_pattern", slides)
     for name, each in tensors.items():
         if name == "d2t":
             writer.add_tensor(name, (each + torch.arange(len(each))).numpy())
@@ -257,7 +302,8 @@ def save_gguf(file, method, config, tensors):
             turned = kind == "eagle3" and base in ("attn_q", "attn_k")  # pairs of rotary numbers beside each other
             pairs = each.unflatten(0, (-1, 2, layer["head_dim"] // 2)).transpose(1, 2) if turned else each
             prefix = "" if block is None else f"blk.{block}."
-            writer.add_tensor(f"{prefix}{base}.weight", pairs.reshape(each.shape).contiguous().numpy())
+            suffix = "" if path.endswith("base_kernel") else ".weight"
+            writer.add_tensor(f"{prefix}{base}{suffix}", pairs.reshape(each.shape).contiguous().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -271,18 +317,27 @@ CASES = {
     "eagle3": {
         "llama": {}, "qwen3": {"kind": "qwen3"}, "all tokens": {"reduced": False},
         "norm before the residual": {"norm_before_residual": True}, "norm before the map": {"norm_before_fc": True},
-        "norm of each state": {"fc_norm": True, "norm_output": True},
+        "norm of each state": {"fc_norm": True, "norm_output": True}, "window": {"layers": 2, "slides": True},
     },
-    "peagle": {"in parallel": {}, "in parallel, all tokens": {"reduced": False, "norm_before_residual": True}},
-    "dflash": {"block": {"reduced": True}, "block, all tokens": {"reduced": False}},
+    "peagle": {
+        "in parallel": {}, "in parallel, all tokens": {"reduced": False, "norm_before_residual": True},
+        "in parallel, window": {"kind": "qwen3", "layers": 2, "slides": True},
+    },
+    "dflash": {
+        "block": {"reduced": True}, "block, all tokens": {"reduced": False},
+        "block, window": {"reduced": True, "slides": True},
+        "block, window, all rows": {"reduced": True, "slides": True, "sliding_window_non_causal": True},
+    },
     "dspark": {"block and token": {"reduced": True}, "block and token, gated": {"gated": True}},
     "mtp": {"layer of Qwen 3": {}, "layer of Qwen 3.5": {"kind": "qwen3_5_moe_text"}},
+    "dflash2": {"block and candidates": {"slides": True}},
 }  # fmt: skip
 """Drafters by method whose scores are in tests/data/speculators.json."""
 MADE = {
     "eagle3": (eagle3_config, eagle3_tensors), "peagle": (peagle_config, peagle_tensors),
     "dflash": (dflash_config, dflash_tensors), "dspark": (dspark_config, dspark_tensors),
     "mtp": (mtp_config, mtp_tensors),
+    "dflash2": (dflash2_config, dflash2_tensors),
 }  # fmt: skip
 """What makes a method's configuration and tensors."""
 

@@ -42,10 +42,11 @@ def tiny_heads():
     heads.accuracies.fill_(0.3)
     save_head(folder / "medusa", card_for(model, "medusa", "tiny", dtype="float32", count=3), heads.state_dict())
     shape, blocks = {"width": 8, "vocabulary": VOCABULARY}, {"aux_hidden_state_layer_ids": [0, 1, 2]}
-    speculators = {"eagle3": {"reduced": False}, "peagle": {"reduced": False}, "dflash": {}, "dspark": {}}
+    eagles = {"eagle3": {"reduced": False}, "peagle": {"reduced": False}}
+    speculators = {**eagles, "dflash": {}, "dspark": {}, "dflash2": {}}
     for method, others in speculators.items():
         config, tensors = MADE[method]
-        fields = {"mask_token_id": 0, **(blocks if method in ("dflash", "dspark") else {})}
+        fields = {"mask_token_id": 0, **({} if method in eagles else blocks)}
         save_drafter(folder / method, config(**others, **shape, **fields), tensors(**others, **shape))
     return {method: str(folder / method) for method in ("eesd", "medusa", *speculators)}
 

@@ -34,6 +34,7 @@ _OWN = {
     "peagle": "foredraft.drafters.state_heads:PEagleDrafter",
     "dflash": "foredraft.drafters.state_heads:DFlashDrafter",
     "dspark": "foredraft.drafters.state_heads:DSparkDrafter",
+    "dflash2": "foredraft.drafters.state_heads:DFlash2Drafter",
     "mtp": "foredraft.drafters.state_heads:MtpDrafter",
     "assistant": "foredraft.drafters.state_heads:AssistantDrafter",
 }

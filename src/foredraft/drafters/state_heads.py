@@ -161,6 +161,14 @@ class DSparkDrafter(DFlashDrafter):
     Options: ClassVar[type] = BlockOptions  # again, as `foredraft methods` reads the class's own lines
 
 
+class DFlash2Drafter(DFlashDrafter):
+    """Makes drafters of DFlash 2's heads."""
+
+    name: ClassVar[str] = "dflash2"
+    summary: ClassVar[str] = "A head like DFlash's that scores the best tokens again by the token before (DFlash 2)."
+    Options: ClassVar[type] = BlockOptions
+
+
 def _target(method: str, resources: Resources) -> TorchTarget:
     return loaded_target(resources.target, method, "from the target's hidden states")
 

@@ -55,13 +55,13 @@ class Eagle3Layers(StateLayers):
         self, embedded: torch.Tensor, states: torch.Tensor, arguments: Mapping[str, Any]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run rows, float[B, R, D] embeddings and states; return the LM head's inputs and the next states."""
-        first, *others = self.layers
+        (first, *others), (given, *for_others) = self.layers, self.given(arguments)
         normed = first.hidden_norm(states)
         rows = torch.cat([first.input_layernorm(embedded), normed], dim=-1)
-        hidden = (normed if self._before else states) + first.self_attn(hidden_states=rows, **arguments)[0]
+        hidden = (normed if self._before else states) + first.self_attn(hidden_states=rows, **given)[0]
         hidden = hidden + first.mlp(first.post_attention_layernorm(hidden))
-        for layer in others:
-            hidden = layer(hidden, **arguments)
+        for layer, given in zip(others, for_others, strict=True):
+            hidden = layer(hidden, **given)
         scored = self.norm(hidden)
         return scored, scored if self._output else hidden
 

@@ -35,19 +35,24 @@ _SAFE, _PICKLED = "*.safetensors", "pytorch_model.bin"
 FILES = (CONFIG, _SAFE, _PICKLED)  # that a drafter is made of, for the hub
 _EAGLE, _FLASH = ("llama", "qwen3"), ("qwen3",)
 _MTP = ("qwen3", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
-_LAYERS = {"eagle3": _EAGLE, "peagle": _EAGLE, "dflash": _FLASH, "dspark": _FLASH, "mtp": _MTP}  # types that are run
+# types of layers that are run
+_LAYERS = {
+    "eagle3": _EAGLE, "peagle": _EAGLE, "dflash": _FLASH, "dspark": _FLASH, "dflash2": _FLASH, "mtp": _MTP,
+}  # fmt: skip
 _EMBEDDINGS, _LM_HEAD = "embed_tokens.weight", "lm_head.weight"
 # names of tensors that its layers do not have: those of `Ends`, what only training reads, and DSpark's confidence
 _NOT_OF_LAYERS = (_EMBEDDINGS, _LM_HEAD, "verifier_", "confidence_head.")
 _KIND = "qwen3"  # the format's default type of layers
 # how names of tensors begin in files, and in `StateLayers`
 _RENAMED = {
-    "model.": "", "midlayer.": "layers.0.", "mtp_layers.0.input_proj.": "fc.", "mtp_layers.0.final_layernorm.": "norm.",
-    "mtp_layers.0.hidden_layernorm.": "hidden_norm.", "mtp_layers.0.token_layernorm.": "token_norm.",
-    "mtp_layers.": "layers.",
+    "draft_model.": "", "model.": "", "midlayer.": "layers.0.", "mtp_layers.0.input_proj.": "fc.",
+    "mtp_layers.0.final_layernorm.": "norm.", "mtp_layers.0.hidden_layernorm.": "hidden_norm.",
+    "mtp_layers.0.token_layernorm.": "token_norm.", "mtp_layers.": "layers.",
 }  # fmt: skip
-# fields of a raw configuration that are not of its layers
-_OWN = ("architectures", "auto_map", "draft_vocab_size", "eagle_config", "dflash_config", "block_size")
+# parts of a raw configuration, of which the last one that has a field decides; they describe no layers
+_PARTS = ("eagle_config", "dspark_config", "dflash_config")
+FULL, SLIDING = "full_attention", "sliding_attention"  # types of layers
+CAUSAL = "causal_layers"  # of a converted configuration of a block: whether its rows see no later ones, by layers' type
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")  # of a configuration, false by default
 _MOST_LEVELS = 1024  # of a block: a mask has its square; chosen, published ones have 16 at most
 _TAPPED = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
@@ -202,7 +207,8 @@ def save_eagle3(
 def _contents(folder: Path, dtype: torch.dtype) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Return the configuration and the tensors of a folder, or a GGUF file, by their names in the drafter's module."""
     if is_gguf(folder):
-        return read_gguf_drafter(folder, dtype)
+        config, weights = read_gguf_drafter(folder, dtype)
+        return config | {CAUSAL: _causal_layers(config.get("is_causal"))}, weights
     config, files = json.loads((folder / CONFIG).read_text()), sorted(folder.glob(_SAFE))
     found: dict[str, torch.Tensor] = {}
     for file in files:
@@ -214,34 +220,51 @@ def _contents(folder: Path, dtype: torch.dtype) -> tuple[dict[str, Any], dict[st
     return config, found
 
 
-def _converted(raw: Mapping[str, Any], weights: Mapping[str, torch.Tensor], model: Any) -> dict[str, Any]:
+def _converted(raw: Mapping[str, Any], weights: dict[str, torch.Tensor], model: Any) -> dict[str, Any]:
     """Return a raw repository's configuration in the format of `speculators`.
 
     ValueError if it is of no known method.
     """
-    layer = {name: value for name, value in raw.items() if name not in _OWN}
-    if (own := raw.get("dflash_config")) is not None:
-        # z-lab counts the layers that states leave, and `speculators` those that they enter
-        tapped = [number + 1 for number in own["target_layer_ids"]]
-        size = raw.get("block_size") or own["block_size"]
+    own = {name: value for part in (raw, *map(raw.get, _PARTS)) for name, value in (part or {}).items()}
+    own = {name: value for name, value in own.items() if value is not None}
+    layer = {name: value for name, value in raw.items() if name not in ("architectures", "auto_map", *_PARTS)}
+    modules = {name.partition(".")[0] for name in weights}
+    if "target_layer_ids" in own:  # DFlash and DSpark
+        dspark = "markov_head" in modules or "DSpark" in str(own.get("architectures"))
         return {
-            TYPE: "dflash", "transformer_layer_config": layer, "block_size": size, _TAPPED[1]: tapped,
-            "mask_token_id": own["mask_token_id"], "draft_vocab_size": layer["vocab_size"],
+            "sample_from_anchor": own.get("shift_label", dspark), **own,
+            TYPE: "dflash2" if "candidate_selector" in modules else "dspark" if dspark else "dflash",
+            "transformer_layer_config": layer,
+            # they count the layers that states leave, and `speculators` those that they enter
+            _TAPPED[1]: [number + 1 for number in own["target_layer_ids"]],
+            CAUSAL: _causal_layers(own.get("is_causal", own.get("causal"))),
         }  # fmt: skip
     if "fc.weight" not in weights or "layers.0.hidden_norm.weight" not in weights:
         raise ValueError(f"it has neither {TYPE} nor the tensors of EAGLE-3")
-    layer["vocab_size"] = len(weights["t2d"]) if "t2d" in weights else model.config.get_text_config().vocab_size
-    named = (raw.get("eagle_config") or {}).get(_TAPPED[0]) or raw.get(_TAPPED[0])
-    return {
-        TYPE: "eagle3", "transformer_layer_config": layer, "draft_vocab_size": len(weights["lm_head.weight"]),
-        _TAPPED[0]: named, **{name: raw[name] for name in FLAGS if name in raw},
-    }  # fmt: skip
+    text, nested = model.config.get_text_config(), (raw.get("eagle_config") or {}).get(_TAPPED[0])
+    layer["vocab_size"] = len(weights["t2d"]) if "t2d" in weights else text.vocab_size
+    # some say how many layers the target has
+    layer["num_hidden_layers"] = len({name.split(".")[1] for name in weights if name.startswith("layers.")})
+    if own.get("tie_word_embeddings") and _EMBEDDINGS in weights:
+        weights.setdefault(_LM_HEAD, weights[_EMBEDDINGS])
+    if nested and nested[0] == 1 and text.model_type != "gpt_oss":
+        own[_TAPPED[0]] = [number + 1 for number in nested]  # they count as DFlash's do, as SGLang reads them
+    drafted = len(weights[_LM_HEAD]) if _LM_HEAD in weights else own.get("draft_vocab_size", layer["vocab_size"])
+    return {**own, TYPE: "eagle3", "transformer_layer_config": layer, "draft_vocab_size": drafted}
+
+
+def _causal_layers(causal: Any) -> dict[str, bool]:
+    """Return `CAUSAL` of z-lab's drafters, which may say one value for all layers."""
+    return {FULL: bool(causal), SLIDING: causal is None or bool(causal)}
 
 
 def _layer_config(config: Mapping[str, Any]) -> Any:
     from transformers import AutoConfig
 
     given = {"model_type": _KIND, **config["transformer_layer_config"]}
+    for name in ("rope_scaling", "rope_parameters"):  # a text's positions are alike in all of mrope's sections
+        if (rope := given.get(name)) and "mrope" in (rope.get("type"), rope.get("rope_type")):
+            given[name] = {**rope, "type": "default", "rope_type": "default"}
     return AutoConfig.for_model(given.pop("model_type"), **given)
 
 
@@ -272,8 +295,6 @@ def _refuse_kind(
         wrong = f"is for {config[TYPE]}, not for {method}; {known}"
     elif (kind := layer.get("model_type", _KIND)) not in _LAYERS[method]:
         wrong = f"has layers of type {kind}, and {method} runs those of {' and '.join(_LAYERS[method])}; give another"
-    elif "sliding_attention" in (getattr(_layer_config(config), "layer_types", None) or ()):
-        wrong = "has sliding attention, which is not supported; give one with full attention"
     elif packed or given.get("quantization_config") or layer.get("quantization_config"):
         how = f"{packed[0]} is of type {str(weights[packed[0]].dtype).removeprefix('torch.')}" if packed else CONFIG
         wrong = f"is quantised ({how}), which is not supported; give one in bfloat16 or float32"
@@ -296,7 +317,7 @@ def _check_target(
         wrong = f"a model with hidden states of {wide} numbers, and this one's have {width}"
     elif int(layer_config.vocab_size) > vocabulary:
         wrong = f"a vocabulary of {layer_config.vocab_size:,} tokens, and this model has {vocabulary:,}"
-    elif outside := [number for number in layers if not 0 <= number < count]:
+    elif outside := [number for number in layers if not 0 <= number <= count]:
         wrong = f"a model whose states before layer {outside[0]} it reads, and this one has layers 0 to {count - 1}"
     if wrong:
         raise UsageError(f"The drafter in {named} is of another target{of}: {wrong}. Give one that is trained for it.")

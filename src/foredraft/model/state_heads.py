@@ -5,7 +5,7 @@ Their layers are fed by the states that enter some layers of the target, side by
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -17,8 +17,9 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from foredraft.model.compiled.package import MOST_ROWS
 from foredraft.model.head_files import damaged_unless_read
 from foredraft.model.kv_cache import TreeCache
-from foredraft.model.speculators import Ends, Speculator, read_speculator
+from foredraft.model.speculators import FULL, SLIDING, Ends, Speculator, read_speculator
 from foredraft.model.support import cache_argument
+from foredraft.options import whole_number
 
 L_co = TypeVar("L_co", covariant=True)
 S = TypeVar("S", bound="StateLayers")
@@ -34,13 +35,27 @@ class StateLayers(nn.Module):
         super().__init__()
         from transformers import AutoModel
 
-        bare = copy.deepcopy(config)
+        bare, window = copy.deepcopy(config), getattr(config, "sliding_window", None)
+        types = getattr(config, "layer_types", None) or [FULL] * config.num_hidden_layers
+        if SLIDING in types and window is not None and (whole_number(window) or 0) < 1:
+            raise ValueError(f"sliding_window is {window!r}")
+        self.kinds = [SLIDING if window and kind == SLIDING else FULL for kind in types]
         bare.vocab_size, bare.pad_token_id = 1, None  # the embeddings are the target's, or in the file
         body = AutoModel.from_config(bare, attn_implementation="sdpa")
+        bare.layer_types, bare.sliding_window = self.kinds, window if SLIDING in self.kinds else None
+        if SLIDING in self.kinds:
+            bare.model_type = "drafter"  # a family of its own, as Llama's code reads no windows
         self.config, self.layers, self.norm = bare, body.layers, body.norm
         self.fc = nn.Linear(wide, config.hidden_size, bias=False)
         with torch.device("cpu"):  # its frequencies are computed, and in no file
             self.rotary = type(body.rotary_emb)(bare)
+
+    def given(self, arguments: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """Return what each layer is given: `arguments`, and of masks by types of layers its own."""
+        masks = arguments["attention_mask"]
+        if not isinstance(masks, dict):
+            return [arguments] * len(self.kinds)
+        return [{**arguments, "attention_mask": masks[kind]} for kind in self.kinds]
 
     def normed(self, size: int) -> nn.Module:
         """Return a norm like the last one, for vectors of `size` numbers."""
@@ -48,10 +63,8 @@ class StateLayers(nn.Module):
         return made
 
 
-def layer_arguments(
-    layers: Any, like: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor | None, cache: Any
-) -> dict[str, Any]:
-    """Return what a head's layers are given besides rows of the dtype of `like`, at positions int64[1, R]."""
+def layer_arguments(layers: Any, like: torch.Tensor, positions: torch.Tensor, mask: Any, cache: Any) -> dict[str, Any]:
+    """Return what layers are given besides rows like `like`, at positions int64[1, R]; `mask` may be one by type."""
     return {
         "attention_mask": mask,
         "position_ids": positions,
@@ -111,7 +124,7 @@ class HeadModel(nn.Module):
 
     def forward(
         self, inputs_embeds: torch.Tensor, position_ids: torch.Tensor, past_key_values: Any,
-        attention_mask: torch.Tensor | None = None, logits_to_keep: int | torch.Tensor = 0, **_others: Any,
+        attention_mask: Any = None, logits_to_keep: int | torch.Tensor = 0, **_others: Any,
     ) -> CausalLMOutputWithPast:  # fmt: skip
         """Run rows; `logits_to_keep` is as in transformers: the last so many rows, 0 for all, or these."""
         embedded, states = inputs_embeds.chunk(2, dim=-1)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from foredraft.errors import UnsupportedModelError, UsageError
-from foredraft.model.gguf.architectures import DRAFTERS
+from foredraft.model.gguf.architectures import DRAFTERS, OF_DRAFTERS
 from foredraft.model.gguf.configuration import configuration
 from foredraft.model.gguf.files import parts_of
 from foredraft.model.gguf.metadata import Keys
@@ -27,11 +27,20 @@ _NAMES = {
     "attn_k_norm": "self_attn.k_norm", "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj", "markov_w1": "markov_head.markov_w1",
     "markov_w2": "markov_head.markov_w2", "conf_proj": "confidence_head.proj",
+    "selector_predecessor": "candidate_selector.predecessor_codebook",
+    "selector_successor": "candidate_selector.successor_codebook",
+    "selector_hidden": "candidate_selector.hidden_projection", "attn_conv_base": "attention_conv.base_kernel",
+    "attn_conv_proj": "attention_conv.kernel_projection", "ffn_conv_base": "mlp_conv.base_kernel",
+    "ffn_conv_proj": "mlp_conv.kernel_projection",
 }  # fmt: skip
 """A file's tensor, in a layer or not, without its suffix -> the format's."""
 _STATES = {"eagle3": "input_norm", "dflash": "hidden_norm"}
 """Kinds of files -> the format's name of `enc.output_norm`, before the map of the target's states or behind it."""
-_FIELDS = ("target_hidden_size", "block_size", "norm_before_residual", "norm_before_fc", "sample_from_anchor")
+_FIELDS = {
+    **{name: name for name in OF_DRAFTERS}, "target_layers": "aux_hidden_state_layer_ids",
+    "embedding_scale": "input_embedding_scale", "logit_scale": "output_multiplier", "attention.causal": "is_causal",
+}  # fmt: skip
+"""A file's key -> the format's field, or that of the drafter's authors."""
 _ASSISTANT = "gemma4-assistant"
 _TENSOR = re.compile(r"(?:blk\.(\d+)\.)?(.+?)(\.weight|\.bias)?")
 
@@ -54,22 +63,21 @@ def read_gguf_drafter(file: Path, dtype: torch.dtype) -> tuple[dict[str, Any], d
         values = tensors.read(name, dtype)
         values = CHANGES[changes[base]](values, layer) if base in changes else values
         path = _STATES[kind] if base == "enc.output_norm" else _NAMES.get(base, base)
-        weights[("" if block is None else f"layers.{block}.") + path + (suffix or "")] = values
+        suffix = "" if path.endswith("_codebook") else suffix or ""
+        weights[("" if block is None else f"layers.{block}.") + path + suffix] = values
     if "d2t" in tensors:
         ids = tensors.stored("d2t")[0].view(np.int64).flatten()
         weights["d2t"] = torch.from_numpy(ids - np.arange(len(ids)))
     markov = weights.get("markov_head.markov_w1.weight")
-    if markov is not None:
-        kind = "dspark"
-    read = keys.get("target_layers")
-    if read is None:
+    if kind == "dflash":
+        kind = "dspark" if markov is not None else "dflash2" if "selector_hidden.weight" in tensors else kind
+    if keys.get("target_layers") is None:
         raise UnsupportedModelError(f"{file} does not say which of the target's layers it reads (target_layers).")
-    named = {name: keys.get(name) for name in _FIELDS}
+    named = {field: keys.get(key) for key, field in _FIELDS.items()}
     config = {
         "speculators_model_type": kind,
         "transformer_layer_config": {**layer.to_diff_dict(), "model_type": layer.model_type},
         "draft_vocab_size": len(weights["d2t"]) if "d2t" in weights else vocabulary,
-        "aux_hidden_state_layer_ids": read,
         "markov_rank": 0 if markov is None else markov.shape[1],
         "mask_token_id": metadata.get("tokenizer.ggml.mask_token_id"),
         **{name: value for name, value in named.items() if value is not None},
