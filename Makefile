@@ -43,7 +43,7 @@ test: $(DEV)  ## Install with the dev extra, then every check; the tests come la
 	$(PYTEST) -m "not gpu and not vllm"
 
 test-interpreted: $(DEV)  ## The tests of the compiled kernels, with numba's compiler switched off.
-	NUMBA_DISABLE_JIT=1 $(PYTEST) -m "kernels and not gpu and not vllm"
+	NUMBA_DISABLE_JIT=1 $(PYTEST) -m "kernels and not gpu and not vllm" $$(grep -l "mark\.kernels" tests/test_*.py)
 
 test-vllm: $(VLLM)/.installed  ## A vLLM server on the CPU with foredraft's proposer, in an environment of its own.
 	$(VLLM_SETTINGS) $(VLLM)/bin/python -m pytest -m vllm -p no:cacheprovider tests/test_vllm_server.py

@@ -15,10 +15,9 @@ from foredraft.model.mask import seen_rows
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from support.batches import counted, drafters, emitted, leased
-from support.causal_types import tiny_configuration
-from support.compilation import compiled_once
+from support.compilation import compiled_once, model_of
 from support.drafts import path_to
-from support.families import GREEDY, prompt_of, random_tree, tiny_model, written
+from support.families import GREEDY, prompt_of, random_tree, written
 from support.scripted import AdversaryDrafter, OracleDrafter, RandomTreeDrafter, continuation_in
 
 NEW_TOKENS = 40
@@ -43,17 +42,11 @@ Three have experts. More families with Mamba-2 are in tests/test_compiled_kinds.
 tests/test_processors.py."""
 
 
-def model_of(family):
-    config = tiny_configuration(family)
-    for name, value in {"head_dim": 16, "max_position_embeddings": 1024, **SIZES[family]}.items():
-        setattr(config, name, value)
-    return tiny_model(config)
-
-
 @pytest.fixture(scope="module", params=list(SIZES))
 def compiled(request, tmp_path_factory):
     """A compiled model as a target, and the model as it is."""
-    return compiled_once(model_of(request.param), tmp_path_factory.mktemp("compiled")), model_of(request.param)
+    model, own = (model_of(request.param, {"head_dim": 16, **SIZES[request.param]}) for _ in range(2))
+    return compiled_once(model, tmp_path_factory.mktemp("compiled")), own
 
 
 def after(target, tokens, count=None):

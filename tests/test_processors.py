@@ -12,13 +12,12 @@ from foredraft.model.compiled import kernels
 from foredraft.model.compiled.block_layers import round_weights
 from foredraft.model.compiled.build import OPTIONS, compile_forward
 from foredraft.model.machine import has_avx2
-from support.causal_types import tiny_configuration
-from support.compilation import compiled_by
-from support.families import VOCABULARY, tiny_model
+from support.compilation import compiled_by, model_of
+from support.families import VOCABULARY
 
 
 def scores_of(model, folder):
-    """Compile a model, and return the scores of passes of 1, 5 and 40 rows after one of 60."""
+    """Compile a model; return the scores of passes of 1, 5 and 40 rows after one of 60, and the names of kernels."""
     with warnings.catch_warnings(), config.patch(force_disable_caches=True):
         warnings.simplefilter("ignore")  # torch's compiler warns of its own calls
         folder, record = compile_forward(model, folder)
@@ -28,7 +27,7 @@ def scores_of(model, folder):
         layout = lay_out_text(rng.integers(0, VOCABULARY, rows), cache.length)
         scores.append(target.forward(layout, cache).logits.clone())
         cache.commit(range(rows))
-    return scores
+    return scores, record.kernels
 
 
 def avx2_scores_of(model, folder, monkeypatch):
@@ -42,33 +41,19 @@ def avx2_scores_of(model, folder, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not has_avx2(), reason="the processor has no AVX2")
-@pytest.mark.parametrize(
-    ("family", "sizes", "rounded"),
-    [
-        ("granitemoehybrid", {"hidden_size": 64, "mamba_d_head": 32, "head_dim": 16}, True),
-        (
-            "qwen3_5_moe_text",
-            {
-                "linear_key_head_dim": 16,
-                "linear_value_head_dim": 32,
-                "head_dim": 32,
-                "moe_intermediate_size": 32,
-                "layer_types": ["linear_attention", "full_attention"],
-            },
-            False,
-        ),
-    ],
-    ids=["integers", "bfloat16"],
-)
-def test_rows_have_the_same_bits_with_avx2_as_with_all_instructions_of_this_processor(
-    family, sizes, rounded, tmp_path, monkeypatch
-):
-    """Granite's mixture has Mamba layers, Qwen3.5's those by the delta rule; both have attention and experts."""
-    shape = tiny_configuration(family)
-    for name, value in {"max_position_embeddings": 1024, **sizes}.items():
-        setattr(shape, name, value)
-    model = tiny_model(shape).bfloat16()
-    if rounded:
-        round_weights(model)
-    native = scores_of(model, tmp_path / "native")
-    assert all(map(torch.equal, native, avx2_scores_of(model, tmp_path / "avx2", monkeypatch)))
+def test_rows_have_the_same_bits_with_avx2_as_with_all_instructions_of_this_processor(tmp_path, monkeypatch):
+    """Of a model with experts, whose first layer is recurrent and in bfloat16; in the second one, matrices are integers.
+
+    The recurrence is by the delta rule, whose kernel has all that other recurrent layers use.
+    """
+    kinds = ["linear_attention", "full_attention"]
+    sizes = {
+        "hidden_size": 64, "linear_key_head_dim": 16, "linear_value_head_dim": 32, "head_dim": 32,
+        "moe_intermediate_size": 32, "layer_types": kinds,
+    }  # fmt: skip
+    model = model_of("qwen3_5_moe_text", sizes).bfloat16()
+    round_weights(model, {each.data_ptr() for each in model.model.layers[0].parameters()})
+    native, kernels_used = scores_of(model, tmp_path / "native")
+    assert any("weights of 8 bits" in kernel for kernel in kernels_used)
+    assert {"products", "products by pairs"} & set(kernels_used), "those in bfloat16"
+    assert all(map(torch.equal, native, avx2_scores_of(model, tmp_path / "avx2", monkeypatch)[0]))
