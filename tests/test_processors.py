@@ -42,7 +42,7 @@ def avx2_scores_of(model, folder, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.skipif(not has_avx2(), reason="the processor has no AVX2")
 def test_rows_have_the_same_bits_with_avx2_as_with_all_instructions_of_this_processor(tmp_path, monkeypatch):
-    """Of a model with experts, whose first layer is recurrent and in bfloat16; in the second one, matrices are integers.
+    """Of a model with experts: its first layer is recurrent and in bfloat16, and the second has matrices of integers.
 
     The recurrence is by the delta rule, whose kernel has all that other recurrent layers use.
     """
