@@ -12,25 +12,19 @@ from support.families import GREEDY, prompt_of, written
 NEW_TOKENS = 40
 PROMPT = prompt_of(30)
 SIZES = {
-    "deepseek_v2": {
-        "kv_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "head_dim": 16,
-        "moe_intermediate_size": 32,
-    },
     "gemma3n_text": {
         "head_dim": 16, "num_hidden_layers": 2, "layer_types": ["sliding_attention"] * 2, "num_kv_shared_layers": 1,
         "intermediate_size": [64] * 2, "activation_sparsity_pattern": [0.95, 0.0],
     },
     "gemma4_text": GEMMA4,
-    "mamba2": {"num_heads": 8, "head_dim": 16},
     "nemotron_h": {
         "head_dim": 16, "mamba_num_heads": 4, "mamba_head_dim": 32, "n_groups": 2, "ssm_state_size": 16,
         "moe_intermediate_size": 32,
     },
     "zamba2": {"attention_hidden_size": 128, "attention_head_dim": 32, "n_mamba_heads": 4, "mamba_headdim": 32},
 }  # fmt: skip
-"""Latents and rotation by complex numbers; layers that attend to another one's keys, and products over few numbers, or
-heads of two sizes; no attention; layers that keep nothing, and recurrent ones
-whose steps are limited in a prompt; and layers that share one attention."""
+"""Layers that attend to another one's keys, and products over few numbers, or heads of two sizes; layers that keep
+nothing, and recurrent ones whose steps are limited in a prompt; and recurrent layers that share one attention."""
 
 
 @pytest.mark.slow

@@ -34,12 +34,12 @@ SIZES = {
         "hidden_size": 64, "linear_head_dim": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32,
         "v_head_dim": 32, "moe_intermediate_size": 32,
     },
-    "falcon_h1": {"mamba_d_ssm": 128, "mamba_d_head": 32},
+    "mamba2": {"hidden_size": 64, "num_heads": 8},
 }  # fmt: skip
 """Families that are compiled, with values of a multiple of 16 numbers. They have layers of Mamba; of a convolution
-alone, beside a window; of the delta rule; of the same with decays of a key's numbers; and of Mamba-2, which attend too.
-Three have experts. More families with Mamba-2 are in tests/test_compiled_kinds.py, and two are compiled in bfloat16 in
-tests/test_processors.py."""
+alone, beside a window; of the delta rule; of the same with decays of a key's numbers; and of Mamba-2, with no attention
+beside them. Three have experts, and one latents, others of which are in tests/test_latents.py. More families with
+Mamba-2 are in tests/test_compiled_kinds.py; one of the delta rule is in bfloat16 in tests/test_processors.py."""
 
 
 @pytest.fixture(scope="module", params=list(SIZES))
