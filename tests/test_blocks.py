@@ -234,7 +234,7 @@ def test_a_row_is_what_the_dequantised_weights_give_alone_and_among_others(kind,
                 expected *= gate(rows[0, :count].double() @ model.expected[4].double().T)
             error = (result[0] - expected).norm(dim=-1) / expected.norm(dim=-1)
             if number == PRECISE:  # rows in 8 bits: half a step is 1 / 254 of a block's largest number
-                assert (error.max() < 5e-4) == precise
+                assert (error.max() < 1e-3) == precise
             assert error.max() < 2e-2
             assert torch.equal(result[0], among_all[0, :count])
     broken = rows[:, :3].clone()
