@@ -6,7 +6,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Of the 20,000 modules that are installed most are never imported; the others are compiled when they are.
+PIP_INSTALL := pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+INSTALL := $(BIN)/python -m $(PIP_INSTALL)
 RUNTIME := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
 SOURCES := src tests scripts
@@ -15,7 +17,7 @@ VLLM := .venv-vllm
 VLLM_PYTHON ?= python3.11
 # A fresh environment that has nothing but what the wheel asks for.
 DIST_VENV := $(CURDIR)/.venv-dist
-DIST_INSTALL := $(DIST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+DIST_INSTALL := $(DIST_VENV)/bin/python -m $(PIP_INSTALL)
 VLLM_SETTINGS := NUMBA_CACHE_DIR=$(CURDIR)/$(VLLM)/numba-cache VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind
 
 # Compiled kernels are kept in the environment, so that the tree stays clean.
@@ -23,7 +25,7 @@ export NUMBA_CACHE_DIR := $(CURDIR)/$(VENV)/numba-cache
 # The tests run in two processes, one thread each; more threads than that would only wait for each other. A file's tests
 # run in one of them, which makes once what they share; in alphabetical order, lest files of few, long tests come last.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
-# Makes the targets that it reads, two at a time; each of them uses one core.
+# Makes the targets that it reads, two at a time; most of them use one core.
 SIDE_BY_SIDE := xargs -P 2 -n 1 $(MAKE) --no-print-directory
 
 .DEFAULT_GOAL := help
@@ -38,12 +40,11 @@ check: $(DEV)  ## What is quick of `make test`, in a minute and a half: run it w
 	$(PYTEST) -m "not slow and not gpu and not vllm"
 
 test: $(DEV)  ## Install with the dev extra, then every check; the tests come last.
-	printf '%s\n' types docs-check imports lint | $(SIDE_BY_SIDE)
-	$(MAKE) --no-print-directory test-interpreted
+	printf '%s\n' types docs-check imports lint test-interpreted | $(SIDE_BY_SIDE)
 	$(PYTEST) -m "not gpu and not vllm"
 
 test-interpreted: $(DEV)  ## The tests of the compiled kernels, with numba's compiler switched off.
-	NUMBA_DISABLE_JIT=1 $(PYTEST) -m "kernels and not gpu and not vllm"
+	NUMBA_DISABLE_JIT=1 $(PYTEST) -m "kernels and not gpu and not vllm" $$(grep -l "mark\.kernels" tests/test_*.py)
 
 test-vllm: $(VLLM)/.installed  ## A vLLM server on the CPU with foredraft's proposer, in an environment of its own.
 	$(VLLM_SETTINGS) $(VLLM)/bin/python -m pytest -m vllm -p no:cacheprovider tests/test_vllm_server.py

@@ -47,10 +47,11 @@ def test_the_tutorials_test_passes(package):
 @pytest.mark.slow
 def test_the_tutorials_drafter_runs_in_the_command(package, capsys):
     folder, installed = package
-    command = [sys.executable, "-m", "foredraft"]
-    listed = run([*command, "methods"], folder, installed)
-    assert "Chains of the tokens that last followed each token." in listed
-    assert "follower" in listed
+    both = "import sys; from foredraft.cli import main; sys.exit(main(['methods']) or main(sys.argv[1:]))"
     arguments = ["generate", "--model", TOY_DRAFT, "--max-new-tokens", "12", "--dtype", "float32", "def fibonacci(n):"]
     assert main([*arguments, "--method", "none"]) == 0
-    assert run([*command, *arguments, "--method", "follower"], folder, installed) == capsys.readouterr().out
+    shown = run([sys.executable, "-c", both, *arguments, "--method", "follower"], folder, installed)
+    listed, text = shown[: -len(plain := capsys.readouterr().out)], shown[-len(plain) :]
+    assert text == plain
+    assert "Chains of the tokens that last followed each token." in listed
+    assert "follower" in listed

@@ -79,8 +79,8 @@ def arguments(dtype, heads, key_heads, rows, slots, size):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "heads", "key_heads", "size"),
-    [(torch.float32, 6, 2, 64), (torch.bfloat16, 4, 4, 48), (torch.float32, 4, 2, 128), (torch.bfloat16, 4, 2, 128)],
-    ids=["grouped-float32", "ungrouped-bfloat16", "large heads-float32", "large heads-bfloat16"],
+    [(torch.bfloat16, 4, 4, 48), (torch.float32, 6, 2, 128), (torch.bfloat16, 4, 2, 128)],
+    ids=["ungrouped-bfloat16", "large heads-float32", "large heads-bfloat16"],
 )
 def test_the_kernel_sums_as_its_reference_does(dtype, heads, key_heads, size):
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 1e-2}[dtype]

@@ -75,24 +75,20 @@ def test_the_text_is_that_of_plain_decoding_asked_or_not(family, kind, setting, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "drafter",
-    [{"method": "eesd", "out_degree": 1, "least_probability": 0.0}, {"method": "eesd"}],
-    ids=["chain", "tree"],
-)
-def test_the_draft_of_an_exit_head_helps_the_other_sources(drafter, monkeypatch):
+def test_the_draft_of_an_exit_head_helps_the_other_sources(monkeypatch):
+    """A chain, and a tree."""
     monkeypatch.setattr(auto, "Worth", asked(True))
     prompt = [{"role": "user", "content": "Tom has 4 apples and buys 7 more. How many apples does he have?"}]
     generator = foredraft.load(TOY, method="none", dtype="float32", compile=False)
     settings = {"max_new_tokens": 64, "do_sample": True, "temperature": 0.7, "seed": 2}
     expected = generator.generate(prompt, **settings)
-    steps = {}
-    for options in ({}, {"drafter": {**drafter, "head": TOY_HEADS[drafter["method"]]}}):
+    head, steps = {"method": "eesd", "head": TOY_HEADS["eesd"]}, []
+    for options in ({}, {"drafter": head | {"out_degree": 1, "least_probability": 0.0}}, {"drafter": head}):
         generator.use("auto", options, nodes=8)
         found = generator.generate(prompt, **settings)
         assert found.token_ids == expected.token_ids
-        steps[len(options)] = found.statistics.tokens_per_target_step
-    assert steps[1] > 1.2 * steps[0]
+        steps.append(found.statistics.tokens_per_target_step)
+    assert min(steps[1:]) > 1.2 * steps[0]
 
 
 def test_it_is_named_by_its_method_and_needs_what_it_needs(tmp_path):

@@ -20,7 +20,7 @@ from support.causal_types import LAYER_FAMILIES, tiny_configuration
 from support.families import VOCABULARY, prompt_of, tiny_model, written
 from support.scripted import AdversaryDrafter, OracleDrafter, RandomTreeDrafter, continuation_in
 
-NEW_TOKENS, SEED, TEMPERATURE = 16, 5, 0.8
+NEW_TOKENS, SEED, TEMPERATURE = 12, 5, 0.8
 PROMPT = prompt_of(40)  # longer than the sliding windows
 GREEDY = SamplingOptions()
 SAMPLED = SamplingOptions(do_sample=True, temperature=TEMPERATURE, seed=SEED)

@@ -15,10 +15,9 @@ from foredraft.model.mask import seen_rows
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 from support.batches import counted, drafters, emitted, leased
-from support.causal_types import tiny_configuration
-from support.compilation import compiled_once
+from support.compilation import compiled_once, model_of
 from support.drafts import path_to
-from support.families import GREEDY, prompt_of, random_tree, tiny_model, written
+from support.families import GREEDY, prompt_of, random_tree, written
 from support.scripted import AdversaryDrafter, OracleDrafter, RandomTreeDrafter, continuation_in
 
 NEW_TOKENS = 40
@@ -35,25 +34,19 @@ SIZES = {
         "hidden_size": 64, "linear_head_dim": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32,
         "v_head_dim": 32, "moe_intermediate_size": 32,
     },
-    "falcon_h1": {"mamba_d_ssm": 128, "mamba_d_head": 32},
+    "mamba2": {"hidden_size": 64, "num_heads": 8},
 }  # fmt: skip
 """Families that are compiled, with values of a multiple of 16 numbers. They have layers of Mamba; of a convolution
-alone, beside a window; of the delta rule; of the same with decays of a key's numbers; and of Mamba-2, which attend too.
-Three have experts. More families with Mamba-2 are in tests/test_compiled_kinds.py, and two are compiled in bfloat16 in
-tests/test_processors.py."""
-
-
-def model_of(family):
-    config = tiny_configuration(family)
-    for name, value in {"head_dim": 16, "max_position_embeddings": 1024, **SIZES[family]}.items():
-        setattr(config, name, value)
-    return tiny_model(config)
+alone, beside a window; of the delta rule; of the same with decays of a key's numbers; and of Mamba-2, with no attention
+beside them. Three have experts, and one latents, others of which are in tests/test_latents.py. More families with
+Mamba-2 are in tests/test_compiled_kinds.py; one of the delta rule is in bfloat16 in tests/test_processors.py."""
 
 
 @pytest.fixture(scope="module", params=list(SIZES))
 def compiled(request, tmp_path_factory):
     """A compiled model as a target, and the model as it is."""
-    return compiled_once(model_of(request.param), tmp_path_factory.mktemp("compiled")), model_of(request.param)
+    model, own = (model_of(request.param, {"head_dim": 16, **SIZES[request.param]}) for _ in range(2))
+    return compiled_once(model, tmp_path_factory.mktemp("compiled")), own
 
 
 def after(target, tokens, count=None):

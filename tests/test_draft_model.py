@@ -42,7 +42,7 @@ def draft():
 @functools.cache
 def plain(setting):
     generator().use("none")
-    return generator().generate(PROMPT, max_new_tokens=48, **SETTINGS[setting]).token_ids
+    return generator().generate(PROMPT, max_new_tokens=24, **SETTINGS[setting]).token_ids
 
 
 @pytest.mark.slow
@@ -50,7 +50,7 @@ def plain(setting):
 @pytest.mark.parametrize("method", METHODS)
 def test_the_text_is_that_of_plain_decoding(method, setting):
     generator().use(method, {"model": TOY_DRAFT}, nodes=12)
-    result = generator().generate(PROMPT, max_new_tokens=48, **SETTINGS[setting])
+    result = generator().generate(PROMPT, max_new_tokens=24, **SETTINGS[setting])
     assert result.token_ids == plain(setting)
     assert result.statistics.tokens_per_target_step > 1.05
 

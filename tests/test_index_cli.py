@@ -190,14 +190,14 @@ def test_another_tokenizers_text_is_not_added(store, corpus, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_cluster_makes_the_same_store(corpus, tmp_path):
-    """A process of its own, as Ray is loud and leaves things behind where it was imported."""
+    """In a process of its own, as Ray is loud and leaves things behind where it was imported."""
     environment = os.environ | {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(SOURCE)}
     here, there = tmp_path / "here.store", tmp_path / "there.store"
-    for out, flags in ((here, []), (there, ["--ray"])):
-        options = ["--out", str(out), "--segment-tokens", "200", *DEMO, *flags]
-        command = [sys.executable, "-m", "foredraft", "index", "build", str(corpus), *options]
-        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-        assert ran.returncode == 0, ran.stderr
+    build = ["index", "build", str(corpus), "--segment-tokens", "200", *DEMO, "--out"]
+    assert main([*build, str(here)]) == 0
+    command = [sys.executable, "-m", "foredraft", *build, str(there), "--ray"]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0, ran.stderr
     assert contents(here) == contents(there)
     assert len(contents(here)) > 3
 

@@ -117,7 +117,7 @@ def program(folder, compiler, lanes, options, headers):
         headers=headers, layouts=LAYOUTS, lanes=lanes, depth=DEEP, locality=0, stands_out=4.0
     )
     (folder / "products.cpp").write_text(text)
-    command = [compiler, "-std=c++17", "-O1", "-ffp-contract=off", *options.split(), "products.cpp", "-o", "products"]
+    command = [compiler, "-std=c++17", "-O0", "-ffp-contract=off", *options.split(), "products.cpp", "-o", "products"]
     subprocess.run(command, cwd=folder, check=True)
     return folder / "products"
 

@@ -38,9 +38,9 @@ def threads(request):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "threads"),
-    [(torch.float32, 1), (torch.float32, 3), (torch.bfloat16, 3)],
+    [(torch.float32, 1), (torch.bfloat16, 3)],
     indirect=["threads"],
-    ids=["float32-1", "float32-3", "bfloat16-3"],
+    ids=["float32-1", "bfloat16-3"],
 )
 def test_products_are_right_however_they_are_divided(dtype, threads, tmp_path):
     torch.manual_seed(threads)

@@ -1,6 +1,7 @@
 """What no client may do to the others: formats, headers and prompts have limits, and refusals say what there is."""
 
 import asyncio
+import http.client
 import json
 import re
 import socket
@@ -245,12 +246,15 @@ def test_answers_are_sent_at_once():
 @pytest.mark.slow
 def test_a_connection_stays_open_for_longer_than_httpx_keeps_it(address):
     """After 5 seconds httpx closes an idle connection; what it sends as the server closes one would be lost."""
-    host, port = address.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=60) as kept:
-        for _ in range(2):
-            kept.sendall(f"GET /health HTTP/1.1\r\nhost: {host}\r\n\r\n".encode())
-            time.sleep(6)
-            assert b"HTTP/1.1 200" in kept.recv(1 << 16)
+    kept = http.client.HTTPConnection(address.removeprefix("http://"), timeout=60)
+    kept.connect()
+    kept.auto_open = 0  # it connects once
+    for idle in (6, 0):
+        kept.request("GET", "/health")
+        answer = kept.getresponse()
+        assert (answer.status, answer.read()) == (200, b"ok")
+        time.sleep(idle)
+    kept.close()
 
 
 @pytest.mark.slow

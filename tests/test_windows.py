@@ -20,7 +20,7 @@ from foredraft.server.running import Listening
 from foredraft.server.service import Service
 from support.batches import counted, drafters, emitted, finish, leased, streamed, theirs
 from support.causal_types import tiny_configuration
-from support.compilation import compiled_once
+from support.compilation import GEMMA4, compiled_once, model_of
 from support.drafts import path_to
 from support.families import VOCABULARY, WINDOW, random_tree, tiny_model
 from support.tokenizers import word_tokenizer, words
@@ -45,7 +45,7 @@ STATES = ("lfm2", "qwen3_next", "kimi_linear", "bamba", "falcon_h1", "mamba", "r
 pytestmark = pytest.mark.slow
 EACH_WINDOW = pytest.mark.parametrize("family", SHAPES)
 EACH = pytest.mark.parametrize("family", [*SHAPES, *STATES])
-NEW_TOKENS = 5 * WINDOW
+NEW_TOKENS = 3 * WINDOW
 
 
 @pytest.fixture(scope="module")
@@ -105,27 +105,20 @@ def test_a_prefix_is_reused_after_wrong_drafts_and_a_cancelled_stream(made, fami
     system, *ends = (rng.integers(1, VOCABULARY, size).astype(np.int64) for size in (5 * WINDOW + 3, 20, 31, 7))
     one, other, third = (np.append(system, end) for end in ends)
 
-    def write(prompt, drafter, most=NEW_TOKENS):
+    def write(prompt, drafter, known, most=NEW_TOKENS):
         passes.clear()
-        drafter = drafters(prompt, theirs(target, prompt, NEW_TOKENS))[drafter]
-        return streamed(writer, batch, prompt, drafter, NEW_TOKENS, most)
+        expected = theirs(target, prompt, NEW_TOKENS)
+        run, text = streamed(writer, batch, prompt, drafters(prompt, expected)[drafter], NEW_TOKENS, most)
+        assert run.cached_tokens == known
+        assert text == (expected if most == NEW_TOKENS else expected[: len(text)])
+        return np.append(prompt, text)
 
-    run, text = write(one, 2)
-    assert (run.cached_tokens, text) == (0, theirs(target, one, NEW_TOKENS))
-    run, text = write(other, 3, most=10)
-    assert run.cached_tokens == len(system)
-    assert text == theirs(target, other, NEW_TOKENS)[: len(text)]
-    run, text = write(one, 3)
-    assert run.cached_tokens == len(one) - 1
+    write(one, 2, 0)
+    write(other, 3, len(system), most=10)
+    again = write(one, 3, len(one) - 1)
     assert passes[0] < 11, "the prompt was computed again"
-    assert text == theirs(target, one, NEW_TOKENS)
-    again = np.append(one, text)
-    run, text = write(again, 2)
-    assert run.cached_tokens == len(again) - 1
-    assert text == theirs(target, again, NEW_TOKENS)
-    run, text = write(third, 0)
-    assert run.cached_tokens == len(system)
-    assert text == theirs(target, third, NEW_TOKENS)
+    write(again, 2, len(again) - 1)
+    write(third, 0, len(system))
 
 
 @pytest.mark.parametrize("family", STATES)
@@ -215,10 +208,9 @@ def test_keys_are_computed_from_latents_of_slots_in_use_alone(made):
 
 
 @pytest.fixture(scope="module")
-def compiled(made, tmp_path_factory):
-    """The model of Gemma 3's shape, in bfloat16, as a target whose forward is compiled."""
-    model = tiny_model(made("gemma3_text").model.config).bfloat16()
-    return compiled_once(model, tmp_path_factory.mktemp("compiled"))
+def compiled(packages):
+    """The model of Gemma 4's shape as a target whose forward is compiled."""
+    return compiled_once(model_of("gemma4_text", GEMMA4), packages)
 
 
 def test_a_row_of_a_compiled_model_has_the_same_bits_in_any_company(compiled):

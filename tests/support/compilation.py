@@ -9,7 +9,8 @@ from foredraft.model.compiled.package import CompiledForward, CompiledRecord
 from foredraft.model.kv_cache import LayerShape
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
-from support.families import prompt_of
+from support.causal_types import tiny_configuration
+from support.families import prompt_of, tiny_model
 
 SAMPLINGS = ({}, {"do_sample": True, "temperature": 0.8, "seed": 3})
 METHODS = (
@@ -17,6 +18,21 @@ METHODS = (
     ("prompt_lookup", {}, 10),
     ("adaptix", {"table": "none"}, 24),
 )
+
+
+GEMMA4 = {
+    "hidden_size": 64, "head_dim": 16, "num_hidden_layers": 3, "num_kv_shared_layers": 1,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}  # fmt: skip
+"""Sizes of a Gemma 4 that several files compile: windows, heads of two sizes, and a layer that reads another's keys."""
+
+
+def model_of(family, sizes):
+    """Return a tiny model of a family with a window long enough to compile, and with these sizes."""
+    config = tiny_configuration(family)
+    for name, value in {"max_position_embeddings": 1024, **sizes}.items():
+        setattr(config, name, value)
+    return tiny_model(config)
 
 
 def compiled_once(model, cache):

@@ -16,7 +16,7 @@ from foredraft.engine.state import SequenceState
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
 
-VOCABULARY, WINDOW, NEW_TOKENS = 97, 16, 48
+VOCABULARY, WINDOW, NEW_TOKENS = 97, 16, 32
 SHORT, LONG = 8, 40
 GREEDY = SamplingOptions()
 SETTINGS = {

@@ -14,7 +14,7 @@ from foredraft.engine.state import SequenceState
 from foredraft.sampling import SamplingOptions
 from foredraft.testing.toy import ToyTarget
 
-NEW_TOKENS = 48
+NEW_TOKENS = 32
 _GREEDY = SamplingOptions()
 _NODES = 16  # budget of a step without a control
 
