@@ -38,6 +38,7 @@ def drafter_of(family, folder, **options):
 FORMATS = {
     "speculators": lambda folder: save_drafter(folder, eagle3_config(), eagle3_tensors()),
     "raw": lambda folder: save_drafter(folder, raw_config(), raw_tensors(), pickled=True),
+    "window": lambda folder: save_drafter(folder, eagle3_config(layers=2, slides=True), eagle3_tensors(layers=2)),
 }
 
 

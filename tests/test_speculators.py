@@ -23,12 +23,15 @@ from support.speculators import (
     DFLASH2,
     DRAFTED,
     LENGTH,
+    MASK,
     READS,
     ROOTS,
     dflash2_tensors,
     drafter_files,
     eagle3_config,
     eagle3_tensors,
+    peagle_config,
+    peagle_tensors,
     raw_config,
     raw_dflash_config,
     raw_tensors,
@@ -104,6 +107,14 @@ def test_a_raw_drafter_is_scored_as_the_same_one_in_the_format(tmp_path):
     save_drafter(tmp_path, raw_config() | {"num_hidden_layers": 40, "eagle_config": part}, tensors)
     assert load_eagle3(tmp_path, target_of("llama").model).reads == READS
     assert_scored_as_by_the_library("eagle3", "norm before the residual", tmp_path)
+
+
+def test_a_raw_drafter_in_parallel_is_scored_as_the_same_one_in_the_format(tmp_path):
+    tensors = peagle_tensors()
+    tensors["mask_hidden"] = tensors["mask_hidden"][0]
+    levels = peagle_config()["speculators_config"]
+    save_drafter(tmp_path, raw_config() | {"pard_token": MASK, "speculators_config": levels}, tensors)
+    assert_scored_as_by_the_library("peagle", "in parallel", tmp_path)
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -137,8 +137,7 @@ class DFlashLayers(StateLayers):
         masks = {kind: self._mask(kind, layout, cache, embedded) for kind in set(self.kinds)}
         arguments = layer_arguments(self, embedded, self.positions(layout), masks, cache)
         for layer, given in zip(self.layers, self.given(arguments), strict=True):
-            plain = self.candidate_selector is None
-            embedded = layer(embedded, **given) if plain else _mixed_layer(layer, embedded, given)
+            embedded = _mixed_layer(layer, embedded, given) if self.candidate_selector else layer(embedded, **given)
         return self.norm(embedded)  # type: ignore[no-any-return]  # a module's output is Any
 
     def _mask(self, kind: str, layout: Layout, cache: TreeCache, like: torch.Tensor) -> torch.Tensor:

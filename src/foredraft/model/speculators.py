@@ -249,8 +249,12 @@ def _converted(raw: Mapping[str, Any], weights: dict[str, torch.Tensor], model: 
         weights.setdefault(_LM_HEAD, weights[_EMBEDDINGS])
     if nested and nested[0] == 1 and text.model_type != "gpt_oss":
         own[_TAPPED[0]] = [number + 1 for number in nested]  # they count as DFlash's do, as SGLang reads them
+    if in_parallel := "mask_hidden" in weights:  # P-EAGLE
+        weights["mask_hidden"] = weights["mask_hidden"].reshape(1, 1, -1)
+        own.setdefault("mask_token_id", own.get("pard_token", own.get("ptd_token_id")))
+    own[TYPE], own["transformer_layer_config"] = "peagle" if in_parallel else "eagle3", layer
     drafted = len(weights[_LM_HEAD]) if _LM_HEAD in weights else own.get("draft_vocab_size", layer["vocab_size"])
-    return {**own, TYPE: "eagle3", "transformer_layer_config": layer, "draft_vocab_size": drafted}
+    return {**own, "draft_vocab_size": drafted}
 
 
 def _causal_layers(causal: Any) -> dict[str, bool]:

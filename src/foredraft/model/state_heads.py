@@ -52,9 +52,8 @@ class StateLayers(nn.Module):
 
     def given(self, arguments: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """Return what each layer is given: `arguments`, and of masks by types of layers its own."""
-        masks = arguments["attention_mask"]
-        if not isinstance(masks, dict):
-            return [arguments] * len(self.kinds)
+        given = arguments["attention_mask"]
+        masks = given if isinstance(given, dict) else dict.fromkeys(self.kinds, given)
         return [{**arguments, "attention_mask": masks[kind]} for kind in self.kinds]
 
     def normed(self, size: int) -> nn.Module:
