@@ -341,7 +341,7 @@ def test_a_tokenizer_in_python_does_without_formats_and_log_probabilities():
 
 
 def test_too_many_prompts_are_refused(client):
-    with pytest.raises(openai.BadRequestError, match="65 prompts"):
+    with pytest.raises(openai.BadRequestError, match="needs 65 texts"):
         client.completions.create(model="toy", prompt=["12"] * 65, max_tokens=1)
 
 
@@ -402,6 +402,7 @@ def test_messages_of_anthropics_client(server, plain):
         ({"speculative": {"options": {"nonsense": 1}}}, "nonsense"),
         ({"speculative": {"options": {"table": "/etc/passwd"}}}, "table names a file of the server"),
         ({"speculative": {"options": {"memory": "off"}}}, "memory names a file of the server"),
+        ({"speculative": {"options": {"learn": "shared"}}}, "learn is 'shared'; give a number"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "leave out tools"),
         ({"messages": [*QUESTION, CALLING]}, "leave out tools"),
         (

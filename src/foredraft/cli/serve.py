@@ -78,7 +78,6 @@ def serve(
     listen(host, port).close()  # fails before the model is loaded
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     generator = job.load(config, {}, {"do_sample": True})  # no request waits for kernels to be compiled
-    config.pop("method", None)
     served_name = name or name_of(model)
     service = Service(
         generator, served_name, config, most_at_once=max_num_seqs, most_waiting=max_waiting,
