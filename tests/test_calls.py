@@ -389,9 +389,7 @@ def test_a_format_begins_behind_the_thought():
     for specials, thought in (({}, b"<think>Hm {</think>"), ({"<think>": 257, "</think>": 258}, None)):
         ids = list(thought) if thought else [257, *b"Hm {", 258]
         closed = list(thought[7:]) if thought else ids[1:]
-        open_, begun, over = (
-            grammar_of(shape, Tools(), dialect, specials, each) for each in (False, True, None)
-        )
+        open_, begun, over = (grammar_of(shape, Tools(), dialect, specials, each) for each in (False, True, None))
         answer = list(b'{"a": 1}')
         assert accepted(open_, "", ids + list(b"\n\n") + answer)[1]
         assert accepted(open_, "", answer)[1], "it need not think"

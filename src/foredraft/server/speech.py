@@ -42,13 +42,12 @@ class Speech:
             number for text, number in self._specials.items() if any(text in mark for mark in marks)
         )
         self._begun = self._thought()
-        shape, tools = request.shape, request.tools
         # to llguidance, all added tokens in angle brackets are special, as Qwen's <tool_call>: no letters match them
         tokens = {
             text: number for text, number in self._added.items()
             if text in self._specials or (text.startswith("<") and text.endswith(">"))
         }  # fmt: skip
-        self.grammar = grammar_of(shape, tools, self._dialect, tokens, self._begun)
+        self.grammar = grammar_of(request.shape, request.tools, self._dialect, tokens, self._begun)
 
     def splitter(self) -> Splitter:
         """Return what splits an answer."""
