@@ -261,7 +261,7 @@ def test_a_required_call_is_written_as_the_family_writes_it(family):
     """What the grammar writes is read as the same call; another tool, and a text, are not allowed."""
     dialect = dialect_of(f"{ANSWERS[family]['template']} tools")
     thought = None if dialect.thoughts is None else False
-    grammar = grammar_of(None, tools(), dialect, {}, thought, {})
+    grammar = grammar_of(None, tools(), dialect, {}, thought)
     matcher = llguidance.LLMatcher(TOKENS, grammar, log_level=0)
     assert not matcher.is_error(), matcher.get_error()
     written = written_by(matcher, dialect.calls, {"city": "Paris"})
@@ -308,7 +308,7 @@ def test_what_a_form_cannot_enforce_is_refused(family, schema, keyword):
     dialect, whole = dialect_of(f"{ANSWERS[family]['template']} tools"), {"properties": {"a": schema}}
     tool = FunctionTool(name="f", parameters=whole | ({keyword: 1} if keyword == "minProperties" else {}))
     with pytest.raises(UsageError, match=re.escape(keyword)):
-        grammar_of(None, Tools.of([tool], Choice("required")), dialect, {}, None, {})
+        grammar_of(None, Tools.of([tool], Choice("required")), dialect, {}, None)
 
 
 def test_a_constant_is_enforced():
@@ -320,7 +320,7 @@ def test_a_constant_is_enforced():
         dialect = dialect_of(f"{ANSWERS[family]['template']} tools")
         calls, tool = dialect.calls, FunctionTool(name="f", parameters={"properties": {"a": schema}, "required": ["a"]})
         thought = None if dialect.thoughts is None else False
-        grammar = grammar_of(None, Tools.of([tool], Choice("required")), dialect, {}, thought, {})
+        grammar = grammar_of(None, Tools.of([tool], Choice("required")), dialect, {}, thought)
         for value, taken in ((right, True), (wrong, False)):
             text = f"call:f{{a:{value}}}"
             if family != "Gemma 4":
@@ -337,7 +337,7 @@ def test_a_text_that_may_be_missing_is_read_as_it_was_required(family, value):
     tool = FunctionTool(name="f", parameters=schema, strict=True)
     dialect = dialect_of(f"{ANSWERS[family]['template']} tools")
     thought = None if dialect.thoughts is None else False
-    grammar = grammar_of(None, Tools.of([tool], Choice("required")), dialect, {}, thought, {})
+    grammar = grammar_of(None, Tools.of([tool], Choice("required")), dialect, {}, thought)
     written, quoted = json.dumps(value), "null" if value is None else f'<|"|>{value}<|"|>'
     text = {
         "Hermes": f'<tool_call>\n{{"name": "f", "arguments": {{"a": {written}}}}}\n</tool_call>',
@@ -356,7 +356,7 @@ def test_limits_of_a_number_are_kept(family):
     tool = FunctionTool(
         name="f", parameters={"properties": {"a": {"type": "integer", "maximum": 5}}, "required": ["a"]}
     )
-    grammar = grammar_of(None, Tools.of([tool], Choice("required")), dialect, {}, None, {})
+    grammar = grammar_of(None, Tools.of([tool], Choice("required")), dialect, {}, None)
     written = {
         "Hermes": '<tool_call>\n{"name": "f", "arguments": {"a": 5}}\n</tool_call>',
         "LFM 2": "<|tool_call_start|>[f(a=5)]<|tool_call_end|>",
@@ -369,7 +369,7 @@ def test_limits_of_a_number_are_kept(family):
 
 def test_a_named_tool_is_the_only_one():
     dialect = dialect_of(f"{ANSWERS['Hermes']['template']} tools")
-    grammar = grammar_of(None, tools(names=["now"]), dialect, {}, None, {})
+    grammar = grammar_of(None, tools(names=["now"]), dialect, {}, None)
     text = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     assert accepted(grammar, text) == (len(text), True)
     assert accepted(grammar, text.replace("now", "get_weather"))[0] < len(text)
@@ -377,7 +377,7 @@ def test_a_named_tool_is_the_only_one():
 
 def test_strict_tools_leave_the_choice_but_not_the_arguments():
     dialect = dialect_of(f"{ANSWERS['Hermes']['template']} tools")
-    grammar = grammar_of(None, tools("auto", strict=True), dialect, {}, None, {})
+    grammar = grammar_of(None, tools("auto", strict=True), dialect, {}, None)
     call = f'Well: <tool_call>\n{{"name": "get_weather", "arguments": {json.dumps({"city": "x"})}}}\n</tool_call> Good.'
     for text in ("No call at all.", "", call, call + call):
         assert accepted(grammar, text) == (len(text), True)
@@ -389,9 +389,7 @@ def test_a_format_begins_behind_the_thought():
     for specials, thought in (({}, b"<think>Hm {</think>"), ({"<think>": 257, "</think>": 258}, None)):
         ids = list(thought) if thought else [257, *b"Hm {", 258]
         closed = list(thought[7:]) if thought else ids[1:]
-        open_, begun, over = (
-            grammar_of(shape, Tools(), dialect, specials, each, specials) for each in (False, True, None)
-        )
+        open_, begun, over = (grammar_of(shape, Tools(), dialect, specials, each) for each in (False, True, None))
         answer = list(b'{"a": 1}')
         assert accepted(open_, "", ids + list(b"\n\n") + answer)[1]
         assert accepted(open_, "", answer)[1], "it need not think"
@@ -402,5 +400,5 @@ def test_a_format_begins_behind_the_thought():
 
 
 def test_a_regex_may_hold_anything():
-    grammar = grammar_of('a/b"\n\\d', Tools(), dialect_of("<think>"), {}, None, {})
+    grammar = grammar_of('a/b"\n\\d', Tools(), dialect_of("<think>"), {}, None)
     assert accepted(grammar, 'a/b"\n7') == (6, True)

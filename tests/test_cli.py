@@ -405,7 +405,9 @@ def test_a_chat_goes_on_after_an_interrupted_answer(run, monkeypatch):
         (("generate", "a", "--model", "./nowhere"), "There is no folder ./nowhere"),
         (("info", "./nowhere"), "There is no folder ./nowhere"),
         (("info", ""), "The name of a folder or file is empty"),
+        (("compile", "of-no-one"), "No model could be loaded from 'of-no-one'"),
         (("serve", "./nowhere", "--host", ""), "The address to listen on is empty"),
+        (("serve", "./nowhere", "--api-key", 16 * "k", "--speculative-config", '{"memory": "m"}'), "share nothing"),
         (("train", "traces", "--model", "a", "--data", "b", "--out", "c", "--set", "x=1"), "--set has no option 'x'"),
     ],
 )

@@ -6,6 +6,7 @@ import logging
 import re
 import signal
 import socket
+import struct
 import threading
 import time
 import warnings
@@ -339,7 +340,7 @@ def test_a_tokenizer_in_python_does_without_formats_and_log_probabilities():
 
 
 def test_too_many_prompts_are_refused(client):
-    with pytest.raises(openai.BadRequestError, match="65 prompts"):
+    with pytest.raises(openai.BadRequestError, match="needs 65 texts"):
         client.completions.create(model="toy", prompt=["12"] * 65, max_tokens=1)
 
 
@@ -400,6 +401,7 @@ def test_messages_of_anthropics_client(server, plain):
         ({"speculative": {"options": {"nonsense": 1}}}, "nonsense"),
         ({"speculative": {"options": {"table": "/etc/passwd"}}}, "table names a file of the server"),
         ({"speculative": {"options": {"memory": "off"}}}, "memory names a file of the server"),
+        ({"speculative": {"options": {"learn": "shared"}}}, "learn is 'shared'; give a number"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "leave out tools"),
         ({"messages": [*QUESTION, CALLING]}, "leave out tools"),
         (
@@ -611,6 +613,19 @@ def test_a_client_that_leaves_within_its_body_is_no_failure_of_the_server(server
     asyncio.run(server[0].config.app(SCOPE, receive, send))
     assert sent[0]["status"] == 499
     assert not caplog.records
+
+
+def test_clients_that_leave_their_streams_do_not_fill_the_log(server, caplog):
+    body = json.dumps({"messages": QUESTION, "max_tokens": 900, "ignore_eos": True, "stream": True, "n": 16}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
+    place = urlsplit(server[0].address)
+    for _ in range(3):
+        with socket.create_connection((place.hostname, place.port), timeout=PATIENCE) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # it resets the connection
+            client.sendall(head.encode() + body)
+            client.recv(1000)
+        until(lambda: server[0]._service.writer.running == 0)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_an_answer_that_takes_too_long_fails():

@@ -57,7 +57,7 @@ def asked(address, **fields):
 
 
 def matched(tokens, shape):
-    return matcher_of(tokens, grammar_of(shape, Tools(), Dialect(None, None), {}, None, {}))
+    return matcher_of(tokens, grammar_of(shape, Tools(), Dialect(None, None), {}, None))
 
 
 def written_by_a_lover_of_white_space(generator, tokens, schema, wanted):

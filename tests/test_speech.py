@@ -2,20 +2,26 @@
 
 import asyncio
 
+import llguidance.hf
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+import torch
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from foredraft.contracts import StepRecord
 from foredraft.errors import UsageError
+from foredraft.model.loading import load_tokenizer
 from foredraft.server.answers import Choice as Answer
 from foredraft.server.bodies import Choice, FunctionTool, TextRequest, Tools
+from foredraft.server.processors import Constraint, matcher_of
 from foredraft.server.speech import Speech, for_template
 from foredraft.server.writer import Event
+from support.toys import TOY
 
 SPECIAL = ["<pad>", "<end>", "<think>", "</think>", "<tool_call>", "</tool_call>"]
 WORDS = ["so", "yes", '{"name":', '"f",', '"arguments":', "{}}", "Hi"]
+TEMPLATE = '<think></think><tool_call>{"name" tools'
 ASKED = [{"role": "user", "content": "Hi"}]
 TOOLS = Tools.of([FunctionTool(name="f", parameters={"type": "object"})], Choice())
 
@@ -26,7 +32,7 @@ def tokenizer():
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     made = PreTrainedTokenizerFast(tokenizer_object=backend)
     made.add_special_tokens({"additional_special_tokens": SPECIAL})
-    made.chat_template = '<think></think><tool_call>{"name" tools'
+    made.chat_template = TEMPLATE
     return made
 
 
@@ -87,6 +93,24 @@ def test_tools_need_a_template_that_takes_them(tokenizer):
     for prompt, told in ((ASKED, True), ([{"role": "assistant", "content": "", "tool_calls": [1]}], False)):
         with pytest.raises(UsageError, match="leave out tools"):
             for_template(tokenizer, prompt, told=told)
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_marks_that_are_tokens_are_written_as_such_within_a_grammar(special):
+    """Qwen's marks are no special tokens, but llguidance takes them for some."""
+    made = load_tokenizer(TOY)
+    made.add_tokens([AddedToken(mark, special=special, normalized=False) for mark in SPECIAL[2:]])
+    made.chat_template = TEMPLATE
+    required = Tools.of([FunctionTool(name="f")], Choice("required"))
+    for prompt, request, answer in (
+        ("Hi <think>", TextRequest([], {}, shape=" ?a"), "so</think>a"),
+        ("Hi </think>", TextRequest([], {}, required), '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'),
+    ):
+        grammar = Speech(made, ASKED, ids_of(made, prompt), request).grammar
+        allowed = Constraint(matcher_of(llguidance.hf.from_tokenizer(made), grammar), len(made), 0)
+        ids = made(answer).input_ids
+        for count, token in enumerate(ids):
+            assert allowed(torch.tensor([ids[:count]]), torch.zeros(1, len(made)))[0, token] == 0
 
 
 def test_a_stop_string_is_not_found_in_a_mark_that_is_a_special_token(tokenizer):

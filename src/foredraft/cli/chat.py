@@ -110,9 +110,8 @@ def _fitting(
     room = min(generator.arguments(options)["max_new_tokens"], window // _ANSWER_SHARE)
     start = int(messages[0]["role"] == "system")
     kept = list(messages)
-    while len(generator.encode(kept)) + room > window and len(kept) - start > 1:
+    while (length := len(generator.encode(kept))) + room > window and len(kept) - start > 1:
         del kept[start : start + 2]  # a question and its answer
-    length = len(generator.encode(kept))
     if length >= window:
         raise UsageError(f"The message has {length} tokens and the model's window is {window}; send a shorter one.")
     dropped = (len(messages) - len(kept)) // 2

@@ -65,8 +65,9 @@ def serve(
     shortest = min(map(len, keys), default=_LEAST_KEY)
     if shortest < _LEAST_KEY:
         raise UsageError(f"An API key has only {shortest} characters; use at least {_LEAST_KEY}.")
-    if keys and memory is not None:
-        raise UsageError("--memory keeps what all clients share, and API keys share nothing; leave one of them out.")
+    config, model = job.config(memory=memory), job.model
+    if keys and config.get("memory") is not None:
+        raise UsageError("A memory keeps what all clients share, and API keys share nothing; leave one of them out.")
     try:
         from foredraft.server.running import LOOPBACK, Listening, listen
         from foredraft.server.service import Service
@@ -76,9 +77,7 @@ def serve(
         ) from error
     listen(host, port).close()  # fails before the model is loaded
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
-    config, model = job.config(memory=memory), job.model
     generator = job.load(config, {}, {"do_sample": True})  # no request waits for kernels to be compiled
-    config.pop("method", None)
     served_name = name or name_of(model)
     service = Service(
         generator, served_name, config, most_at_once=max_num_seqs, most_waiting=max_waiting,

@@ -26,6 +26,7 @@ from foredraft.model.loading import (
     load_model,
     load_outline,
     location_of_files,
+    usage_errors,
 )
 from foredraft.model.target import TorchTarget
 
@@ -72,7 +73,8 @@ def hash_of_files(location: str, dtype: str | torch.dtype) -> str:
     """Return a hash of the state of a checkpoint's files, the dtype to load, and the code that reads them."""
     from transformers.utils.hub import cached_file
 
-    folder = Path(str(cached_file(location, "config.json"))).parent
+    with usage_errors("model", location):
+        folder = Path(str(cached_file(location, "config.json"))).parent
     reader = version("gguf") if (folder / SOURCE).exists() else ""
     parts = (files_identity(folder), str(dtype).removeprefix("torch."), reader, _hash_of_code())
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]

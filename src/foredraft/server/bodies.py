@@ -4,6 +4,7 @@ Checks names, types and ranges. Which fields are ignored is in `fields`. Does no
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar, get_args
@@ -35,6 +36,7 @@ _MOST_PARTS = 16_384  # in all messages, and calls; as many are checked in 0.2 s
 _MOST_FIELDS = 100  # names of an object; the largest body here has 34 (chosen)
 _MOST_STOPS, _LONGEST_STOP = 16, 1000  # stop strings, and characters of one, all compared per token; chosen
 _PATHS = ("store", "table", "memory", "model", "drafter")  # options of methods that are paths
+_WORDS = ("request", "off", "measured", "fixed")  # values of others, next to finite numbers, true and false
 
 
 def at_most(count: int) -> BeforeValidator:
@@ -285,15 +287,16 @@ class Speculation(Body):
 
     method: str | None = None
     num_speculative_tokens: Annotated[int, Field(ge=0, le=256)] | None = None
-    options: Annotated[
-        dict[str, bool | int | float | Literal["request", "off", "measured", "fixed"]], at_most(_MOST_FIELDS)
-    ] = {}
+    options: Annotated[dict[str, Any], at_most(_MOST_FIELDS)] = {}
 
-    @field_validator("options", mode="before")
+    @field_validator("options")
     @classmethod
-    def _names_no_path(cls, given: Any) -> Any:
-        if paths := [name for name in _PATHS if isinstance(given, dict) and name in given]:
-            raise ValueError(f"{paths[0]} names a file of the server, and is chosen when it starts; leave it out")
+    def _are_for_a_request(cls, given: dict[str, Any]) -> dict[str, Any]:
+        for name, value in given.items():
+            if name in _PATHS:
+                raise ValueError(f"{name} names a file of the server, and is chosen when it starts; leave it out")
+            if value not in _WORDS and not (isinstance(value, int | float) and abs(value) < math.inf):
+                raise ValueError(f"{name} is {shown(value)}; give a number, true, false, or one of {_WORDS}")
         return given
 
 

@@ -201,17 +201,10 @@ class ChatRequest(_Request, bodies.ConversationRequest):
         return {"index": number, "finish_reason": finish, "logprobs": logprobs} | said
 
 
-def _not_too_many(prompts: Any) -> Any:
-    """Refuse more prompts than texts are written before they are read; a list of ids is one prompt."""
-    if isinstance(prompts, list) and len(prompts) > bodies.MOST_TEXTS and not isinstance(prompts[0], int):
-        raise ValueError(f"there are {len(prompts)} prompts; a request may have {bodies.MOST_TEXTS}")
-    return prompts
-
-
 class CompletionRequest(_Request):
     """`/v1/completions`."""
 
-    prompt: Annotated[str | Many[str] | Long[_Id] | Many[Long[_Id]], BeforeValidator(_not_too_many)]
+    prompt: str | Many[str] | Long[_Id] | Many[Long[_Id]]
     max_tokens: PositiveInt = 16
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     within, id_prefix, whole_object, chunk_object = "completions", "cmpl", "text_completion", "text_completion"

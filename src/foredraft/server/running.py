@@ -55,6 +55,7 @@ class Listening(uvicorn.Server):
             timeout_keep_alive=_IDLE_SECONDS,
         )  # fmt: skip  # h11 limits headers to 64 KiB, and httptools does not
         logging.getLogger("uvicorn.access").setLevel(logging.INFO)
+        logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of each write to a client that has left
         super().__init__(settings)
         shown = f"[{host}]" if ":" in host else host
         self.address = f"http://{shown}:{self._socket.getsockname()[1]}"

@@ -42,8 +42,12 @@ class Speech:
             number for text, number in self._specials.items() if any(text in mark for mark in marks)
         )
         self._begun = self._thought()
-        shape, tools = request.shape, request.tools
-        self.grammar = grammar_of(shape, tools, self._dialect, self._specials, self._begun, self._added)
+        # to llguidance, all added tokens in angle brackets are special, as Qwen's <tool_call>: no letters match them
+        tokens = {
+            text: number for text, number in self._added.items()
+            if text in self._specials or (text.startswith("<") and text.endswith(">"))
+        }  # fmt: skip
+        self.grammar = grammar_of(request.shape, request.tools, self._dialect, tokens, self._begun)
 
     def splitter(self) -> Splitter:
         """Return what splits an answer."""
@@ -125,20 +129,19 @@ def _is_conversation(prompt: Any) -> bool:
 
 
 def grammar_of(
-    shape: Shape | None, tools: Tools, dialect: Dialect, specials: Mapping[str, int], thought: bool | None,
-    added: Mapping[str, int],
-) -> str | None:  # fmt: skip
+    shape: Shape | None, tools: Tools, dialect: Dialect, specials: Mapping[str, int], thought: bool | None
+) -> str | None:
     """Return the grammar of an answer, or None if it may be any text.
 
-    `thought` says whether a thought has begun; None that there is none. `specials` are the ids of special tokens, and
-    `added` those of all tokens that are whole marks. What is too long, or would be enforced in part, is a UsageError.
+    `thought` says whether a thought has begun; None that there is none. `specials` are the ids of special tokens. What
+    is too long, or would be enforced in part, is a UsageError.
     """
     to, calls = Notation(specials), dialect.calls if tools.bound else None
     if shape is None and calls is None:
         return None
     if (size := len(json.dumps([shape, tools.schemas if calls else None]))) > _LONGEST:
         raise UsageError(f"The response format has {size:,} characters, of at most {_LONGEST:,}; use a simpler one.")
-    head, answer = _thought(dialect, to, thought, Notation(added))
+    head, answer = _thought(dialect, to, thought)
     said = f"{answer} @shape".strip() if shape is not None else ""
     if calls is not None:
         listed = _calls(calls, tools, to)
@@ -151,13 +154,13 @@ def grammar_of(
     return json.dumps({"grammars": grammars})
 
 
-def _thought(dialect: Dialect, to: Notation, begun: bool | None, marks: Notation) -> tuple[str, str]:
+def _thought(dialect: Dialect, to: Notation, begun: bool | None) -> tuple[str, str]:
     """Return the expressions of a thought and of what precedes an answer."""
     thoughts = dialect.thoughts
     if thoughts is None or begun is None:
         return "", to.text(thoughts.answer) if thoughts else ""
     rest = f"{to.until(thoughts.close)} {_WHITE} {to.text(thoughts.turn)}"
-    head = rest if begun else f"({marks.text(thoughts.open)} {rest})?"
+    head = rest if begun else f"({to.text(thoughts.open)} {rest})?"
     return head, to.text(thoughts.answer) and f"({to.text(thoughts.answer)})?"
 
 
