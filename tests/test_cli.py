@@ -228,6 +228,7 @@ def run():
     called()
     raise RuntimeError("The library fails, as its callback did.")
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
 foredraft.cli.main = run
 main()
 """
