@@ -167,6 +167,7 @@ DTYPES = (torch.float32, torch.bfloat16)
         (eagle3_config(speculators_model_type="mlp"), "is for mlp, not for eagle3; methods are eagle3, peagle, dflash"),
         (eagle3_config(speculators_model_type="dflash"), "is for dflash, not for eagle3; give method 'dflash'"),
         (eagle3_config(**layer(model_type="deepseek_v3")), "layers of type deepseek_v3.* those of llama and qwen3"),
+        (raw_config() | {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state = False, which"),
         (eagle3_config(**layer(quantization_config={"quant_method": "fp8"})), r"is quantised \(config.json\)"),
     ],
 )  # fmt: skip

@@ -54,6 +54,7 @@ _PARTS = ("eagle_config", "dspark_config", "dflash_config")
 FULL, SLIDING = "full_attention", "sliding_attention"  # types of layers
 CAUSAL = "causal_layers"  # of a converted configuration of a block: whether its rows see no later ones, by layers' type
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")  # of a configuration, false by default
+_USUAL = {"logit_scale": 1, "use_aux_hidden_state": True}  # fields of raw repositories -> what they must be
 _MOST_LEVELS = 1024  # of a block: a mask has its square; chosen, published ones have 16 at most
 _TAPPED = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids")
 
@@ -302,6 +303,8 @@ def _refuse_kind(
     elif packed or given.get("quantization_config") or layer.get("quantization_config"):
         how = f"{packed[0]} is of type {str(weights[packed[0]].dtype).removeprefix('torch.')}" if packed else CONFIG
         wrong = f"is quantised ({how}), which is not supported; give one in bfloat16 or float32"
+    elif odd := [name for name, usual in _USUAL.items() if config.get(name) not in (None, usual)]:
+        wrong = f"says {odd[0]} = {config[odd[0]]}, which is not supported; give another"
     if wrong:
         raise UsageError(f"The drafter in {named} {wrong}.")
 
