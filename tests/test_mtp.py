@@ -13,7 +13,7 @@ from foredraft.api import load
 from foredraft.contracts import SequenceView
 from foredraft.drafters import Resources, make_drafter
 from foredraft.errors import ForedraftWarning, StoreError, UsageError
-from foredraft.model.gguf.files import SOURCE
+from foredraft.model.gguf.files import SOURCE, quantised_file
 from foredraft.model.loading import load_model
 from foredraft.model.mtp import load_mtp
 from foredraft.model.state_heads import HeadModel
@@ -160,6 +160,8 @@ def test_the_layer_of_a_gguf_file_is_found_and_drafts_its_models_text(name, tmp_
         drafter = make_drafter(method, options, Resources(gguf_files.VOCABULARY, target=target))
         text, records = written(target, prompt, SamplingOptions(), drafter, nodes=8, new_tokens=NEW_TOKENS)
         texts.append(text)
+    (head,) = drafter.needs.models  # compiled, its LM head multiplies the integers of the target's file
+    assert quantised_file(head.model) == quantised_file(target.model) is not None
     assert texts[0] == texts[1]
     assert sum(record.drafted for record in records) > NEW_TOKENS
     with pytest.raises(UsageError, match=r"is of another target, a (glm4moe|qwen35) model, and this one is a llama"):

@@ -134,7 +134,7 @@ class PEagleDrafter:
         """Load the head; raises as `Eagle3Drafter.create` does."""
         folder, target = _placed(cls.name, options, resources)
         head = load_eagle3(folder, target.model, cls.name)
-        model = target.with_model(HeadModel(head), rounded=True)
+        model = target.with_model(HeadModel(head, target.model.name_or_path), rounded=True)
         return _block_drafter(cls.name, options, head, lambda: PEagleBlock(head, model), model)
 
 
@@ -180,7 +180,7 @@ def _placed(method: str, options: HeadOptions, resources: Resources) -> tuple[Pa
 
 
 def _state_drafter(method: str, rules: GrowthRules, head: StateHead[Any], target: TorchTarget) -> RolloutDrafter:
-    model = target.with_model(HeadModel(head), rounded=True)
+    model = target.with_model(HeadModel(head, target.model.name_or_path), rounded=True)
     needs = Needs(hidden=head.reads, every_step=False, models=(model,))
     return RolloutDrafter((method,), rules, needs, lambda most: StateRollout(head, model, most), head.ends.ids)
 

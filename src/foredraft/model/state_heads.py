@@ -100,14 +100,15 @@ class HeadModel(nn.Module):
     """The layers and the LM head of a `StateHead` as a model of transformers' interface, which foredraft's target runs.
 
     A row of `inputs_embeds`, float[1, R, 2 D], is a token's embedding and the state of the token before it. The
-    output's `hidden_states` are the next states alone, of the rows that are scored.
+    output's `hidden_states` are the next states alone, of the rows that are scored. `location` is the target's name or
+    path, where a GGUF file may hold the integers of the LM head.
     """
 
-    def __init__(self, head: StateHead[Any]) -> None:
+    def __init__(self, head: StateHead[Any], location: str = "") -> None:
         super().__init__()
         self.config, self.layers, self.lm_head = head.layers.config, head.layers, head.ends.lm_head
         self.embedded_width = 2 * head.ends.embeddings.shape[1]
-        self.name_or_path = ""  # it is no part of the target's file
+        self.name_or_path = location
         self.eval()
 
     @property
