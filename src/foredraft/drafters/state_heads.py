@@ -134,7 +134,7 @@ class PEagleDrafter:
         """Load the head; raises as `Eagle3Drafter.create` does."""
         folder, target = _placed(cls.name, options, resources)
         head = load_eagle3(folder, target.model, cls.name)
-        model = target.with_model(HeadModel(head, target.model.name_or_path), rounded=True)
+        model = _run_by(target, head)
         return _block_drafter(cls.name, options, head, lambda: PEagleBlock(head, model), model)
 
 
@@ -179,8 +179,14 @@ def _placed(method: str, options: HeadOptions, resources: Resources) -> tuple[Pa
     return trained_head(method, options.model, target.model, option="model", files=FILES), target
 
 
+def _run_by(target: TorchTarget, head: StateHead[Any]) -> TorchTarget:
+    """Return what runs a head's layers; only an LM head that is the target's own is sought in the target's file."""
+    is_own = head.ends.lm_head is target.model.get_output_embeddings()
+    return target.with_model(HeadModel(head, target.model.name_or_path if is_own else ""), rounded=True)
+
+
 def _state_drafter(method: str, rules: GrowthRules, head: StateHead[Any], target: TorchTarget) -> RolloutDrafter:
-    model = target.with_model(HeadModel(head, target.model.name_or_path), rounded=True)
+    model = _run_by(target, head)
     needs = Needs(hidden=head.reads, every_step=False, models=(model,))
     return RolloutDrafter((method,), rules, needs, lambda most: StateRollout(head, model, most), head.ends.ids)
 

@@ -112,11 +112,12 @@ def _sizes(keys: Keys, shapes: Shapes, known: Any, fields: Mapping[str, Any]) ->
     """Return the fields that follow from tensors, and those of keys that a file may leave out, as in llama.cpp."""
     heads = keys.get("attention.head_count", 0)
     keys.get("vocab_size")  # the embedding has as many rows
-    layers = keys.get("block_count")
+    # all layers of an assistant draft
+    drafting = keys.get("nextn_predict_layers", 0) * ("nextn.pre_projection.weight" not in shapes)
     found = {
         "vocab_size": shapes["token_embd.weight"][0],
         "tie_word_embeddings": "output.weight" not in shapes,
-        "num_hidden_layers": layers - keys.get("nextn_predict_layers", 0) or layers,  # all draft, in an assistant
+        "num_hidden_layers": keys.get("block_count") - drafting,
     }
     for name, ends in FLAGS.items():
         if hasattr(known, name):
