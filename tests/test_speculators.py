@@ -10,7 +10,7 @@ import torch
 
 from foredraft.contracts import SequenceView
 from foredraft.drafters import Resources, make_drafter
-from foredraft.errors import StoreError, UsageError
+from foredraft.errors import StoreError, UnsupportedModelError, UsageError
 from foredraft.model.dflash import DFlashBlock, load_dflash
 from foredraft.model.eagle3 import PEagleBlock, load_eagle3
 from foredraft.model.mtp import load_trained_mtp
@@ -97,6 +97,13 @@ def test_a_gguf_file_says_what_its_folder_says(tmp_path):
     )
     assert ours == theirs
     assert all(folder.config[name] == file.config[name] for name in (*DFLASH2, "block_size", "causal_layers"))
+
+
+def test_a_gguf_file_that_says_what_its_kind_of_head_does_not_do_is_refused(tmp_path):
+    made = drafter_files("eagle3", "llama", tmp_path)
+    file = save_gguf(tmp_path / "it.gguf", "eagle3", *made, final_logit_softcapping=30.0)
+    with pytest.raises(UnsupportedModelError, match=r"final_logit_softcapping = 30.0"):
+        read_speculator(file, "eagle3", target_of("llama").model)
 
 
 def test_a_raw_drafter_is_scored_as_the_same_one_in_the_format(tmp_path):

@@ -264,8 +264,8 @@ _OF_GGUF = {
 """The format's tensors -> those of llama.cpp's conversion (b10731)."""
 
 
-def save_gguf(file, method, config, tensors):
-    """Save a drafter as llama.cpp converts it."""
+def save_gguf(file, method, config, tensors, **numbers):
+    """Save a drafter as llama.cpp converts it, with further keys."""
     kind, layer = ("eagle3" if method == "eagle3" else "dflash"), config.get("transformer_layer_config", config)
     own = config | config.get("dflash_config", {})
     writer = gguf.GGUFWriter(file, kind)
@@ -280,10 +280,13 @@ def save_gguf(file, method, config, tensors):
         writer.add_uint32(f"{kind}.{key}", value)
     writer.add_float32(f"{kind}.attention.layer_norm_rms_epsilon", 1e-6)
     writer.add_float32(f"{kind}.rope.freq_base", 10000.0)
+    for key, value in numbers.items():
+        writer.add_float32(f"{kind}.{key}", value)
     raw = [number + 1 for number in own.get("target_layer_ids", ())]
     writer.add_array(f"{kind}.target_layers", raw or list(own.get("aux_hidden_state_layer_ids", READS)))
-    writer.add_bool(f"{kind}.norm_before_residual", config.get("norm_before_residual", False))
-    if kind == "dflash":
+    if kind == "eagle3":
+        writer.add_bool(f"{kind}.norm_before_residual", config.get("norm_before_residual", False))
+    else:
         for name in ("block_size", "conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"):
             if name in own:
                 writer.add_uint32(f"{kind}.{name}", own[name])

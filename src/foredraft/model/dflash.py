@@ -1,4 +1,4 @@
-"""DFlash's and DSpark's heads, which draft a block of tokens in one pass, whose rows are the root and placeholders.
+"""Heads of DFlash, DSpark and DFlash 2: they draft a block of tokens in one pass, of the root and placeholders.
 
 DFlash (z-lab, 2026): block diffusion with one step. All rows of the block see each other, and in every layer the keys
 and values that are made of the target's states of the text; in a layer with a sliding window, of its end. DSpark
@@ -95,7 +95,7 @@ class MixedRows(nn.Module):
 
 
 class DFlashLayers(StateLayers):
-    """The layers, of Qwen 3's kind, and what scores depend on the token before by, if they do."""
+    """The layers, of Qwen 3's kind, and what scores a token by the one before it, in DSpark and DFlash 2."""
 
     def __init__(self, found: Speculator, wide: int) -> None:
         super().__init__(found.layer_config, wide)

@@ -85,7 +85,7 @@ def load_eagle3(folder: Path, model: Any, method: str = METHOD) -> StateHead[Eag
 
 def _levels(config: Mapping[str, Any]) -> Any:
     proposals = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
-    return proposals[0].get("speculative_tokens", 8)  # raw repositories do not say; that many are usual in training
+    return proposals[0].get("speculative_tokens", 8)  # the format's default in training; raw ones do not say
 
 
 class PEagleBlock:

@@ -6,7 +6,6 @@ level, and is converted. Does not depend on how a drafter runs.
 """
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -217,7 +216,8 @@ def _contents(folder: Path, dtype: torch.dtype) -> tuple[dict[str, Any], dict[st
     if not files:  # weights_only: a stranger's file cannot run code
         found = torch.load(folder / _PICKLED, map_location="cpu", weights_only=True)
     for begins, ours in _RENAMED.items():
-        found = {re.sub(f"^{re.escape(begins)}", ours, name): each for name, each in found.items()}
+        own = {name: ours + name.removeprefix(begins) for name in found if name.startswith(begins)}
+        found = {own.get(name, name): each for name, each in found.items()}
     return config, found
 
 

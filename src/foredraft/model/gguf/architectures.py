@@ -357,19 +357,21 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
 }  # fmt: skip
 
-OF_DRAFTERS = (
-    "target_layers", "target_hidden_size", "block_size", "norm_before_residual", "norm_before_fc",
-    "sample_from_anchor", "has_confidence_head", "conv_kernel_size", "conv_group_size", "selector_rank",
-    "selector_top_k", "embedding_scale", "logit_scale", "final_logit_softcapping", "attention.causal",
+_OF_DFLASH = (
+    "target_layers", "target_hidden_size", "block_size", "sample_from_anchor", "has_confidence_head",
+    "conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k", "embedding_scale", "logit_scale",
+    "final_logit_softcapping", "attention.causal",
 )  # fmt: skip
-"""Keys that `drafters.py` reads."""
 DRAFTERS: Mapping[str, Architecture] = {
     "gemma4-assistant": Architecture(
         "gemma4_text", complete=families.gemma4, keys={"embedding_length_out": ()}, window_base=_GEMMA_BASE
     ),
-    "eagle3": Architecture("llama", keys=dict.fromkeys(OF_DRAFTERS, ()), changes=_INTERLEAVED),
+    "eagle3": Architecture(
+        "llama", changes=_INTERLEAVED,
+        keys={"target_layers": (), "target_hidden_size": (), "norm_before_residual": (), "norm_before_fc": ()},
+    ),
     "dflash": Architecture(
-        "qwen3", keys={**dict.fromkeys(OF_DRAFTERS, ()), **_IMAGE_KEYS}, fixed={"use_sliding_window": True}
+        "qwen3", keys={**dict.fromkeys(_OF_DFLASH, ()), **_IMAGE_KEYS}, fixed={"use_sliding_window": True}
     ),
 }  # fmt: skip
-"""Files of drafters; their names of tensors are in `drafters.py`."""
+"""Files of drafters; `drafters.py` reads their keys without a field, and has their names of tensors."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from foredraft.errors import UnsupportedModelError, UsageError
-from foredraft.model.gguf.architectures import DRAFTERS, OF_DRAFTERS
+from foredraft.model.gguf.architectures import DRAFTERS
 from foredraft.model.gguf.configuration import configuration
 from foredraft.model.gguf.files import parts_of
 from foredraft.model.gguf.metadata import Keys
@@ -37,10 +37,10 @@ _NAMES = {
 _STATES = {"eagle3": "input_norm", "dflash": "hidden_norm"}
 """Kinds of files -> the format's name of `enc.output_norm`, before the map of the target's states or behind it."""
 _FIELDS = {
-    **{name: name for name in OF_DRAFTERS}, "target_layers": "aux_hidden_state_layer_ids",
-    "embedding_scale": "input_embedding_scale", "logit_scale": "output_multiplier", "attention.causal": "is_causal",
+    "target_layers": "aux_hidden_state_layer_ids", "embedding_scale": "input_embedding_scale",
+    "logit_scale": "output_multiplier", "attention.causal": "is_causal",
 }  # fmt: skip
-"""A file's key -> the format's field, or that of the drafter's authors."""
+"""A file's key -> the field of the format, or of the drafter's authors, where it has another name."""
 _ASSISTANT = "gemma4-assistant"
 _TENSOR = re.compile(r"(?:blk\.(\d+)\.)?(.+?)(\.weight|\.bias)?")
 
@@ -57,11 +57,11 @@ def read_gguf_drafter(file: Path, dtype: torch.dtype) -> tuple[dict[str, Any], d
         raise UsageError(f"{file} is a file of the kind {kind}; those of heads are of {' or '.join(_STATES)}.")
     vocabulary = len(metadata.get("tokenizer.ggml.tokens", ()))
     layer = configuration(metadata, {"token_embd.weight": (vocabulary,), **tensors.shapes}, tensors.sample)
-    weights, changes = {}, DRAFTERS[kind].changes
+    weights, row = {}, DRAFTERS[kind]
     for name in set(tensors) - {"d2t", "rope_freqs.weight"}:
         block, base, suffix = _TENSOR.fullmatch(name).groups()  # type: ignore[union-attr]  # it matches any name
         values = tensors.read(name, dtype)
-        values = CHANGES[changes[base]](values, layer) if base in changes else values
+        values = CHANGES[row.changes[base]](values, layer) if base in row.changes else values
         path = _STATES[kind] if base == "enc.output_norm" else _NAMES.get(base, base)
         suffix = "" if path.endswith("_codebook") else suffix or ""
         weights[("" if block is None else f"layers.{block}.") + path + suffix] = values
@@ -73,7 +73,7 @@ def read_gguf_drafter(file: Path, dtype: torch.dtype) -> tuple[dict[str, Any], d
         kind = "dspark" if markov is not None else "dflash2" if "selector_hidden.weight" in tensors else kind
     if keys.get("target_layers") is None:
         raise UnsupportedModelError(f"{file} does not say which of the target's layers it reads (target_layers).")
-    named = {field: keys.get(key) for key, field in _FIELDS.items()}
+    named = {_FIELDS.get(key, key): keys.get(key) for key in row.keys}
     config = {
         "speculators_model_type": kind,
         "transformer_layer_config": {**layer.to_diff_dict(), "model_type": layer.model_type},
