@@ -68,7 +68,7 @@ def load(
     if not isinstance(compile, bool) and compile != "auto":
         raise UsageError(f"compile is {compile!r}; give True, False or 'auto'.")
     if isinstance(model, str | Path):
-        name = located(str(model))
+        name = located(str(model), loading.get("revision"))
         inspect(config := load_config(name, **loading))  # checks the architecture before the weights are loaded
         tokenizer = load_tokenizer(name, **loading)
         target = load_target(name, dtype, device, compiled=bool(compile), config=config, **loading)

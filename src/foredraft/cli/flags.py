@@ -29,7 +29,7 @@ in_text = partial(typer.Option, rich_help_panel="The text")
 
 _LITERAL = re.compile(r"Literal\[(.*?)\]")
 _COMMENT = re.compile(" *#")
-_MODEL = "smollm2, a GGUF file, a hub id, or a folder"
+_MODEL = "smollm2, a GGUF file, OWNER/REPO:KIND for one of the hub, a hub id, or a folder"
 
 ModelArgument = Annotated[str, typer.Argument(help=_MODEL)]
 ModelOption = Annotated[str, in_model(help=_MODEL)]

@@ -19,9 +19,8 @@ from foredraft.contracts import SequenceView
 from foredraft.errors import UsageError
 from foredraft.graph.tree import IntArray
 from foredraft.model.gguf.drafters import read_gguf_assistant
-from foredraft.model.gguf.files import is_gguf
+from foredraft.model.hub import named_gguf
 from foredraft.model.loading import check_complete, load_config, located, usage_errors
-from foredraft.options import user_path
 
 _TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 
@@ -40,8 +39,8 @@ def load_assistant(named: str, target: Any) -> Assistant:
 
     Raises UsageError if it cannot be loaded, or is of another kind or for another target.
     """
-    place = user_path(named)
-    model = read_gguf_assistant(place, target.dtype) if is_gguf(place) else None
+    file = named_gguf(named)
+    model = None if file is None else read_gguf_assistant(file, target.dtype)
     config = load_config(named) if model is None else model.config
     own, text = target.config.get_text_config(), config.get_text_config()
     wrong = ""

@@ -20,6 +20,7 @@ from torch import nn
 from foredraft.atomic_file import store_file
 from foredraft.errors import ForedraftError, StoreError, UsageError, told
 from foredraft.model.fingerprint import fingerprint
+from foredraft.model.hub import named_gguf
 from foredraft.options import user_path, whole_number
 
 M = TypeVar("M", bound=nn.Module)
@@ -163,8 +164,8 @@ def trained_head(
 ) -> Path:
     """Return the folder of the head `named`, or of this checkout's for a method and exactly this model.
 
-    It is downloaded, `files` of it, if `named` is a hub id and no folder. `option` is where the user names it.
-    UsageError without a head, or if that fails.
+    Of a GGUF file it is the file. It is downloaded, `files` of it, if `named` is of the hub. `option` is where the
+    user names it. UsageError without a head, or if that fails.
     """
     if not named:
         if (shipped := shipped_head(method, model)) is None:
@@ -173,6 +174,8 @@ def trained_head(
                 f'and give their folder: --speculative-config \'{{"{option}": "FOLDER"}}\'.'
             )
         return shipped
+    if file := named_gguf(named):
+        return file
     path = user_path(named)
     if path.exists() or named.startswith((".", "/", "~")) or named.count("/") != 1:
         return path

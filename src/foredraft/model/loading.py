@@ -4,21 +4,19 @@ Uses transformers' loaders and knows the default model's name. Does not depend o
 """
 
 import re
-import socket
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 import torch
 
 from foredraft.errors import ForedraftError, UsageError, told
-from foredraft.model.gguf.files import SMOLLM2, gguf_folder, is_gguf, no_progress_bar, smollm2_file, weights_of
+from foredraft.model.gguf.files import SMOLLM2, gguf_folder, no_progress_bar, smollm2_file, weights_of
 from foredraft.model.gguf.reader import load_gguf
+from foredraft.model.hub import named_gguf, why_unreachable
 from foredraft.model.machine import limit_threads
 from foredraft.model.rounded import KINDS, rounded_folder
 from foredraft.options import check_known, user_path
@@ -52,14 +50,13 @@ class LoadingOptions(TypedDict, total=False):
 _FOR_ALL = ("revision", "trust_remote_code")  # options that configurations and tokenizers accept too
 _LAYER = re.compile(r"(.*?)\.(\d+)\.(\w+)")  # of a weight's name: the path of the layers, a number, and a part of it
 _DRAFTING = {"eh_proj", "enorm", "hnorm", "mtp_block"}  # parts of a layer that drafts (MTP), and of no other
-_HUB_SECONDS = 5.0  # connection timeout; a slower connection could not download a model either
 
 
 def load_tokenizer(model: str, **options: Unpack[LoadingOptions]) -> Any:
     """Load the tokenizer of `smollm2`, a GGUF file, a hub id, or a folder; raises UsageError if that fails."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast  # slow to import; help pages do not need them
 
-    location, given = located(model), _chosen(options, _FOR_ALL)
+    location, given = located(model, options.get("revision")), _chosen(options, _FOR_ALL)
     # for some models, such as Qwen 2, AutoTokenizer takes a class that splits by its own rules, not by the folder's
     loader = PreTrainedTokenizerFast if weights_of(location) else AutoTokenizer
     with usage_errors("tokenizer", model):
@@ -88,7 +85,7 @@ def load_config(model: str, **options: Unpack[LoadingOptions]) -> Any:
 
     from foredraft.model.text_part import text_class
 
-    location, given = located(model), _chosen(options, _FOR_ALL)
+    location, given = located(model, options.get("revision")), _chosen(options, _FOR_ALL)
     with usage_errors("model", model):
         config = AutoConfig.from_pretrained(location, **given)
         text_class(config)  # raises where there is none
@@ -165,7 +162,7 @@ def _generation_config(location: str, config: Any) -> Any:
 
 def _source(model: str, dtype: str | torch.dtype, options: LoadingOptions) -> str:
     """Return the folder or hub id to load in a dtype; of one that rounds, it is that of the rounded weights."""
-    location = located(model)
+    location = located(model, options.get("revision"))
     limit_threads()
     if dtype not in KINDS:
         return location
@@ -231,11 +228,13 @@ def check_complete(location: str, found: Mapping[str, Any], model: Any) -> None:
         )
 
 
-def located(model: str) -> str:
+def located(model: str, revision: str | None = None) -> str:
     """Return the folder or hub id to pass to transformers; raises UsageError, or what `gguf_folder` does."""
-    path = smollm2_file() if model == SMOLLM2 else user_path(model)
-    if is_gguf(path):
-        return str(gguf_folder(path))
+    if model == SMOLLM2:
+        return str(gguf_folder(smollm2_file()))
+    if file := named_gguf(model, revision):
+        return str(gguf_folder(file))
+    path = user_path(model)
     looks_local = model.startswith((".", "/", "~")) or model.count("/") > 1
     if looks_local and not path.exists():
         raise UsageError(f"There is no folder {model}. Give a folder, a GGUF file, a hub id, or {SMOLLM2}.")
@@ -248,7 +247,7 @@ def located(model: str) -> str:
 
 
 def _check_hub(model: str) -> None:
-    """Raise UsageError if a model must come from a hub that cannot be reached; its library would retry for a minute."""
+    """Raise UsageError if a model must come from a hub that cannot be reached."""
     from huggingface_hub import constants, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -256,16 +255,11 @@ def _check_hub(model: str) -> None:
         cached = isinstance(try_to_load_from_cache(model, "config.json"), str)
     except HFValidationError:  # not a valid model name; transformers explains why
         return
-    if cached or constants.HF_HUB_OFFLINE or getproxies():
-        return
-    hub = urlsplit(constants.ENDPOINT)
-    try:
-        socket.create_connection((hub.hostname or "", hub.port or 443), timeout=_HUB_SECONDS).close()
-    except OSError as error:
+    if not cached and not constants.HF_HUB_OFFLINE and (reason := why_unreachable()):
         raise UsageError(
-            f"There is no folder {model!r}, and the hub {constants.ENDPOINT} cannot be reached ({error}). Give a "
+            f"There is no folder {model!r}, and the hub {constants.ENDPOINT} cannot be reached ({reason}). Give a "
             f"folder, a GGUF file, or {SMOLLM2}; or connect this machine."
-        ) from error
+        )
 
 
 def _chosen(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
