@@ -27,7 +27,7 @@ def _compiled_anew():
 @pytest.mark.parametrize("tiles", [False, True])
 def test_every_function_that_a_variant_of_the_kernel_calls_is_in_it(tiles):
     """Here only the variants that this processor runs are compiled."""
-    values = dict.fromkeys(("queries", "summed", "at_once"), 4) | {"size": 64, "lanes": 16, "halves": 2}
+    values = dict.fromkeys(("queries", "summed", "at_once", "few"), 4) | {"size": 64, "lanes": 16, "halves": 2}
     names = dict.fromkeys(("query_t", "input_t"), "at::BFloat16") | {"restrict_keyword": "", "num_threads": 2}
     inputs = dict.fromkeys(("query", "key", "value", "mask", "ranges", "output"))
     flags = {"tiles": tiles, "paired": not tiles, "has_sinks": False, "scaling": "1.0", "softcap": "9.0"}

@@ -46,6 +46,7 @@ from foredraft.model.machine import (
 )
 
 _QUERIES = 4  # query rows whose values are summed together, so that each value is read once for all of them
+_FEW_UNITS = 16  # of `_QUERIES` queries of a key head, whose keys are better read by one thread; chosen
 _ALL_CACHES = 3  # locality of a prefetch, as GCC's __builtin_prefetch takes it; 0 is past the caches
 _BYTES_AHEAD = 9 * 1024  # that weights are prefetched; 2 KiB are too few where the cache is shared, 18 no better
 _UPDATED = 4  # vectors of a matrix's columns that are updated and summed at once: they fill the registers of AVX2
@@ -196,6 +197,7 @@ def _lowered_attention(
         [rows, heads * size],
         size=int(size),
         queries=LANES if tiles else _QUERIES,
+        few=_FEW_UNITS,
         summed=_QUERIES,
         tiles=tiles,
         at_once=at_once,
