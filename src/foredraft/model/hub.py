@@ -14,7 +14,7 @@ from foredraft.errors import ForedraftError, UsageError, told
 from foredraft.model.gguf.files import SUFFIX, is_gguf
 from foredraft.options import user_path
 
-_NAME = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?")
+_NAME = re.compile(r"(?:(?:https://)?(?:hf|huggingface)\.co/)?([\w.-]+/[\w.-]+)(?::([\w.-]+))?")
 _USUAL = "Q4_K_M"  # the kind where a name has none, as llama.cpp's `-hf`
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 _BESIDE = re.compile(r"(.*/)?(mmproj|mtp-|imatrix)|.*imatrix$", re.IGNORECASE)  # files that are no text model
