@@ -72,8 +72,9 @@ def hub(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("named", "file"), [
-    (QWEN, "Qwen3-4B-Q4_K_M.gguf"), (f"hf.co/{QWEN}:q8_0", "Qwen3-4B-Q8_0.gguf"), (f"{QWEN}:IQ2_M", "Qwen3-4B-IQ2_M.gguf"),
-    (f"{QWEN}:UD-IQ2_M", "Qwen3-4B-UD-IQ2_M.gguf"), (f"{QWEN}:Q4_K_XL", "Qwen3-4B-UD-Q4_K_XL.gguf"),
+    (QWEN, "Qwen3-4B-Q4_K_M.gguf"), (f"hf.co/{QWEN}:q8_0", "Qwen3-4B-Q8_0.gguf"),
+    (f"{QWEN}:IQ2_M", "Qwen3-4B-IQ2_M.gguf"), (f"{QWEN}:UD-IQ2_M", "Qwen3-4B-UD-IQ2_M.gguf"),
+    (f"{QWEN}:Q4_K_XL", "Qwen3-4B-UD-Q4_K_XL.gguf"),
     (f"{QWEN}:BF16", "BF16/Qwen3-4B-BF16-00001-of-00002.gguf"), (f"{QWEN}:Qwen3-4B-IQ2_M", "Qwen3-4B-IQ2_M.gguf"),
     (f"{QWEN}:mtp-Qwen3-4B-Q8_0", "mtp-Qwen3-4B-Q8_0.gguf"), ("some/only-gguf", "it-mxfp4.gguf"),
 ])  # fmt: skip
