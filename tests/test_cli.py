@@ -253,6 +253,12 @@ def test_an_unexpected_error_is_one_sentence_with_a_hint(run, monkeypatch):
     assert "Traceback" in run("generate", "a").err
 
 
+def test_a_name_that_is_too_long_for_a_file_is_a_sentence(run, tmp_path):
+    name = "a" * 300
+    for command in (["bench", "run", "--data", name], ["table", "build", "--out", str(tmp_path / "t"), name]):
+        assert refused(run(*command), 1, "cannot be used (File name too long). Give another file or folder")
+
+
 @pytest.mark.slow
 def test_a_reader_that_went_away_is_no_news(run, monkeypatch):
     def fail(*_):

@@ -134,6 +134,9 @@ def _explain(error: Exception) -> int:
     if isinstance(error, OSError) and error.errno == ENOSPC:
         say(f"{error.filename or 'The output'} cannot be written ({error.strerror}). Free space, or choose another.")
         return 1
+    if isinstance(error, OSError) and error.filename:
+        say(f"{error.filename} cannot be used ({error.strerror}). Give another file or folder, or mend this one.")
+        return 1
     if not hasattr(error, "format_message"):  # only the parser's exceptions have it; typer does not export their base
         say(f"Unexpected {told(error).rstrip('.: ')}. Set {TRACEBACK_VARIABLE}=1 to see the traceback.")
         return 1
