@@ -14,7 +14,7 @@ from typing import Any, TypedDict, Unpack
 import torch
 
 from foredraft.errors import ForedraftError, UsageError, told
-from foredraft.model.gguf.files import SMOLLM2, gguf_folder, no_progress_bar, smollm2_file, weights_of
+from foredraft.model.gguf.files import SMOLLM2, gguf_folder, is_gguf, no_progress_bar, smollm2_file, weights_of
 from foredraft.model.gguf.reader import load_gguf
 from foredraft.model.hub import named_gguf, why_unreachable
 from foredraft.model.machine import limit_threads
@@ -230,11 +230,9 @@ def check_complete(location: str, found: Mapping[str, Any], model: Any) -> None:
 
 def located(model: str, revision: str | None = None) -> str:
     """Return the folder or hub id to pass to transformers; raises UsageError, or what `gguf_folder` does."""
-    if model == SMOLLM2:
-        return str(gguf_folder(smollm2_file()))
-    if file := named_gguf(model, revision):
-        return str(gguf_folder(file))
-    path = user_path(model)
+    path = smollm2_file() if model == SMOLLM2 else named_gguf(model, revision) or user_path(model)
+    if is_gguf(path):
+        return str(gguf_folder(path))
     looks_local = model.startswith((".", "/", "~")) or model.count("/") > 1
     if looks_local and not path.exists():
         raise UsageError(f"There is no folder {model}. Give a folder, a GGUF file, a hub id, or {SMOLLM2}.")
