@@ -47,6 +47,19 @@ def packages(tmp_path_factory):
     return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "packages"
 
 
+LONGEST = (
+    "compiled_recurrent", "compiled_kinds", "processors", "batch", "conformance", "windows", "causal_types", "compiled",
+    "experts", "server", "wrappers", "train_heads",
+)  # fmt: skip
+"""The files of tests that take longest: those that compile the same models do not stand beside each other."""
+
+
+def pytest_collection_modifyitems(items):
+    """Run the longest files first, so that no worker waits for another's at the end."""
+    places = {f"test_{name}.py": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
+
+
 def pytest_collection_finish():
     """Search for garbage less often, and not what was imported and collected: it took a twentieth of the time."""
     gc.collect()
