@@ -97,7 +97,6 @@ def own_kernels(*, cached: bool = False, tiles: bool = True, precise: bool = Fal
     blocking = division.GEMM_TEMPLATE_INIT_BLOCKING_EXTENDED
     our_blocking = Path(__file__).with_name("blocking.cpp.jinja").read_text(encoding="utf-8")
     ours = f"{{% if micro_gemm.own is defined %}}{our_blocking}{{% else %}}{blocking}{{% endif %}}"
-    parsed = products.KernelTemplate._template_from_string
     ours_or_theirs = _product_kernels(locality, tiles=tiles) if has_avx2() else products.micro_gemm_configs
     with (
         config.patch({"cpp.simdlen": _SAME_BITS} if has_avx2() and not tiles else {}),
@@ -105,8 +104,7 @@ def own_kernels(*, cached: bool = False, tiles: bool = True, precise: bool = Fal
         patch.object(division, "GEMM_TEMPLATE_INIT_BLOCKING_EXTENDED", ours),
         # the compiler lays weights out for the vendor's library first: one more copy of them, which nothing reads
         patch.object(torch.ops.mkldnn, "_reorder_linear_weight", lambda weight, _rows: weight, create=True),
-        # of a compilation's time, a fifth would go into parsing the same templates again for every product
-        patch.object(products.KernelTemplate, "_template_from_string", staticmethod(cache(parsed))),
+        patch.object(Environment, "from_string", cache(Environment.from_string)),  # it parses them for each product
         # torch forbids it at runtime, and writes code for it all the same
         patch.object(division.CppGemmTemplate, "maybe_k_slicing", lambda _self: False),
     ):
@@ -304,13 +302,12 @@ def _product_kernels(locality: int, *, tiles: bool) -> dict[Any, list[Any]]:
     """
     widths = [3 * vector_lanes(), 2 * vector_lanes()]
     rows = registers(vector_lanes()) // 4
-    found = [
+    ours = {_product_kernel(locality): [
         configuration
         for dtype in (torch.bfloat16, torch.float32)
         for instructions in (VecAVX512, VecAVX2)  # by which torch vectorises its own code
         for configuration in _configurations(instructions, dtype, [(rows, width, _halves(dtype)) for width in widths])
-    ]
-    ours = {_product_kernel(locality): found}
+    ]}  # fmt: skip
     if tiles:
         ours[_product_kernel(tiles=True)] = _configurations(VecAMX, torch.bfloat16, [_TILES])
     return ours
