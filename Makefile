@@ -23,7 +23,7 @@ VLLM_SETTINGS := NUMBA_CACHE_DIR=$(CURDIR)/$(VLLM)/numba-cache VLLM_CPU_KVCACHE_
 # Compiled kernels are kept in the environment, so that the tree stays clean.
 export NUMBA_CACHE_DIR := $(CURDIR)/$(VENV)/numba-cache
 # The tests run in two processes, one thread each; more threads than that would only wait for each other. A file's tests
-# run in one of them, which makes once what they share; in alphabetical order, lest files of few, long tests come last.
+# run in one of them, which makes once what they share; in the order of tests/conftest.py, lest long files come last.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 # Makes the targets that it reads, two at a time; most of them use one core.
 SIDE_BY_SIDE := xargs -P 2 -n 1 $(MAKE) --no-print-directory

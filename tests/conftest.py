@@ -11,14 +11,20 @@ import pytest  # as above
 
 from foredraft.cache_folder import CACHE_VARIABLE
 from foredraft.cli import screen
-from foredraft.model import loading
+from foredraft.model import cost, loading
 from foredraft.model.compiled import build
 from support.toys import TOY_DRAFT
 
 screen._PATIENCE = 600.0  # a slow machine says no more than a quick one
 loading.smollm2_file = lambda: Path(TOY_DRAFT)  # where a test names no model it writes with the quicker toy
+# most tests need some curve, and beside other tests a measurement of a second would be repeated, and not kept
+cost._MOST_ROUNDS, cost._MOST_TRIES = 2, 1
 # tests compile many packages, which run a few passes
-build.OPTIONS.update({"aot_inductor.precompile_headers": True, "aot_inductor.compile_wrapper_opt_level": "O0"})
+build.OPTIONS.update({
+    "aot_inductor.precompile_headers": True,
+    "aot_inductor.compile_wrapper_opt_level": "O0",
+    "aot_inductor.enable_line_tables": False,
+})  # fmt: skip
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -41,6 +47,19 @@ def packages(tmp_path_factory):
     return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "packages"
 
 
+LONGEST = (
+    "compiled_recurrent", "compiled_kinds", "processors", "batch", "conformance", "windows", "causal_types", "compiled",
+    "experts", "server", "wrappers", "train_heads",
+)  # fmt: skip
+"""The files of tests that take longest: those that compile the same models do not stand beside each other."""
+
+
+def pytest_collection_modifyitems(items):
+    """Run the longest files first, so that no worker waits for another's at the end."""
+    places = {f"test_{name}.py": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
+
+
 def pytest_collection_finish():
     """Search for garbage less often, and not what was imported and collected: it took a twentieth of the time."""
     gc.collect()
@@ -53,7 +72,7 @@ def pytest_sessionfinish():
     gc.unfreeze()
 
 
-SLOW_FIXTURES = {"compiled_cache", "finished", "two_workers"}
+SLOW_FIXTURES = {"compiled_cache", "finished", "cluster"}
 """Those that take seconds to make."""
 
 

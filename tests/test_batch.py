@@ -452,11 +452,10 @@ def test_texts_that_wait_for_a_prefix_may_be_too_long_or_leave(compiled):
     assert emitted(follower) == alone(compiled, prompt[:400], SamplingOptions(), 5)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_texts_that_come_and_go_in_little_memory_are_the_same(compiled, seed):
+def test_texts_that_come_and_go_in_little_memory_are_the_same(compiled):
     """Prompts that share beginnings, of two owners, at random steps; some leave, and there is seldom room for all."""
     size = compiled.dtype.itemsize
-    slots, rng = 2 * 2 * 2 * 16 * size, np.random.default_rng([seed, size])
+    slots, rng = 2 * 2 * 2 * 16 * size, np.random.default_rng([0, size])
     writers = [generator(compiled, "prompt_lookup", nodes=nodes) for nodes in (0, 3, 12)] + [
         generator(compiled, "auto")
     ]

@@ -12,6 +12,13 @@ from foredraft.model.target import TorchTarget
 from support.families import configuration, tiny_model
 
 
+@pytest.fixture(autouse=True)
+def as_usual(monkeypatch):
+    """Other tests measure for a shorter time (conftest.py)."""
+    monkeypatch.setattr(cost_module, "_MOST_ROUNDS", 12)
+    monkeypatch.setattr(cost_module, "_MOST_TRIES", 3)
+
+
 @pytest.fixture
 def target():
     config = configuration("llama")

@@ -4,41 +4,41 @@ import functools
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from foredraft.cli import main
 from foredraft.corpus import distributed
 from foredraft.corpus.distributed import map_on_ray
 from foredraft.corpus.shards import finish_shard, plan_shards, tokenize_shards
 from foredraft.corpus.words import Words
 from foredraft.errors import ForedraftError, UsageError
+from support.toys import TOY
 
 WITHOUT_TOKEN = {"RAY_AUTH_MODE": "disabled"}
 """Otherwise Ray writes an access token into the user's home folder."""
 
 
 @pytest.fixture(scope="module")
-def two_workers():
-    """Start a cluster of two cores on this machine, shared by all tests but one."""
+def cluster():
+    """A cluster of this machine's cores, which a caller started who then stops early; most tests are in between."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in WITHOUT_TOKEN.items():
             patch.setenv(name, value)
-        yield from cluster_of_two()
+        results = map_on_ray(int, range(20))
+        assert next(results) == 0
+        import ray  # reads its variables when it is imported, and they were set by then
 
-
-def cluster_of_two():
-    import ray  # reads its variables when it is imported
-
-    here = sys.modules[__name__]
-    ray.cloudpickle.register_pickle_by_value(here)  # the workers cannot import the tests
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
-    yield
-    ray.shutdown()
-    ray.cloudpickle.unregister_pickle_by_value(here)
+        here = sys.modules[__name__]
+        ray.cloudpickle.register_pickle_by_value(here)  # the workers cannot import the tests
+        assert ray.is_initialized()
+        yield
+        results.close()
+        assert not ray.is_initialized(), "a caller who stops early leaves no cluster behind"
+        ray.cloudpickle.unregister_pickle_by_value(here)
 
 
 @pytest.fixture
@@ -83,11 +83,37 @@ def refuse_three(item):
     return item * item
 
 
+# --- clusters
+
+
+@pytest.mark.slow
+def test_the_command_makes_the_same_store_on_a_cluster_which_it_starts_and_stops(tmp_path, shards, monkeypatch):
+    """The first test of this file, as later ones share a cluster that would be used here too."""
+    for name in list(os.environ):
+        if name.startswith("RAY_"):
+            monkeypatch.delenv(name)
+    for name, value in WITHOUT_TOKEN.items():
+        monkeypatch.setenv(name, value)
+    for port in (1, 10**20):
+        with pytest.raises(UsageError, match=r"^No Ray cluster answers at 127\.0\.0\.1:1"):
+            next(map_on_ray(len, [""], f"127.0.0.1:{port}"))
+    import ray
+
+    assert not ray.is_initialized()
+    build = ["index", "build", str(tmp_path / "a.jsonl"), "--segment-tokens", "1500", "--model", TOY, "--out"]
+    assert main([*build, str(tmp_path / "here")]) == main([*build, str(tmp_path / "there"), "--ray"]) == 0
+    assert not ray.is_initialized()
+    assert "RAY_USAGE_STATS_ENABLED" not in os.environ, "what was set for the cluster is taken back"
+    stores = [{path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("here", "there")]
+    assert stores[0] == stores[1]
+    assert len(stores[0]) > 3
+
+
 # --- shards
 
 
 @pytest.mark.slow
-def test_the_files_are_those_of_one_process(two_workers, tmp_path, shards, words):
+def test_the_files_are_those_of_one_process(cluster, tmp_path, shards, words):
     local = list(tokenize_shards(shards, words, tmp_path / "local"))
     told = []
     there = {"spread": map_on_ray, "progress": lambda *at: told.append(at)}
@@ -102,7 +128,7 @@ def test_the_files_are_those_of_one_process(two_workers, tmp_path, shards, words
 
 
 @pytest.mark.slow
-def test_a_worker_killed_in_the_middle_costs_its_shard_alone(two_workers, tmp_path, shards, words):
+def test_a_worker_killed_in_the_middle_costs_its_shard_alone(cluster, tmp_path, shards, words):
     list(tokenize_shards(shards, words, tmp_path / "local"))
     folder = tmp_path / "ray"
     folder.mkdir()
@@ -115,7 +141,7 @@ def test_a_worker_killed_in_the_middle_costs_its_shard_alone(two_workers, tmp_pa
 
 
 @pytest.mark.slow
-def test_what_strict_refuses_is_refused_in_the_same_words(two_workers, tmp_path, shards, words):
+def test_what_strict_refuses_is_refused_in_the_same_words(cluster, tmp_path, shards, words):
     shards = plan_shards([tmp_path / "a.jsonl"], 2000, strict=True)
     with pytest.raises(UsageError) as local:
         list(tokenize_shards(shards, words, tmp_path / "local"))
@@ -129,7 +155,7 @@ def test_what_strict_refuses_is_refused_in_the_same_words(two_workers, tmp_path,
 
 
 @pytest.mark.slow
-def test_results_come_in_order_and_errors_as_they_were_raised(two_workers):
+def test_results_come_in_order_and_errors_as_they_were_raised(cluster):
     assert list(map_on_ray(refuse_three, [*range(3), *range(4, 20)])) == [n * n for n in range(20) if n != 3]
     results = map_on_ray(refuse_three, range(20))
     assert [next(results) for _ in range(3)] == [0, 1, 4]
@@ -139,49 +165,10 @@ def test_results_come_in_order_and_errors_as_they_were_raised(two_workers):
 
 
 @pytest.mark.slow
-def test_an_item_that_kills_every_worker_is_given_up_with_a_sentence(two_workers, monkeypatch):
+def test_an_item_that_kills_every_worker_is_given_up_with_a_sentence(cluster, monkeypatch):
     monkeypatch.setattr(distributed, "RETRIES", 1)
     with pytest.raises(ForedraftError, match="after 2 workers died"):
         list(map_on_ray(die, [0]))
-
-
-# --- clusters
-
-
-ALONE = """
-import os
-from foredraft.corpus.distributed import map_on_ray
-import ray
-
-def square(number):
-    return number * number, os.getpid()
-
-results = map_on_ray(square, range(5))
-first = next(results)
-assert ray.is_initialized()
-results.close()
-assert not ray.is_initialized(), "a caller who stops early leaves no cluster behind"
-for port in (1, 10**20):
-    try:
-        map_on_ray(square, [1], f"127.0.0.1:{port}").__next__()
-    except Exception as error:
-        print(type(error).__name__, error)
-assert not ray.is_initialized()
-found = list(map_on_ray(square, range(5)))
-assert [square for square, _ in [first, *found]] == [0, 0, 1, 4, 9, 16]
-assert os.getpid() not in {process for _, process in found}
-assert "RAY_USAGE_STATS_ENABLED" not in os.environ, "what was set for the cluster is taken back"
-"""
-
-
-@pytest.mark.slow
-def test_without_an_address_a_cluster_is_started_and_stopped():
-    own = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    environment = {**own, **WITHOUT_TOKEN, "PYTHONPATH": str(Path(distributed.__file__).parents[2])}
-    result = subprocess.run([sys.executable, "-c", ALONE], env=environment, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    lines = result.stdout.splitlines()
-    assert [line.startswith("UsageError No Ray cluster answers at 127.0.0.1:1") for line in lines] == [True, True]
 
 
 def test_without_ray_the_remedy_is_named(monkeypatch, tmp_path, words, shards):

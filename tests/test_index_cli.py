@@ -1,9 +1,6 @@
 """`foredraft index` from end to end: what each verb does to a store, and what it says."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +13,6 @@ from foredraft.index.own_words import empty_words, save_words
 from support.tokenizers import save_as_a_models
 from support.toys import TOY
 
-SOURCE = Path(__file__).resolve().parent.parent / "src"
 DEMO = ["--model", TOY]
 STORIES = [f"Once upon a time, story {number} began by the sea and ended there." for number in range(40)]
 
@@ -186,20 +182,6 @@ def test_another_tokenizers_text_is_not_added(store, corpus, tmp_path, capsys):
     assert main(["index", "add", str(store), str(corpus), "--model", str(tmp_path / "other")]) == 1
     assert "another tokenizer" in capsys.readouterr().err
     assert contents(store) == before
-
-
-@pytest.mark.slow
-def test_a_cluster_makes_the_same_store(corpus, tmp_path):
-    """In a process of its own, as Ray is loud and leaves things behind where it was imported."""
-    environment = os.environ | {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(SOURCE)}
-    here, there = tmp_path / "here.store", tmp_path / "there.store"
-    build = ["index", "build", str(corpus), "--segment-tokens", "200", *DEMO, "--out"]
-    assert main([*build, str(here)]) == 0
-    command = [sys.executable, "-m", "foredraft", *build, str(there), "--ray"]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert ran.returncode == 0, ran.stderr
-    assert contents(here) == contents(there)
-    assert len(contents(here)) > 3
 
 
 def test_equal_texts_in_segments_of_their_own_are_stored_once(tmp_path, capsys):

@@ -126,16 +126,22 @@ def test_prompts_given_again_are_answered_again_with_other_noise(model, tmp_path
     assert [text["source"] for text in texts if text["kind"] == "open"] == [0, 2, 4]
 
 
+@pytest.fixture(scope="module")
+def written_whole(model, tmp_path_factory):
+    """The texts of a writing that nobody killed, and how often it called its model."""
+    folder, writer = tmp_path_factory.mktemp("whole"), Writer(model)
+    sources = read_sources(data_file(folder), pretrained_words(), ReadReport())
+    write_texts(folder / "out", sources, writer, OPTIONS, "x", silent)
+    return (folder / "out" / "texts.jsonl").read_bytes(), writer.calls
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("lines", [4, 5, 5.5])  # line 4 is written by the model, line 5 is its prompt's open text
-def test_a_killed_writing_goes_on_with_its_last_prompt(model, tmp_path, lines):
+def test_a_killed_writing_goes_on_with_its_last_prompt(model, written_whole, tmp_path, lines):
     def sources():
         return read_sources(data_file(tmp_path), pretrained_words(), ReadReport())
 
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    everything = Writer(model)
-    write_texts(whole, sources(), everything, OPTIONS, "x", silent)
-    expected = (whole / "texts.jsonl").read_bytes()
+    broken, (expected, calls) = tmp_path / "broken", written_whole
     kept = expected.splitlines(keepends=True)[: int(lines) + 1]
     kept[-1] = kept[-1][: int(len(kept[-1]) * (lines % 1))]
     broken.mkdir()
@@ -143,7 +149,7 @@ def test_a_killed_writing_goes_on_with_its_last_prompt(model, tmp_path, lines):
     rest = Writer(model)
     write_texts(broken, sources(), rest, OPTIONS, "x", silent)
     assert (broken / "texts.jsonl").read_bytes() == expected
-    assert 0 < rest.calls < everything.calls
+    assert 0 < rest.calls < calls
     with pytest.raises(UsageError, match="written with another fingerprint"):
         write_texts(broken, sources(), rest, OPTIONS, "y", silent)
 
@@ -623,6 +629,7 @@ def test_the_curve_is_json_though_nothing_is_held_out(saved_model, tmp_path):
 @pytest.mark.parametrize(("verb", "options"), [("medusa", ["--heads", "6"]), ("eagle3", [])])
 def test_windows_must_be_longer_than_what_is_predicted_ahead(verb, options, saved_model, tmp_path, capsys):
     given = ["--traces", "window=3", "--traces", "written_tokens=60", "--traces", "open_tokens=0"]
+    given += ["--traces", "answer_tokens=4"]
     assert run_train(verb, saved_model, data_file(tmp_path), tmp_path / "head", *given, *options) == 2
     assert "The traces have windows of 3 tokens" in " ".join(capsys.readouterr().err.split())
 

@@ -128,13 +128,13 @@ def test_a_prefix_is_reused_where_a_state_was_kept(made, family, monkeypatch):
     writer = Generator(target, None, method="none", nodes=9)
     batch = writer.conversation()
     passes = counted(batch, monkeypatch)
-    system, end, *ends = (rng.integers(1, VOCABULARY, size).astype(np.int64) for size in (83, 20, 31, 7, 700, 12, 30))
+    system, end, *ends = (rng.integers(1, VOCABULARY, size).astype(np.int64) for size in (83, 20, 31, 7, 530, 12, 30))
     one, other = np.append(system, end), np.append(system, ends[0])
 
-    def write(prompt, drafter, known, most=NEW_TOKENS):
+    def write(prompt, drafter, known, most=24):
         passes.clear()
-        expected = theirs(target, prompt, NEW_TOKENS)
-        run, text = streamed(writer, batch, prompt, drafters(prompt, expected)[drafter], NEW_TOKENS, most)
+        expected = theirs(target, prompt, 24)
+        run, text = streamed(writer, batch, prompt, drafters(prompt, expected)[drafter], 24, most)
         assert run.cached_tokens == known
         computed = -(-(len(prompt) - 1 - known) // 256)  # passes of prompts, which hold 256 rows
         assert sum(passes[:computed]) == len(prompt) - 1 - known

@@ -105,6 +105,7 @@ def own_kernels(*, cached: bool = False, tiles: bool = True, precise: bool = Fal
         patch.object(division, "GEMM_TEMPLATE_INIT_BLOCKING_EXTENDED", ours),
         # the compiler lays weights out for the vendor's library first: one more copy of them, which nothing reads
         patch.object(torch.ops.mkldnn, "_reorder_linear_weight", lambda weight, _rows: weight, create=True),
+        patch.object(Environment, "from_string", cache(Environment.from_string)),  # it parses them for each product
         # torch forbids it at runtime, and writes code for it all the same
         patch.object(division.CppGemmTemplate, "maybe_k_slicing", lambda _self: False),
     ):
@@ -303,13 +304,12 @@ def _product_kernels(locality: int, *, tiles: bool) -> dict[Any, list[Any]]:
     """
     widths = [3 * vector_lanes(), 2 * vector_lanes()]
     rows = registers(vector_lanes()) // 4
-    found = [
+    ours = {_product_kernel(locality): [
         configuration
         for dtype in (torch.bfloat16, torch.float32)
         for instructions in (VecAVX512, VecAVX2)  # by which torch vectorises its own code
         for configuration in _configurations(instructions, dtype, [(rows, width, _halves(dtype)) for width in widths])
-    ]
-    ours = {_product_kernel(locality): found}
+    ]}  # fmt: skip
     if tiles:
         ours[_product_kernel(tiles=True)] = _configurations(VecAMX, torch.bfloat16, [_TILES])
     return ours
