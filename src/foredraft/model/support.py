@@ -121,16 +121,16 @@ def warn_where_rows_depend(config: Any) -> None:
     settings: Any = getattr(config, "quantization_config", None)
     kind = getattr(settings, "quant_method", "")
     groups = getattr(getattr(settings, "quantization_config", None), "config_groups", None) or {}
-    reason, remedy = "", "compare them with `foredraft prove`"
+    reason, remedy = "", "`foredraft prove` compares them"
     if getattr(settings, "load_in_8bit", False) and getattr(settings, "llm_int8_threshold", 0.0) > 0:
         reason = f"bitsandbytes, llm_int8_threshold {settings.llm_int8_threshold}"
-        remedy = "load it with llm_int8_threshold=0.0 to make them equal"
+        remedy = "Load it with llm_int8_threshold=0.0 to make them equal"
     elif kind in ("bitnet", "fp8", "mxfp8", "fbgemm_fp8") or any(each.input_activations for each in groups.values()):
         reason = f"{getattr(kind, 'value', kind)}, which quantises activations"
     if reason:
         warnings.warn(
             f"This model's quantisation ({reason}) rounds a token's values depending on the other tokens of the pass, "
-            f"so drafted texts may differ from plain decoding's; {remedy}.",
+            f"so drafted texts may differ from plain decoding's. {remedy}.",
             ForedraftWarning,
             stacklevel=2,
         )
