@@ -2,6 +2,7 @@
 
 from importlib.util import find_spec
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -91,7 +92,26 @@ def test_a_scale_of_experts_that_transformers_leaves_out_is_refused(tmp_path):
     save_file({name: torch.ones(1)}, tmp_path / "model.safetensors")
     config = SimpleNamespace(quantization_config={"quant_method": "compressed-tensors"})
     with pytest.raises(UsageError, match=rf"cannot run it here: it leaves {name} out"):
-        load_quantised(tmp_path, config, "cpu", lambda: (tiny_model(configuration("mixtral")), {}))
+        load_quantised(tmp_path, config, "cpu", lambda: (SimpleNamespace(), {"missing_keys": ()}))
+
+
+def test_weights_that_transformers_does_not_read_are_told_as_such(tmp_path):
+    """As those of a mixture's experts in GPTQ, which transformers fills with random numbers."""
+    config = SimpleNamespace(quantization_config={"quant_method": "gptq"})
+    with pytest.raises(UsageError, match=r"cannot run it here: it finds no weight a\.b\. Take the model's GGUF file"):
+        load_quantised(tmp_path, config, "cpu", lambda: (SimpleNamespace(), {"missing_keys": {"a.b"}}))
+
+
+def test_a_library_that_cannot_run_its_first_pass_is_an_error_with_what_to_do(tmp_path):
+    def fails(_):
+        raise RuntimeError("other dtypes")
+
+    config, model = (
+        SimpleNamespace(quantization_config={"quant_method": "torchao"}),
+        Mock(side_effect=fails, is_quantized=True),
+    )
+    with pytest.raises(UsageError, match=r"\(quant_method torchao\).*RuntimeError: other dtypes\. Take"):
+        load_quantised(tmp_path, config, "cpu", lambda: (model, {"missing_keys": ()}))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +146,13 @@ def test_a_quantised_model_is_not_said_to_be_compilable():
 
 
 @pytest.mark.parametrize(
-    "settings", [BitNetQuantConfig(), SimpleNamespace(quantization_config=SimpleNamespace(config_groups={"a": W8A8}))]
+    "settings",
+    [
+        BitNetQuantConfig(),
+        SimpleNamespace(quantization_config=SimpleNamespace(config_groups={"a": W8A8})),
+        SimpleNamespace(quant_type="Int8DynamicActivationInt8WeightConfig()"),
+    ],
+    ids=["bitnet", "compressed-tensors", "torchao"],
 )
 def test_kinds_that_quantise_activations_are_named(settings):
     config = configuration("llama")

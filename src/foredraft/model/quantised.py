@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
 
 from foredraft.errors import ForedraftWarning, UsageError, told
@@ -22,6 +23,7 @@ UNCOMPILED = (
 )
 
 
+@torch.no_grad()
 def load_quantised(folder: Path, config: Any, device: str, load: Callable[[], Any]) -> Any:
     """Return what `load` does with a quantised checkpoint's configuration, by which its weights are dequantised.
 
@@ -44,10 +46,14 @@ def load_quantised(folder: Path, config: Any, device: str, load: Callable[[], An
             model, found = load()
             quantised = getattr(model, "is_quantized", False)
             wrong = _misread(folder, () if quantised else settings.get("weight_block_size") or ())
+            if missing := sorted(found["missing_keys"]):
+                wrong = f"it finds no weight {missing[0]}"
+            if quantised and device == "cpu" and not wrong:
+                model(torch.zeros(1, 1, dtype=torch.long))  # a library may lack what its products need
         except Exception as error:  # noqa: BLE001  # each kind has a library of its own
             wrong, cause = told(error).removesuffix("."), error
     if wrong:
-        known = kind in _PACKAGES or isinstance(cause, ImportError)
+        known = isinstance(cause, ImportError) or (cause is not None and kind in _PACKAGES)
         install = f"Install {_PACKAGES.get(kind, 'what it names')}, or take" if known else "Take"
         raise UsageError(
             f"The checkpoint {folder} is quantised (quant_method {kind}), and transformers cannot run it here: {wrong}."

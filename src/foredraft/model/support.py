@@ -125,7 +125,11 @@ def warn_where_rows_depend(config: Any) -> None:
     if getattr(settings, "load_in_8bit", False) and getattr(settings, "llm_int8_threshold", 0.0) > 0:
         reason = f"bitsandbytes, llm_int8_threshold {settings.llm_int8_threshold}"
         remedy = "Load it with llm_int8_threshold=0.0 to make them equal"
-    elif kind in ("bitnet", "fp8", "mxfp8", "fbgemm_fp8") or any(each.input_activations for each in groups.values()):
+    elif (
+        kind in ("bitnet", "fp8", "mxfp8", "fbgemm_fp8")
+        or any(each.input_activations for each in groups.values())
+        or "DynamicActivation" in str(getattr(settings, "quant_type", ""))  # torchao's
+    ):
         reason = f"{getattr(kind, 'value', kind)}, which quantises activations"
     if reason:
         warnings.warn(
