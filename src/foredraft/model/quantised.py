@@ -79,8 +79,8 @@ def _misread(folder: Path, block: tuple[int, ...]) -> str:
         with safe_open(file, framework="pt") as opened:
             shapes |= {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118  # no dict
     for name, sizes in shapes.items():
-        uneven = any(size > edge and size % edge for size, edge in zip(sizes, block, strict=False))
-        if f"{name}_scale_inv" in shapes and uneven:
+        counts = shapes.get(f"{name}_scale_inv", ())  # of blocks, by which transformers divides the sizes
+        if any(count > 1 and size % edge for size, count, edge in zip(sizes, counts, block, strict=False)):
             return f"it reads {name}, {' x '.join(map(str, sizes))} numbers, by other blocks than {block}"
         if ".experts." in name and name.endswith("weight_global_scale"):
             return f"it leaves {name} out"
