@@ -35,16 +35,22 @@ def quantise_checkpoint(folder, edge=16):
     stored, said = {}, {}
     experts = config["model_type"] == "gpt_oss"
     for name, weight in load_file(file).items():
+        wide = weight.float()
         if experts and name.endswith(("gate_up_proj", "down_proj")):
-            stored[f"{name}_blocks"], stored[f"{name}_scales"], said[name] = in_mxfp4(weight)
+            stored[f"{name}_blocks"], stored[f"{name}_scales"], said[name] = in_mxfp4(wide)
         elif not experts and name.endswith("_proj.weight"):
-            stored[name], stored[f"{name}_scale_inv"], said[name] = in_fp8_blocks(weight, edge)
+            stored[name], stored[f"{name}_scale_inv"], said[name] = in_fp8_blocks(wide, edge)
         else:
             stored[name] = said[name] = weight
     save_file({name: each.contiguous() for name, each in stored.items()}, file, {"format": "pt"})
     fp8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [edge, edge]}
     declare(folder, {"quant_method": "mxfp4"} if experts else fp8)
     return said
+
+
+def same_weights(found, expected):
+    """Whether tensors by name are others rounded to their dtypes."""
+    return all(torch.equal(found[name], each.to(found[name].dtype)) for name, each in expected.items())
 
 
 def declare(folder, settings):
