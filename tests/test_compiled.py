@@ -536,10 +536,17 @@ def replaced():
     return model
 
 
+def quantised():
+    model = llama()
+    model.is_quantized = True
+    return model
+
+
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [
         (lambda: llama().to(torch.float16), "float16; foredraft compiles float32, bfloat16"),
+        (quantised, "weights are quantised.*compiles the model's GGUF file"),
         (lambda: llama(max_position_embeddings=128), "window of 128 tokens is too short"),
         (lambda: llama(head_dim=8), "heads have 8 numbers, .* multiples of 16; it runs uncompiled"),
         (falcon, "falcon model attends in a way of its own.*it runs uncompiled"),
@@ -550,7 +557,18 @@ def replaced():
         # foredraft's own functions of its recurrent layers are no reason
         (lambda: TorchTarget(tiny_model(tiny_configuration("lfm2"))).model, "window of 256 tokens is too short"),
     ],
-    ids=["float16", "short-window", "small-heads", "falcon", "hook", "replaced", "llama4", "moe", "recurrent"],
+    ids=[
+        "float16",
+        "quantised",
+        "short-window",
+        "small-heads",
+        "falcon",
+        "hook",
+        "replaced",
+        "llama4",
+        "moe",
+        "recurrent",
+    ],
 )
 def test_what_cannot_be_compiled_is_refused(model, sentence, tmp_path):
     with pytest.raises(UsageError, match=sentence):

@@ -1,15 +1,26 @@
-"""Quantised transformers models give the same text with and without drafts, if rows do not depend on each other."""
+"""Quantised checkpoints are dequantised, run by their library with the same text drafted or not, or refused."""
+
+from importlib.util import find_spec
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TorchAoConfig
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, BitNetQuantConfig, BitsAndBytesConfig, TorchAoConfig
 
 from foredraft.api import load
-from foredraft.errors import ForedraftWarning
-from foredraft.model.loading import load_tokenizer
+from foredraft.cli.info import uncompiled
+from foredraft.errors import ForedraftWarning, UsageError
+from foredraft.model.loading import load_model, load_tokenizer
+from foredraft.model.quantised import load_quantised
+from foredraft.model.support import warn_where_rows_depend
 from foredraft.model.target import TorchTarget
 from support.families import configuration, tiny_model
+from support.quantised import declare, quantise_checkpoint, same_weights
 from support.toys import TOY
+
+W8A8 = SimpleNamespace(input_activations={"num_bits": 8})
 
 
 def same_text_drafted_or_not(pair):
@@ -25,6 +36,111 @@ def test_a_model_that_torchao_quantised_writes_the_same_drafted_or_not():
     options = TorchAoConfig(quantization.Int8WeightOnlyConfig())
     model = AutoModelForCausalLM.from_pretrained(TOY, dtype=torch.float32, quantization_config=options).eval()
     same_text_drafted_or_not((model, load_tokenizer(TOY)))
+
+
+def saved(folder, family="llama", dtype="float32", **fields):
+    config = configuration(family)
+    for name, value in fields.items():
+        setattr(config, name, value)
+    tiny_model(config).to(getattr(torch, dtype)).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("family", "activations"), [("llama", "Activations are not quantised"), ("gpt_oss", "GB.$")])
+def test_weights_are_dequantised_by_the_formats_formula(family, activations, dtype, tmp_path):
+    """FP8 in blocks, as in DeepSeek's and Qwen's checkpoints, and gpt-oss's MXFP4."""
+    pytest.importorskip("accelerate", reason="accelerate, which transformers needs for FP8, is not installed")
+    folder = saved(tmp_path, family, dtype, intermediate_size=64)
+    expected = quantise_checkpoint(tmp_path)
+    with pytest.warns(ForedraftWarning, match=f"dequantised to {dtype}, they take .*{activations}"):
+        model = load_model(folder, dtype=dtype, device="cpu")
+    assert same_weights(model.state_dict(), expected)
+    assert not model.is_quantized
+
+
+def test_blocks_that_are_no_part_of_a_matrix_are_refused(tmp_path):
+    """By transformers, 40 rows with 2 scales are 2 blocks of 20 rows, and not of 32 and 8."""
+    pytest.importorskip("accelerate", reason="accelerate, which transformers needs for FP8, is not installed")
+    folder = saved(tmp_path, intermediate_size=40)
+    quantise_checkpoint(tmp_path, 32)
+    with pytest.raises(UsageError, match=r"down_proj.weight, 32 x 40 numbers, .*GGUF file"):
+        load_model(folder, device="cpu")
+
+
+def test_a_scale_of_experts_that_transformers_leaves_out_is_refused(tmp_path):
+    """Test with a model that is loaded already, as compressed-tensors is not installed."""
+    name = "model.layers.0.mlp.experts.3.up_proj.weight_global_scale"
+    save_file({name: torch.ones(1)}, tmp_path / "model.safetensors")
+    config = SimpleNamespace(quantization_config={"quant_method": "compressed-tensors"})
+    with pytest.raises(UsageError, match=rf"cannot run it here: it leaves {name} out"):
+        load_quantised(tmp_path, config, "cpu", lambda: (SimpleNamespace(), {"missing_keys": ()}))
+
+
+def test_weights_that_transformers_does_not_read_are_told_as_such(tmp_path):
+    """As those of a mixture's experts in GPTQ, which transformers fills with random numbers."""
+    config = SimpleNamespace(quantization_config={"quant_method": "gptq"})
+    with pytest.raises(UsageError, match=r"cannot run it here: it finds no weight a\.b\. Take the model's GGUF file"):
+        load_quantised(tmp_path, config, "cpu", lambda: (SimpleNamespace(), {"missing_keys": {"a.b"}}))
+
+
+def test_a_library_that_cannot_run_its_first_pass_is_an_error_with_what_to_do(tmp_path):
+    def fails(_):
+        raise RuntimeError("other dtypes")
+
+    config, model = (
+        SimpleNamespace(quantization_config={"quant_method": "torchao"}),
+        Mock(side_effect=fails, is_quantized=True),
+    )
+    with pytest.raises(UsageError, match=r"\(quant_method torchao\).*RuntimeError: other dtypes\. Take"):
+        load_quantised(tmp_path, config, "cpu", lambda: (model, {"missing_keys": ()}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "package", "sentence"),
+    [
+        (
+            {"quant_method": "gptq", "bits": 4},
+            "optimum",
+            "Install optimum and gptqmodel, or take the model's GGUF file",
+        ),
+        ({"quant_method": "awq", "bits": 4}, "gptqmodel", "Install what it names, or take"),
+        ({"quant_method": "compressed-tensors"}, "compressed_tensors", "compressed-tensors.*Install what it names"),
+        ({"bits": 4, "group_size": 64}, None, r"quant_method None\).*does not know this kind\. Take the model's GGUF"),
+        ({"quant_method": "modelopt"}, None, "does not know this kind"),
+        ({"quant_method": "compressed-tensors", "transform_config": {"R1": {}}}, None, "leave transform_config out"),
+    ],
+    ids=["gptq", "awq", "compressed-tensors", "mlx", "modelopt", "rotations"],
+)
+def test_what_transformers_cannot_run_says_what_to_do(settings, package, sentence, tmp_path):
+    if package is not None and find_spec(package):
+        pytest.skip(f"{package} is installed")
+    folder = saved(tmp_path)
+    declare(tmp_path, settings)
+    with pytest.raises(UsageError, match=sentence):
+        load_model(folder, device="cpu")
+
+
+def test_a_quantised_model_is_not_said_to_be_compilable():
+    quantised, other = (SimpleNamespace(model=SimpleNamespace(is_quantized=each)) for each in (True, False))
+    assert "GGUF file" in uncompiled(quantised)
+    assert "foredraft compile MODEL" in uncompiled(other)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        BitNetQuantConfig(),
+        SimpleNamespace(quantization_config=SimpleNamespace(config_groups={"a": W8A8})),
+        SimpleNamespace(quant_type="Int8DynamicActivationInt8WeightConfig()"),
+    ],
+    ids=["bitnet", "compressed-tensors", "torchao"],
+)
+def test_kinds_that_quantise_activations_are_named(settings):
+    config = configuration("llama")
+    config.quantization_config = settings
+    with pytest.warns(ForedraftWarning, match="quantises activations.*may differ from plain decoding's"):
+        warn_where_rows_depend(config)
 
 
 @pytest.mark.parametrize(("settings", "warned"), [({}, 1), ({"llm_int8_threshold": 0.0}, 0)])

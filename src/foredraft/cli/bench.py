@@ -16,7 +16,7 @@ from foredraft import __version__
 from foredraft.atomic_file import check_place, store_file
 from foredraft.bench.tasks import EMBEDDED, load_task, load_tasks
 from foredraft.cli import flags
-from foredraft.cli.info import NOT_COMPILED, cost_rows, show_cost
+from foredraft.cli.info import cost_rows, show_cost, uncompiled
 from foredraft.cli.job import load_plain, setting
 from foredraft.cli.screen import counting, say, show_json, show_table, working
 from foredraft.model.gguf.files import SMOLLM2
@@ -145,7 +145,7 @@ def recommend(
     if recorded:
         typer.echo("Passes were recorded (CUDA graphs), as by the line of Python; the command does not record them.")
     elif generator.target.compiled is None and not eager:
-        typer.echo(NOT_COMPILED)
+        typer.echo(uncompiled(generator.target))
     typer.echo(f"\n{command}\n{python}")
     _print_failures(found.failures)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # torch and transformers are imported when a command runs, so
     from foredraft.model.compiled.package import CompiledRecord
     from foredraft.model.target import TorchTarget
 
-NOT_COMPILED = "This model is not compiled for this machine; `foredraft compile MODEL` compiles it (CPU only)."
+_NOT_COMPILED = "This model is not compiled for this machine; `foredraft compile MODEL` compiles it (CPU only)."
 
 
 def info(
@@ -99,8 +99,15 @@ def _measured(model: str, dtype: str, device: str | None, tell: Callable[[float,
         "dtype": dtype_name(target.outline), "device": str(target.device),
         "mtp": bool(mtp_tensors(target.outline.config)),
         "cost": cost_rows(measured_cost(target, cache_path())),  # the curve that generation uses
-        "compiled": target.compiled.record.told() if target.compiled is not None else [NOT_COMPILED],
+        "compiled": target.compiled.record.told() if target.compiled is not None else [uncompiled(target)],
     }  # fmt: skip
+
+
+def uncompiled(target: "TorchTarget") -> str:
+    """Return why a target runs uncompiled, and what can be done."""
+    from foredraft.model.quantised import UNCOMPILED
+
+    return UNCOMPILED if getattr(target.model, "is_quantized", False) else _NOT_COMPILED
 
 
 def _print(facts: dict[str, Any]) -> None:

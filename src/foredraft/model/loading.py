@@ -115,7 +115,7 @@ def load_model(
     if chosen_device == "auto" or ("quantization_config" in given and chosen_device != "cpu"):
         given.setdefault("device_map", chosen_device)
     with usage_errors("model", model), no_progress_bar():
-        loaded = _read(_source(model, dtype, options), dtype=chosen_dtype, **given)
+        loaded = _read(_source(model, dtype, options), chosen_device, dtype=chosen_dtype, **given)
         if "device_map" not in given and "quantization_config" not in given:
             loaded = loaded.to(chosen_device)
     config = loaded.config.get_text_config()
@@ -170,11 +170,12 @@ def _source(model: str, dtype: str | torch.dtype, options: LoadingOptions) -> st
     return str(rounded_folder(location, str(dtype), options.get("revision"), read))
 
 
-def _read(location: str, **options: Any) -> Any:
+def _read(location: str, device: str = "cpu", **options: Any) -> Any:
     """Load a causal language model from a folder or hub id; UsageError for a weight that is missing there."""
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils.hub import cached_file
 
+    from foredraft.model.quantised import load_quantised
     from foredraft.model.text_part import load_text_model, text_class
 
     if parts := weights_of(location):
@@ -182,13 +183,17 @@ def _read(location: str, **options: Any) -> Any:
     config = AutoConfig.from_pretrained(location, **{name: options[name] for name in _FOR_ALL if name in options})
     if text_class(config) is AutoModelForCausalLM and not has_other_parts(config):
         read: Any = AutoModelForCausalLM.from_pretrained  # its annotations do not know of two results
-        loaded, found = read(location, config=config, output_loading_info=True, **options)
+        load = partial(read, location, config=config, output_loading_info=True, **options)
     else:
-        loaded, found = load_text_model(location, config, **options)
+        load = partial(load_text_model, location, config, **options)
+    revision, folder = options.get("revision"), ""
+    settings = None if "quantization_config" in options else getattr(config, "quantization_config", None)
+    if revision or settings:
+        folder = str(Path(str(cached_file(location, "config.json", revision=revision))).parent)
+    loaded, found = load_quantised(Path(folder), config, device, load) if settings else load()
     check_complete(location, found, loaded)
-    if revision := options.get("revision"):  # what is read later, such as an MTP layer, is of the same revision
-        file = cached_file(location, "config.json", revision=revision)
-        loaded.name_or_path = loaded.config.name_or_path = str(Path(str(file)).parent)
+    if revision:  # what is read later, such as an MTP layer, is of the same revision
+        loaded.name_or_path = loaded.config.name_or_path = folder
     return loaded
 
 

@@ -22,6 +22,7 @@ from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError, safe_open
 from torch import nn
+from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.utils import logging
 
 from foredraft.errors import ForedraftError, ForedraftWarning, StoreError, UnsupportedModelError, UsageError, told
@@ -31,6 +32,7 @@ from foredraft.model.gguf.metadata import Keys
 from foredraft.model.gguf.reader import opened
 from foredraft.model.gguf.weights import weights_named
 from foredraft.model.layers import model_parts, shared_copy
+from foredraft.model.quantised import dequantiser
 from foredraft.model.speculators import Ends
 from foredraft.model.state_heads import StateHead, StateLayers, load_state_head
 
@@ -141,10 +143,14 @@ def load_mtp(model: Any, file: Path | None = None) -> StateHead[MtpLayers]:
         if files:
             loaded = _of_file(model, MtpModel, files).eval()
         else:
-            loaded = MtpModel.from_pretrained(_declared(model), device_map={"": model.device}).eval()
+            named = _declared(model)
+            if (quantised := dequantiser(model)) is not None:  # by these transformers reads the layer's scales
+                conversions = quantised.update_weight_conversions(get_model_conversion_mapping(named), named)
+                named._weight_conversions = conversions  # noqa: SLF001  # transformers' has no other way
+            loaded = MtpModel.from_pretrained(named, device_map={"": model.device}).eval()
     except ForedraftError:
         raise
-    except (ValueError, AttributeError, KeyError) as error:
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise UsageError(
             f"transformers cannot run the MTP layer of a {model.config.model_type} model ({told(error)}); choose "
             "another method."

@@ -115,16 +115,29 @@ def warn_where_rows_depend(config: Any) -> None:
     """Warn if a row's logits depend on the other rows of a pass, so that drafted text may differ from plain decoding.
 
     bitsandbytes multiplies columns with a large value in any row of the pass separately, and rounds the others to eight
-    bits (LLM.int8, Dettmers et al. 2022, section 3.2).
+    bits (LLM.int8, Dettmers et al. 2022, section 3.2). Other kinds round a row's own values, which differ in the last
+    digit with the number of rows, and so by a step of 8 bits where they are rounded.
     """
     settings: Any = getattr(config, "quantization_config", None)
+    kind = getattr(settings, "quant_method", "")
+    groups = getattr(getattr(settings, "quantization_config", None), "config_groups", None) or {}
+    reason, remedy = "", "`foredraft prove` compares them"
     if getattr(settings, "load_in_8bit", False) and getattr(settings, "llm_int8_threshold", 0.0) > 0:
-        sentence = (
-            f"This model's 8-bit quantisation (bitsandbytes, llm_int8_threshold {settings.llm_int8_threshold}) rounds "
-            "a token's values depending on the other tokens of the pass, so drafted texts may differ from plain "
-            "decoding's. Load it with llm_int8_threshold=0.0 to make them equal."
+        reason = f"bitsandbytes, llm_int8_threshold {settings.llm_int8_threshold}"
+        remedy = "Load it with llm_int8_threshold=0.0 to make them equal"
+    elif (
+        kind in ("bitnet", "fp8", "mxfp8", "fbgemm_fp8")
+        or any(each.input_activations for each in groups.values())
+        or "DynamicActivation" in str(getattr(settings, "quant_type", ""))  # torchao's
+    ):
+        reason = f"{getattr(kind, 'value', kind)}, which quantises activations"
+    if reason:
+        warnings.warn(
+            f"This model's quantisation ({reason}) rounds a token's values depending on the other tokens of the pass, "
+            f"so drafted texts may differ from plain decoding's. {remedy}.",
+            ForedraftWarning,
+            stacklevel=2,
         )
-        warnings.warn(sentence, ForedraftWarning, stacklevel=2)
 
 
 def _refuse_family(config: Any) -> None:

@@ -47,6 +47,7 @@ from foredraft.model.fingerprint import LIBRARIES
 from foredraft.model.gguf.files import quantised_file
 from foredraft.model.kv_cache import Span
 from foredraft.model.machine import COMPILING, has_avx2, last_cache, multiplies_integers, usable_memory
+from foredraft.model.quantised import UNCOMPILED
 from foredraft.model.rounding import dtype_name
 from foredraft.model.support import inspect
 
@@ -132,9 +133,11 @@ def _check(model: Any, *, precise: bool) -> None:
     support, size = inspect(model.config), _weights_bytes(model)
     if torch.__version__ < _OLDEST_TORCH:
         raise UsageError(f"This is torch {torch.__version__}; foredraft compiles with {_OLDEST_TORCH} or newer.")
+    if getattr(model, "is_quantized", False):
+        raise UsageError(UNCOMPILED)
     if not runs_on_cpu(model):
         raise UsageError(f"The model is on {model.device}; foredraft compiles for the CPU. Load it with --device cpu.")
-    if dtype_name(model) not in _DTYPES or getattr(model, "is_quantized", False):
+    if dtype_name(model) not in _DTYPES:
         raise UsageError(f"The model's dtype is {dtype_name(model)}; foredraft compiles {', '.join(_DTYPES)}.")
     if (altered := _altered(model)) is not None:
         raise UsageError(

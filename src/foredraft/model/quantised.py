@@ -1,0 +1,100 @@
+"""Checkpoints with a `quantization_config`: dequantised by transformers where it can, or refused with the reason.
+
+Does not know how any kind computes.
+"""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from foredraft.errors import ForedraftWarning, UsageError, told
+from foredraft.model.rounding import dtype_name
+
+_DECOMPRESSED = "compressed-tensors"  # transformers dequantises it in the first pass, if not before
+_DEQUANTISED = (_DECOMPRESSED, "fp8", "mxfp8", "mxfp4")  # on a CPU
+_PACKAGES = {"gptq": "optimum and gptqmodel", "hqq": "hqq"}  # where transformers' error does not name all
+UNCOMPILED = (
+    "This model's weights are quantised, and a library of their kind multiplies by them, so it runs uncompiled; "
+    "foredraft compiles the model's GGUF file, or a checkpoint that is not quantised."
+)
+
+
+@torch.no_grad()
+def load_quantised(folder: Path, config: Any, device: str, load: Callable[[], Any]) -> Any:
+    """Return what `load` does with a quantised checkpoint's configuration, by which its weights are dequantised.
+
+    `load` returns transformers' model and its information on a load. A ForedraftWarning says what was dequantised.
+    Raises UsageError for what `load` raises, and for what transformers would leave out.
+    """
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+
+    settings, cause = config.quantization_config, None
+    kind, groups = str(settings.get("quant_method")), list((settings.get("config_groups") or {}).values())
+    dequantises = kind in _DEQUANTISED and len(groups) <= 1  # transformers would read all matrices by one group
+    if dequantises and (device == "cpu" or kind == _DECOMPRESSED):
+        settings["dequantize"] = True
+    if kind not in {*AUTO_QUANTIZATION_CONFIG_MAPPING, "bitsandbytes"} and not settings.get("load_in_8bit"):
+        wrong = "it does not know this kind"
+    elif settings.get("transform_config"):
+        wrong = "it would leave transform_config out"
+    else:
+        try:
+            model, found = load()
+            quantised = getattr(model, "is_quantized", False)
+            wrong = _misread(folder, () if quantised else settings.get("weight_block_size") or ())
+            if missing := sorted(found["missing_keys"]):
+                wrong = f"it finds no weight {missing[0]}"
+            if quantised and device == "cpu" and not wrong:
+                model(torch.zeros(1, 1, dtype=torch.long))  # a library may lack what its products need
+        except Exception as error:  # noqa: BLE001  # each kind has a library of its own
+            wrong, cause = told(error).removesuffix("."), error
+    if wrong:
+        known = isinstance(cause, ImportError) or (cause is not None and kind in _PACKAGES)
+        install = f"Install {_PACKAGES.get(kind, 'what it names')}, or take" if known else "Take"
+        raise UsageError(
+            f"The checkpoint {folder} is quantised (quant_method {kind}), and transformers cannot run it here: {wrong}."
+            f" {install} the model's GGUF file, or a checkpoint that is not quantised."
+        ) from cause
+    if dequantises and not quantised:
+        rounds = any(each.get("input_activations") for each in groups) or kind in ("fp8", "mxfp8")
+        kept = " Activations are not quantised, as drafted texts would then differ from plain decoding's."
+        size = f"{sum(each.nbytes for each in model.parameters()) / 1e9:.1f} GB"
+        warnings.warn(
+            f"The weights of {folder} are quantised ({kind}); dequantised to {dtype_name(model)}, they take {size}."
+            + kept * rounds,
+            ForedraftWarning,
+            stacklevel=2,
+        )
+    return model, found
+
+
+def _misread(folder: Path, block: tuple[int, ...]) -> str:
+    """Return which matrix of a checkpoint transformers 5.24 dequantises by other scales than its own; "" for none."""
+    shapes = dict[str, Any]()
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as opened:
+            shapes |= {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118  # no dict
+    for name, sizes in shapes.items():
+        counts = shapes.get(f"{name}_scale_inv", ())  # of blocks, by which transformers divides the sizes
+        if any(count > 1 and size % edge for size, count, edge in zip(sizes, counts, block, strict=False)):
+            return f"it reads {name}, {' x '.join(map(str, sizes))} numbers, by other blocks than {block}"
+        if ".experts." in name and name.endswith("weight_global_scale"):
+            return f"it leaves {name} out"
+    return ""
+
+
+def dequantiser(model: Any) -> Any:
+    """Return transformers' quantiser by which a dequantised model's checkpoint is read; None for another model."""
+    from transformers import PreTrainedConfig
+    from transformers.quantizers.auto import AutoHfQuantizer
+
+    settings = PreTrainedConfig.get_config_dict(model.config.name_or_path)[0].get("quantization_config")
+    if not settings or getattr(model, "is_quantized", False):
+        return None
+    quantiser = AutoHfQuantizer.from_config({**settings, "dequantize": True})
+    quantiser.validate_environment(device_map=None)  # completes it
+    return quantiser
