@@ -72,9 +72,20 @@ def test_a_scale_of_experts_that_transformers_leaves_out_is_refused(tmp_path):
     """Test with a model that is loaded already, as compressed-tensors is not installed."""
     name = "model.layers.0.mlp.experts.3.up_proj.weight_global_scale"
     save_file({name: torch.ones(1)}, tmp_path / "model.safetensors")
-    config = SimpleNamespace(quantization_config={"quant_method": "compressed-tensors"})
+    config = configuration("llama")
+    config.quantization_config = {"quant_method": "compressed-tensors"}
     with pytest.raises(UsageError, match=rf"cannot run it here: it leaves {name} out"):
         load_quantised(tmp_path, config, "cpu", lambda: (SimpleNamespace(), {"missing_keys": ()}))
+
+
+def test_weights_that_memory_has_no_room_for_are_not_dequantised(tmp_path, monkeypatch):
+    monkeypatch.setattr("foredraft.model.quantised.usable_memory", lambda: 10_000)
+    folder = saved(tmp_path, "gpt_oss", intermediate_size=64)
+    quantise_checkpoint(tmp_path)
+    with pytest.raises(
+        UsageError, match=r"its weights take .* GB, and there are 0\.0 GB of memory\. Take the model's GGUF"
+    ):
+        load_model(folder, device="cpu")
 
 
 def test_weights_that_transformers_does_not_read_are_told_as_such(tmp_path):

@@ -12,7 +12,9 @@ import torch
 from safetensors import safe_open
 
 from foredraft.errors import ForedraftWarning, UsageError, told
+from foredraft.model.machine import usable_memory
 from foredraft.model.rounding import dtype_name
+from foredraft.model.text_part import empty_model
 
 _DECOMPRESSED = "compressed-tensors"  # transformers dequantises it in the first pass, if not before
 _DEQUANTISED = (_DECOMPRESSED, "fp8", "mxfp8", "mxfp4")  # on a CPU
@@ -35,9 +37,15 @@ def load_quantised(folder: Path, config: Any, device: str, load: Callable[[], An
     settings, cause = config.quantization_config, None
     kind, groups = str(settings.get("quant_method")), list((settings.get("config_groups") or {}).values())
     dequantises = kind in _DEQUANTISED and len(groups) <= 1  # transformers would read all matrices by one group
+    size, memory = 0, usable_memory()
     if dequantises and (device == "cpu" or kind == _DECOMPRESSED):
         settings["dequantize"] = True
-    if kind not in {*AUTO_QUANTIZATION_CONFIG_MAPPING, "bitsandbytes"} and not settings.get("load_in_8bit"):
+        size = (
+            2 * sum(each.numel() for each in empty_model(config).parameters()) if device == "cpu" else 0
+        )  # in 16 bits
+    if size > memory:
+        wrong = f"dequantised, its weights take {size / 1e9:.1f} GB, and there are {memory / 1e9:.1f} GB of memory"
+    elif kind not in {*AUTO_QUANTIZATION_CONFIG_MAPPING, "bitsandbytes"} and not settings.get("load_in_8bit"):
         wrong = "it does not know this kind"
     elif settings.get("transform_config"):
         wrong = "it would leave transform_config out"
@@ -62,9 +70,9 @@ def load_quantised(folder: Path, config: Any, device: str, load: Callable[[], An
     if dequantises and not quantised:
         rounds = any(each.get("input_activations") for each in groups) or kind in ("fp8", "mxfp8")
         kept = " Activations are not quantised, as drafted texts would then differ from plain decoding's."
-        size = f"{sum(each.nbytes for each in model.parameters()) / 1e9:.1f} GB"
+        taken = f"{sum(each.nbytes for each in model.parameters()) / 1e9:.1f} GB"
         warnings.warn(
-            f"The weights of {folder} are quantised ({kind}); dequantised to {dtype_name(model)}, they take {size}."
+            f"The weights of {folder} are quantised ({kind}); dequantised to {dtype_name(model)}, they take {taken}."
             + kept * rounds,
             ForedraftWarning,
             stacklevel=2,
