@@ -68,9 +68,10 @@ def load_ends(model: str) -> list[str]:
 
     Of an id that is no token, it is the number. Raises UsageError for a model without a tokenizer, or malformed ids.
     """
-    config, tokenizer = load_config(model), load_tokenizer(model)
+    location = located(model)  # once, as it may ask the hub
+    config, tokenizer = load_config(location), load_tokenizer(location)
     with usage_errors("end of a turn", model):
-        given = _generation_config(located(model), config).eos_token_id
+        given = _generation_config(location, config).eos_token_id
         ids = tokenizer.eos_token_id if given is None else given
         if ids is None:  # only the answer's length ends one
             return []

@@ -32,24 +32,12 @@ def load_quantised(folder: Path, config: Any, device: str, load: Callable[[], An
     `load` returns transformers' model and its information on a load. A ForedraftWarning says what was dequantised.
     Raises UsageError for what `load` raises, and for what transformers would leave out.
     """
-    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
-
     settings, cause = config.quantization_config, None
     kind, groups = str(settings.get("quant_method")), list((settings.get("config_groups") or {}).values())
     dequantises = kind in _DEQUANTISED and len(groups) <= 1  # transformers would read all matrices by one group
-    size, memory = 0, usable_memory()
     if dequantises and (device == "cpu" or kind == _DECOMPRESSED):
         settings["dequantize"] = True
-        size = (
-            2 * sum(each.numel() for each in empty_model(config).parameters()) if device == "cpu" else 0
-        )  # in 16 bits
-    if size > memory:
-        wrong = f"dequantised, its weights take {size / 1e9:.1f} GB, and there are {memory / 1e9:.1f} GB of memory"
-    elif kind not in {*AUTO_QUANTIZATION_CONFIG_MAPPING, "bitsandbytes"} and not settings.get("load_in_8bit"):
-        wrong = "it does not know this kind"
-    elif settings.get("transform_config"):
-        wrong = "it would leave transform_config out"
-    else:
+    if not (wrong := _unsupported(config, grows=dequantises and device == "cpu")):
         try:
             model, found = load()
             quantised = getattr(model, "is_quantized", False)
@@ -78,6 +66,22 @@ def load_quantised(folder: Path, config: Any, device: str, load: Callable[[], An
             stacklevel=2,
         )
     return model, found
+
+
+def _unsupported(config: Any, *, grows: bool) -> str:
+    """Return why a checkpoint is not read at all; "" if it is. If it `grows`, its weights become numbers of 16 bits."""
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+
+    settings, memory = config.quantization_config, usable_memory()
+    known = {*AUTO_QUANTIZATION_CONFIG_MAPPING, "bitsandbytes"}
+    if settings.get("quant_method") not in known and not settings.get("load_in_8bit"):
+        return "it does not know this kind"
+    if settings.get("transform_config"):
+        return "it would leave transform_config out"
+    size = 2 * sum(each.numel() for each in empty_model(config).parameters()) if grows else 0
+    if size > memory:
+        return f"dequantised, its weights take {size / 1e9:.1f} GB, and there are {memory / 1e9:.1f} GB of memory"
+    return ""
 
 
 def _misread(folder: Path, block: tuple[int, ...]) -> str:
