@@ -19,6 +19,8 @@ from foredraft.model.compiled.build import OPTIONS
 from foredraft.model.compiled.kernels import own_kernels
 from foredraft.model.compiled.library import CompiledLibrary, weights_apart, weights_beside
 from foredraft.model.compiled.rewriting import gate_products, merge_products
+from foredraft.model.gguf.files import parts_of
+from foredraft.model.gguf.reader import opened
 from foredraft.model.layers import shared_copy
 from foredraft.model.machine import multiplies_integers
 
@@ -28,6 +30,10 @@ READ = {  # which GGUF's package reads and does not write; the places of their s
 }  # fmt: skip
 DEPTHS, COLUMNS = (96, 544), 192  # both leave blocks over where eight are tiled together
 MANY_DEPTHS = (256, 1280)
+
+
+def tensors_in(file):
+    return opened(parts_of(file))[1]
 
 
 def quantised(kind, columns, depth):
@@ -87,7 +93,7 @@ def test_blocks_hold_what_the_file_is_dequantised_to(kind):
 
 def test_formats_that_the_kernel_does_not_read_are_left_alone(tmp_path):
     write_file(tmp_path / "a.gguf", "zeros", np.zeros((STRIP, 66), np.uint8), GGMLQuantizationType.TQ2_0)
-    rows = QuantisedRows(tmp_path / "a.gguf", torch.bfloat16)
+    rows = QuantisedRows(tensors_in(tmp_path / "a.gguf"), torch.bfloat16)
     assert rows.packed(torch.zeros(STRIP, 256, dtype=torch.bfloat16)) is None
 
 
@@ -98,7 +104,7 @@ def test_rows_of_every_part_of_a_split_file_are_found(tmp_path):
         part = tmp_path / f"a-{number:05}-of-00002.gguf"
         write_file(part, f"part.{number}", stored, GGMLQuantizationType.Q8_0, parts=2)
         weights.append(torch.from_numpy(quants.dequantize(stored, GGMLQuantizationType.Q8_0)).bfloat16())
-    rows = QuantisedRows(tmp_path / "a-00001-of-00002.gguf", torch.bfloat16)
+    rows = QuantisedRows(tensors_in(tmp_path / "a-00001-of-00002.gguf"), torch.bfloat16)
     assert all(rows.packed(weight) is not None for weight in weights)
     together = torch.cat(weights)[[1, STRIP, 0, *range(2, STRIP), *range(STRIP + 1, 2 * STRIP)]]  # as gates and ups are
     assert torch.equal(unpacked_blocks(rows.packed(together)).bfloat16(), together)
@@ -113,7 +119,7 @@ def test_a_row_of_zeros_in_matrices_of_two_formats_hides_neither(tmp_path):
         stored = quants.quantize(values, kind)
         write_file(tmp_path / f"a-{number:05}-of-00002.gguf", f"part.{number}", stored, kind, parts=2)
         weights.append(torch.from_numpy(quants.dequantize(stored, kind)).bfloat16())
-    rows = QuantisedRows(tmp_path / "a-00001-of-00002.gguf", torch.bfloat16)
+    rows = QuantisedRows(tensors_in(tmp_path / "a-00001-of-00002.gguf"), torch.bfloat16)
     for weight in weights:
         assert torch.equal(unpacked_blocks(rows.packed(weight)).bfloat16(), weight)
 
@@ -163,7 +169,7 @@ def test_an_embedding_looks_up_the_blocks_of_the_head_that_it_is_tied_to(kind, t
     model.get_output_embeddings = lambda: model["head"]
     before, ids = model["embedding"], torch.arange(40).view(2, 20)
     expected = before(ids)
-    with quantised_weights(model, QuantisedRows(tmp_path / "a.gguf", torch.bfloat16)):
+    with quantised_weights(model, QuantisedRows(tensors_in(tmp_path / "a.gguf"), torch.bfloat16)):
         assert torch.equal(model["embedding"](ids), expected)
         assert model["embedding"].blocks is model["head"].blocks
         assert not list(model.parameters())

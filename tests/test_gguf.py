@@ -22,7 +22,7 @@ from foredraft.cache_folder import CACHE_VARIABLE
 from foredraft.cli import main
 from foredraft.model import loading, mapped
 from foredraft.model.compiled.block_layers import BlockLinear, dequantised_told, quantised_weights
-from foredraft.model.compiled.blocks import QuantisedRows, packed_bytes
+from foredraft.model.compiled.blocks import QuantisedRows, packed_bytes, stored_integers
 from foredraft.model.compiled.package import weights_hash
 from foredraft.model.gguf import files, metadata, reader
 from foredraft.model.gguf.files import gguf_folder, quantised_file, smollm2_file
@@ -133,7 +133,7 @@ def test_weights_that_do_not_fit_into_memory_are_the_same_in_a_mapped_file_that_
     file, cache, monkeypatch
 ):
     expected, before = loading.load_model(str(file)).state_dict(), set(cache.rglob("*"))
-    monkeypatch.setattr(reader, "usable_memory", lambda: 0)
+    monkeypatch.setattr(mapped, "usable_memory", lambda: 0)
     monkeypatch.setattr(mapped, "_LEAST", 1)
     folders, opened = [], tempfile.TemporaryFile
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda **given: folders.append(given["dir"]) or opened(**given))
@@ -149,7 +149,7 @@ def test_no_room_for_weights_that_do_not_fit_into_memory_is_a_sentence(file, cac
     def full(**_given):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(reader, "usable_memory", lambda: 0)
+    monkeypatch.setattr(mapped, "usable_memory", lambda: 0)
     monkeypatch.setattr(mapped, "_LEAST", 1)
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
     with pytest.raises(StoreError, match="do not fit into memory, and cannot be written"):
@@ -191,7 +191,7 @@ def test_a_file_is_multiplied_as_integers_except_what_was_changed_since(file, ca
     model = loading.load_model(str(file), device="cpu")
     with torch.no_grad():
         model.model.layers[1].mlp.up_proj.weight[3] += 1
-    rows = QuantisedRows(file, model.dtype)
+    rows = QuantisedRows(reader.opened([file])[1], model.dtype)
     with quantised_weights(model, rows) as found:
         assert isinstance(model.lm_head, BlockLinear)
         assert "stay dequantised: 1," in dequantised_told(model)
@@ -289,7 +289,7 @@ def test_parts_that_are_links_to_files_with_other_names_are_read_by_the_names_of
     for number, part in enumerate(files.parts_of(first)):
         part.symlink_to(part.rename(tmp_path / f"blob-{number}"))
     model = loading.load_model(str(first), "bfloat16", "cpu")
-    assert packed_bytes(quantised_file(model)) == 2 * sum(map(np.size, gguf_files.tensors_of(case).values()))
+    assert packed_bytes(stored_integers(model)) == 2 * sum(map(np.size, gguf_files.tensors_of(case).values()))
 
 
 @pytest.mark.slow

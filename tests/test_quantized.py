@@ -6,20 +6,28 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, BitNetQuantConfig, BitsAndBytesConfig, TorchAoConfig
 
 from foredraft.api import load
 from foredraft.cli.info import uncompiled
 from foredraft.errors import ForedraftWarning, UsageError
+from foredraft.model.compiled.block_layers import quantised_weights
+from foredraft.model.compiled.blocks import QuantisedRows, stored_integers
 from foredraft.model.loading import load_model, load_tokenizer
 from foredraft.model.quantised import load_quantised
 from foredraft.model.support import warn_where_rows_depend
 from foredraft.model.target import TorchTarget
 from support.families import configuration, tiny_model
-from support.quantised import declare, quantise_checkpoint, same_weights
+from support.quantised import PACKED, declare, pack_checkpoint, quantise_checkpoint, same_weights
 from support.toys import TOY
 
+FORMATS_OF = {
+    "gptq in 8 bits": {"Q8_0"}, "compressed-tensors in 8 bits": {"Q8_0"}, "gptq in order of activations": {"Q4_0", ""},
+    "gptq_v2": {"Q4_1"}, "gptq with zero points": {"Q4_1"}, "awq": {"Q4_1"},
+    "compressed-tensors with zero points": {"Q4_1"},
+}  # fmt: skip
+"""Formats of GGUF that hold the matrices of the kinds of `PACKED`; of the others Q4_0."""
 W8A8 = SimpleNamespace(input_activations={"num_bits": 8})
 
 
@@ -57,6 +65,61 @@ def test_weights_are_dequantised_by_the_formats_formula(family, activations, dty
         model = load_model(folder, dtype=dtype, device="cpu")
     assert same_weights(model.state_dict(), expected)
     assert not model.is_quantized
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_packed_integers_are_read_by_the_formats_formulas(kind, tmp_path):
+    folder = saved(tmp_path, intermediate_size=64)
+    expected = pack_checkpoint(tmp_path, kind)
+    said = "Activations are not quantised" if "config_groups" in PACKED[kind] else "GB.$"
+    with pytest.warns(ForedraftWarning, match=f"are quantised .*dequantised to float32, they take .*{said}"):
+        model = load_model(folder, dtype="float32", device="cpu")
+    assert same_weights(model.state_dict(), expected)
+
+
+@pytest.mark.parametrize(("kind", "formats"), [(kind, FORMATS_OF.get(kind, {"Q4_0"})) for kind in PACKED])
+def test_compiled_passes_multiply_packed_integers(kind, formats, tmp_path):
+    """But those of down projections whose groups are no blocks of neighbours. Minima are rounded in blocks."""
+    pytest.importorskip("gguf", reason="gguf, which reads blocks, is not installed")
+    folder = saved(tmp_path, dtype="float16", intermediate_size=64)
+    expected = pack_checkpoint(tmp_path, kind)
+    with pytest.warns(ForedraftWarning, match="dequantised to bfloat16"):
+        model = load_model(folder, device="cpu")
+    for name, said in expected.items():
+        assert (model.state_dict()[name] - said).abs().max() <= said.abs().max() / 256, name
+    tensors = stored_integers(model)
+    assert tensors.formats() == formats
+    with quantised_weights(model, QuantisedRows(tensors, model.dtype)) as count:
+        assert count == sum("_proj." in name and ("" not in formats or "down" not in name) for name in expected)
+
+
+def test_experts_in_packed_integers_are_put_together(tmp_path):
+    """There, transformers has one tensor for the matrices that a checkpoint has for each expert."""
+    folder = saved(tmp_path, "mixtral", intermediate_size=64)
+    expected = pack_checkpoint(tmp_path, "gptq")
+    with pytest.warns(ForedraftWarning, match="are quantised"):
+        state = load_model(folder, dtype="float32", device="cpu").state_dict()
+    together = next(each for name, each in state.items() if name.endswith("0.mlp.experts.down_proj"))
+    assert torch.equal(together[1], expected["model.layers.0.block_sparse_moe.experts.1.w2.weight"])
+
+
+@pytest.mark.parametrize(
+    ("changed", "error"),
+    [
+        ({"bias": torch.ones(32)}, "has a weight .*bias that a llama model"),
+        ({"scales": torch.ones(3, 32)}, r"q_proj.weight of this checkpoint cannot be unpacked .*scales \(32, 3\)"),
+        ({"g_idx": torch.full((32,), 7)}, r"q_proj.weight of this checkpoint cannot be unpacked"),
+    ],
+    ids=["bias", "scales", "groups"],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_packed_matrices_that_do_not_fit_are_refused(changed, error, tmp_path):
+    folder, file = saved(tmp_path, intermediate_size=64), tmp_path / "model.safetensors"
+    pack_checkpoint(tmp_path, "gptq")
+    wrong = {f"model.layers.0.self_attn.q_proj.{end}": each for end, each in changed.items()}
+    save_file(load_file(file) | wrong, file, {"format": "pt"})
+    with pytest.raises(UsageError, match=error):
+        load_model(folder, device="cpu")
 
 
 def test_blocks_that_are_no_part_of_a_matrix_are_refused(tmp_path):

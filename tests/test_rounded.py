@@ -16,9 +16,9 @@ from foredraft.engine.batch import steps
 from foredraft.graph.layout import lay_out_text
 from foredraft.model import rounded
 from foredraft.model.compiled.block_layers import quantised_weights
-from foredraft.model.compiled.blocks import QuantisedRows
+from foredraft.model.compiled.blocks import QuantisedRows, stored_integers
 from foredraft.model.compiled.build import compile_forward
-from foredraft.model.gguf.files import SOURCE, quantised_file
+from foredraft.model.gguf.files import SOURCE
 from foredraft.model.loading import load_model
 from foredraft.model.target import TorchTarget
 from foredraft.sampling import SamplingOptions
@@ -58,7 +58,7 @@ def test_matrices_are_rounded_as_gguf_rounds_and_found_again_as_integers(dtype, 
             assert torch.equal(found, torch.from_numpy(expected).bfloat16()), name
             assert not torch.equal(found, layer.weight)
     assert after.lm_head.weight is after.model.embed_tokens.weight
-    with quantised_weights(after, QuantisedRows(quantised_file(after), after.dtype)) as count:
+    with quantised_weights(after, QuantisedRows(stored_integers(after), after.dtype)) as count:
         assert count == 7 * LAYERS + 1
     assert_outlined(checkpoint, dtype)
 

@@ -48,6 +48,78 @@ def quantise_checkpoint(folder, edge=16):
     return said
 
 
+def in_words(codes, bits):
+    """Integers [..., K] as words int32[..., K * bits / 32], the first in the lowest bits."""
+    places = 1 << (bits * torch.arange(32 // bits))
+    words = (codes.long().unflatten(-1, (-1, 32 // bits)) * places).sum(-1)
+    return torch.where(words >= 2**31, words - 2**32, words).int()
+
+
+PACKED = {
+    "gptq": {"bits": 4, "sym": True, "checkpoint_format": "gptq"},
+    "gptq_v2": {"bits": 4, "sym": False, "checkpoint_format": "gptq_v2"},
+    "gptq with zero points": {"bits": 4, "sym": False},
+    "gptq in 8 bits": {"bits": 8, "sym": True, "checkpoint_format": "gptq"},
+    "gptq in order of activations": {"bits": 4, "sym": True, "desc_act": True},
+    "awq": {"bits": 4, "zero_point": True, "version": "gemm"},
+    "auto-round": {"bits": 4, "sym": True, "packing_format": "auto_round:auto_gptq"},
+    "compressed-tensors": {"format": "pack-quantized"},
+    "compressed-tensors with zero points": {"format": "pack-quantized"},
+    "compressed-tensors in 8 bits": {
+        "format": "int-quantized",
+        "config_groups": {"all": {"input_activations": {"num_bits": 8}}},
+    },
+}
+"""Settings of checkpoints with packed integers; the first word is the `quant_method`."""
+
+
+def packed(shape, kind, group=32):
+    """A random matrix [N, K] as a checkpoint of a kind of `PACKED` holds it, by the ends of names; and what it says."""
+    settings, (rows, width) = PACKED[kind], shape
+    bits = settings.get("bits", 8 if "8 bits" in kind else 4)
+    groups = torch.arange(width) // group
+    groups = groups[torch.randperm(width)] if "desc_act" in settings else groups
+    codes, scales = torch.randint(2**bits, shape), torch.rand(rows, width // group).half() * 0.01 + 0.001
+    zeros = torch.full(scales.shape, 2 ** (bits - 1))
+    if "zero" in kind + str(settings) or not settings.get("sym", True):
+        zeros = torch.randint(2**bits, scales.shape)  # 0 too, from which GPTQ's first version borrows
+    said = scales.float()[:, groups] * (codes - zeros[:, groups])
+    if kind == "awq":
+        columns = [0, 2, 4, 6, 1, 3, 5, 7]
+        ordered = (each.T.unflatten(1, (-1, 8))[..., columns].flatten(1) for each in (codes, zeros))
+        stored = dict(zip(("qweight", "qzeros"), (in_words(each, 4) for each in ordered), strict=True))
+    elif kind.startswith("compressed"):
+        stored = {"weight_packed": in_words(codes, bits), "weight_shape": torch.tensor(shape)}
+        if "8 bits" in kind:
+            stored = {"weight": (codes - 128).to(torch.int8)}
+        if "zero" in kind:
+            stored["weight_zero_point"] = in_words(zeros.T, bits).T
+        return stored | {"weight_scale": scales}, said
+    else:
+        less = 0 if kind == "gptq_v2" else 0x11111111 if bits == 4 else 0x01010101
+        words = (in_words(zeros.T, bits).long() - less) % 2**32
+        stored = {
+            "qweight": in_words(codes, bits).T,
+            "qzeros": torch.where(words < 2**31, words, words - 2**32).int(),
+        }
+        stored |= {} if kind == "auto-round" else {"g_idx": groups.int(), "bias": torch.zeros(rows)}
+    return stored | {"scales": scales.T}, said
+
+
+def pack_checkpoint(folder, kind):
+    """Give a saved model random matrices of a kind of `PACKED`, and return the weights that they say."""
+    file, (stored, said) = folder / "model.safetensors", ({}, {})
+    for name, weight in load_file(file).items():
+        if "_proj." in name or ".experts." in name:
+            parts, said[name] = packed(weight.shape, kind)
+            stored |= {name.removesuffix("weight") + end: part.contiguous() for end, part in parts.items()}
+        else:
+            stored[name] = said[name] = weight
+    save_file(stored, file, {"format": "pt"})
+    declare(folder, {"quant_method": kind.partition(" ")[0].removesuffix("_v2"), **PACKED[kind]})
+    return said
+
+
 def same_weights(found, expected):
     """Whether tensors by name are others rounded to their dtypes."""
     return all(torch.equal(found[name], each.to(found[name].dtype)) for name, each in expected.items())

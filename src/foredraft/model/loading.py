@@ -176,7 +176,7 @@ def _read(location: str, device: str = "cpu", **options: Any) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils.hub import cached_file
 
-    from foredraft.model.quantised import load_quantised
+    from foredraft.model.quantised import load_packed, load_quantised, packed_weights
     from foredraft.model.text_part import load_text_model, text_class
 
     if parts := weights_of(location):
@@ -191,9 +191,15 @@ def _read(location: str, device: str = "cpu", **options: Any) -> Any:
     settings = None if "quantization_config" in options else getattr(config, "quantization_config", None)
     if revision or settings:
         folder = str(Path(str(cached_file(location, "config.json", revision=revision))).parent)
-    loaded, found = load_quantised(Path(folder), config, device, load) if settings else load()
+    packed = packed_weights(location, revision) if settings and device == "cpu" else None
+    if packed is not None:
+        chosen = {name: value for name, value in options.items() if name not in _FOR_ALL}
+        loaded, found = load_packed(folder, config, packed, **chosen)
+        loaded.generation_config = _generation_config(folder, config)
+    else:
+        loaded, found = load_quantised(Path(folder), config, device, load) if settings else load()
     check_complete(location, found, loaded)
-    if revision:  # what is read later, such as an MTP layer, is of the same revision
+    if revision or packed:  # what is read later, such as an MTP layer, is of the same revision
         loaded.name_or_path = loaded.config.name_or_path = folder
     return loaded
 

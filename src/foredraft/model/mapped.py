@@ -5,6 +5,7 @@ Does not know what the tensors are.
 
 import os
 import tempfile
+from collections.abc import Callable
 from functools import cached_property
 from typing import BinaryIO
 
@@ -13,9 +14,15 @@ import torch
 
 from foredraft.cache_folder import CACHE_VARIABLE, cache_folder, cache_path
 from foredraft.errors import StoreError, told
+from foredraft.model.machine import COMPILING, usable_memory
 
 _LEAST = 2**20  # bytes of a tensor that is worth a mapping; chosen
 _ALIGNED = 64  # bytes at whose multiples a tensor begins: a line of the cache
+
+
+def keeper(size: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return what keeps weights of `size` bytes together: in memory only where there is room left to compile them."""
+    return MappedTensors().keep if COMPILING * size > usable_memory() else (lambda weight: weight)
 
 
 class MappedTensors:

@@ -1,10 +1,11 @@
-"""Checkpoints with a `quantization_config`: dequantised by transformers where it can, or refused with the reason.
+"""Checkpoints with a `quantization_config`: dequantised, here or by transformers, run by a library, or refused.
 
 Does not know how any kind computes.
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from safetensors import safe_open
 
 from foredraft.errors import ForedraftWarning, UsageError, told
 from foredraft.model.machine import usable_memory
+from foredraft.model.mapped import keeper
+from foredraft.model.packed import PackedTensors, packed_tensors
 from foredraft.model.rounding import dtype_name
-from foredraft.model.text_part import empty_model
+from foredraft.model.text_part import empty_model, load_text_model, text_config
 
 _DECOMPRESSED = "compressed-tensors"  # transformers dequantises it in the first pass, if not before
 _DEQUANTISED = (_DECOMPRESSED, "fp8", "mxfp8", "mxfp4")  # on a CPU
@@ -23,6 +26,45 @@ UNCOMPILED = (
     "This model's weights are quantised, and a library of their kind multiplies by them, so it runs uncompiled; "
     "foredraft compiles the model's GGUF file, or a checkpoint that is not quantised."
 )
+
+
+def packed_weights(location: str, revision: str | None = None) -> PackedTensors | None:
+    """Return the tensors of a folder or hub id whose matrices are packed integers; None for another.
+
+    Raises UsageError as `PackedTensors` does.
+    """
+    from transformers import PreTrainedConfig
+    from transformers.utils.hub import cached_file, get_checkpoint_shard_files
+
+    settings = PreTrainedConfig.get_config_dict(location, revision=revision)[0].get("quantization_config")
+    if not settings:
+        return None
+    read = partial(cached_file, location, revision=revision, _raise_exceptions_for_missing_entries=False)
+    files = [file for file in [read("model.safetensors")] if file]
+    if index := read("model.safetensors.index.json"):
+        files = get_checkpoint_shard_files(location, index, revision=revision)[0]
+    return packed_tensors([Path(file) for file in files], settings)
+
+
+def load_packed(
+    folder: str, config: Any, tensors: PackedTensors, dtype: torch.dtype | str, **options: Any
+) -> tuple[Any, dict[str, Any]]:
+    """Return the model of a folder with packed matrices, and transformers' information on the load.
+
+    `config` loses its quantisation. The dtype "auto" is bfloat16, in which the integers of matrices are multiplied, or
+    float32 if the checkpoint's is. A ForedraftWarning says what was dequantised.
+    """
+    settings = config.quantization_config
+    del config.quantization_config
+    if isinstance(dtype, str):
+        dtype = torch.float32 if text_config(config).dtype == torch.float32 else torch.bfloat16
+    size = dtype.itemsize * sum(each.numel() for each in empty_model(config).parameters())
+    state = tensors.state(dtype, keeper(size))
+    model, found = load_text_model(None, config, state_dict=state, dtype=dtype, **options)
+    # AutoGPTQ wrote biases of zeros for all matrices
+    found["unexpected_keys"] = {name for name in found["unexpected_keys"] if name not in state or state[name].any()}
+    _tell(folder, settings, model)
+    return model, found
 
 
 @torch.no_grad()
@@ -56,16 +98,22 @@ def load_quantised(folder: Path, config: Any, device: str, load: Callable[[], An
             f" {install} the model's GGUF file, or a checkpoint that is not quantised."
         ) from cause
     if dequantises and not quantised:
-        rounds = any(each.get("input_activations") for each in groups) or kind in ("fp8", "mxfp8")
-        kept = " Activations are not quantised, as drafted texts would then differ from plain decoding's."
-        taken = f"{sum(each.nbytes for each in model.parameters()) / 1e9:.1f} GB"
-        warnings.warn(
-            f"The weights of {folder} are quantised ({kind}); dequantised to {dtype_name(model)}, they take {taken}."
-            + kept * rounds,
-            ForedraftWarning,
-            stacklevel=2,
-        )
+        _tell(folder, settings, model)
     return model, found
+
+
+def _tell(folder: Path | str, settings: Mapping[str, Any], model: Any) -> None:
+    """Warn of what the weights of a dequantised model take, and of activations that would be quantised elsewhere."""
+    kind, groups = settings.get("quant_method"), (settings.get("config_groups") or {}).values()
+    rounds = any(each.get("input_activations") for each in groups) or kind in ("fp8", "mxfp8")
+    exact = " Activations are not quantised, as drafted texts would then differ from plain decoding's."
+    taken = f"{sum(each.nbytes for each in model.parameters()) / 1e9:.1f} GB"
+    warnings.warn(
+        f"The weights of {folder} are quantised ({kind}); dequantised to {dtype_name(model)}, they take {taken}."
+        + exact * rounds,
+        ForedraftWarning,
+        stacklevel=2,
+    )
 
 
 def _unsupported(config: Any, *, grows: bool) -> str:
@@ -105,7 +153,7 @@ def dequantiser(model: Any) -> Any:
     from transformers.quantizers.auto import AutoHfQuantizer
 
     settings = PreTrainedConfig.get_config_dict(model.config.name_or_path)[0].get("quantization_config")
-    if not settings or getattr(model, "is_quantized", False):
+    if not settings or getattr(model, "is_quantized", False) or packed_weights(model.config.name_or_path) is not None:
         return None
     quantiser = AutoHfQuantizer.from_config({**settings, "dequantize": True})
     quantiser.validate_environment(device_map=None)  # completes it

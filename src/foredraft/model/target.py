@@ -18,10 +18,10 @@ from foredraft.errors import ForedraftError, OutOfMemoryError, UnsupportedModelE
 from foredraft.graph.layout import Layout, lay_out, lay_out_text
 from foredraft.graph.tree import IntArray
 from foredraft.model.compiled.block_layers import round_weights
+from foredraft.model.compiled.blocks import stored_integers
 from foredraft.model.compiled.export import run_pass
 from foredraft.model.compiled.package import MOST_ROWS, CompiledForward, kept_forward
 from foredraft.model.families import UNMASKED_LAYERS
-from foredraft.model.gguf.files import quantised_file
 from foredraft.model.heads import ids_of
 from foredraft.model.kv_cache import TreeCache, TreeLayer
 from foredraft.model.layers import LAST, tapped_states
@@ -127,8 +127,8 @@ class TorchTarget:
         """
         own = self.model  # whose weights are read now, if they were not, so that the copy is of a target with weights
         if rounded and self.device.type == "cpu" and self.dtype == torch.bfloat16:
-            quantised = quantised_file(own) is not None
-            round_weights(model, {each.data_ptr() for each in own.parameters()} if quantised else frozenset())
+            quantised = own.parameters() if stored_integers(own) is not None else ()
+            round_weights(model, {each.data_ptr() for each in quantised})
         other = copy.copy(self)
         other.compiled = kept_forward(model) if self.compiled is not None else None
         other.outline, other.recordings = model, None

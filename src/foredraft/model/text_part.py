@@ -89,13 +89,15 @@ def empty_model(config: Any) -> Any:
         return kind.from_config(part) if kind is AutoModelForCausalLM else kind._from_config(part)  # noqa: SLF001  # what auto classes call
 
 
-def load_text_model(location: str, config: Any, **options: Any) -> tuple[Any, dict[str, Any]]:
+def load_text_model(location: str | None, config: Any, **options: Any) -> tuple[Any, dict[str, Any]]:
     """Load the text model of a wrapper's folder or hub id, and no other weights, as `from_pretrained` does.
+
+    Without a location, the option `state_dict` has the weights.
 
     Returns it and transformers' information on names that are missing; raises what `text_class` does, and
     `from_pretrained`.
     """
-    kind, verbosity = text_class(config), logging.get_verbosity()
+    kind, verbosity = type(empty_model(config)), logging.get_verbosity()
     logging.set_verbosity_error()  # it would report every weight of the other parts as unexpected
     try:
         loaded, found = kind.from_pretrained(

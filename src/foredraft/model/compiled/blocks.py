@@ -1,11 +1,13 @@
 """Quantised weights as compiled forwards read them: integers by blocks of 32, with their scales.
 
-A model that was loaded from a GGUF file has dequantised weights. The file's integers are found by comparing rows of the
-model's matrices with rows of the file. Uses GGUF's blocks. Does not depend on a model's layers or the kernel's code.
+A model that was loaded from a GGUF file, or a checkpoint of packed matrices, has dequantised weights. Stored integers
+are found by comparing rows of the model's matrices with rows of the file. Uses GGUF's blocks. Does not depend on a
+model's layers or the kernel's code.
 """
 
 import math
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +20,8 @@ from foredraft.model.gguf.reader import opened
 from foredraft.model.gguf.tensors import NUMBERS_AT_ONCE, Tensors
 from foredraft.model.machine import multiplies_integers
 from foredraft.model.mapped import MappedTensors
+from foredraft.model.packed import PackedTensors
+from foredraft.model.quantised import packed_weights
 
 DEPTH = 32
 """Numbers of a row that become integers with one scale; a weight's block has so many numbers, or half of them."""
@@ -129,9 +133,8 @@ def rounded_blocks(weight: torch.Tensor) -> BlockMatrix:
     return BlockMatrix(FORMATS["Q8_0"].layout, integers.flatten(1).numpy(), kept, np.zeros_like(kept))
 
 
-def packed_bytes(file: Path) -> int:
-    """Return the bytes of a GGUF file's weights in a package: integers as `packed_blocks` has them, others bfloat16."""
-    _, tensors = opened(parts_of(file))
+def packed_bytes(tensors: Tensors | PackedTensors) -> int:
+    """Return the bytes of a file's weights in a package: integers as `packed_blocks` has them, others bfloat16."""
     size = 0.0
     for name, shape in tensors.shapes.items():
         found = _format_of(tensors, name)
@@ -140,36 +143,40 @@ def packed_bytes(file: Path) -> int:
     return int(size)
 
 
-def integers_file(model: Any) -> Path | None:
-    """Return the GGUF file whose integers compiled passes of a model multiply; None if they multiply none."""
-    return quantised_file(model) if model.dtype == torch.bfloat16 and multiplies_integers() else None
+def stored_integers(model: Any) -> Tensors | PackedTensors | None:
+    """Return the file or checkpoint whose integers compiled passes of a model multiply; None if they multiply none."""
+    if model.dtype != torch.bfloat16 or not multiplies_integers():
+        return None
+    if (file := quantised_file(model)) is not None:
+        return opened(parts_of(file))[1]
+    is_folder = find_spec("gguf") is not None and Path(model.name_or_path, "config.json").is_file()
+    return packed_weights(model.name_or_path) if is_folder else None
 
 
-def stored_formats(file: Path) -> list[str]:
-    """Return which of `FORMATS` a GGUF file's matrices have, by name."""
-    return sorted(FORMATS.keys() & opened(parts_of(file))[1].formats())
+def stored_formats(tensors: Tensors | PackedTensors) -> list[str]:
+    """Return which of `FORMATS` a file's matrices have, by name."""
+    return sorted(FORMATS.keys() & tensors.formats())
 
 
-def _format_of(tensors: Tensors, name: str) -> str | None:
+def _format_of(tensors: Tensors | PackedTensors, name: str) -> str | None:
     """Return the name, of `FORMATS`, of a matrix's format; None for a vector or another format."""
-    kind: str = tensors.stored(name)[1].name
+    kind = tensors.format(name)
     return kind if kind in FORMATS and len(tensors.shapes[name]) > 1 else None
 
 
 class QuantisedRows:
-    """The quantised rows of a GGUF file, found by their dequantised numbers; few of them are in memory at a time.
+    """The quantised rows of a file, found by their dequantised numbers; few of them are in memory at a time.
 
-    Of a split file, `file` is any part. `dtype` is of the dequantised rows. Without a file there are none.
+    `dtype` is of the dequantised rows. Without tensors there are none.
     """
 
-    def __init__(self, file: Path | None, dtype: torch.dtype) -> None:
+    def __init__(self, tensors: Tensors | PackedTensors | None, dtype: torch.dtype) -> None:
         self._dtype = dtype
         self._tensors: list[tuple[npt.NDArray[np.uint8], Any]] = []  # rows of bytes, and their type
         hashes = [np.empty(0, np.int64)]
-        if file is not None:
+        if tensors is not None:
             from gguf import quants  # an optional package
 
-            _, tensors = opened(parts_of(file))
             for name in tensors:
                 if _format_of(tensors, name) is None:
                     continue

@@ -23,7 +23,7 @@ from foredraft.errors import ForedraftError, UsageError, told
 from foredraft.graph.layout import lay_out_text
 from foredraft.model.compiled.attention import LANES, compiled_attention
 from foredraft.model.compiled.block_layers import dequantised_told, product_bytes, quantised_weights
-from foredraft.model.compiled.blocks import QuantisedRows, integers_file, packed_bytes
+from foredraft.model.compiled.blocks import QuantisedRows, packed_bytes, stored_integers
 from foredraft.model.compiled.experts import SUMMED, by_rows, compiled_experts, expert_matrices
 from foredraft.model.compiled.export import CONTEXT, Subject, run_pass
 from foredraft.model.compiled.latents import attended_latents, real_rotations
@@ -44,7 +44,6 @@ from foredraft.model.compiled.package import (
 from foredraft.model.compiled.rewriting import gate_products, merge_products, sum_short_products, turn_rows
 from foredraft.model.families import COMPILED_RECURRENT, INDEXED
 from foredraft.model.fingerprint import LIBRARIES
-from foredraft.model.gguf.files import quantised_file
 from foredraft.model.kv_cache import Span
 from foredraft.model.machine import COMPILING, has_avx2, last_cache, multiplies_integers, usable_memory
 from foredraft.model.quantised import UNCOMPILED
@@ -144,8 +143,7 @@ def _check(model: Any, *, precise: bool) -> None:
             f"The {altered} of this model has a hook, or a forward of its own, and what is compiled is kept for all "
             "models with these weights; remove it, or let the model run uncompiled."
         )
-    file = integers_file(model)
-    if precise and (file is None or not _rounds_rows(model)):
+    if precise and stored_integers(model) is None:
         raise UsageError(
             "This model's weights are multiplied as they are, and not as integers, so rows are not rounded; compile it "
             "without --precise."
@@ -198,7 +196,7 @@ def _altered(model: Any) -> str | None:
 def _weights_bytes(model: Any) -> int:
     """Return the bytes of a model's weights in a package, but for what fills blocks up."""
     size: int = sum(each.numel() * each.element_size() for each in chain(model.parameters(), model.buffers()))
-    return size if (file := integers_file(model)) is None else min(size, packed_bytes(file))
+    return size if (tensors := stored_integers(model)) is None else min(size, packed_bytes(tensors))
 
 
 def _check_room(model: Any, folder: Path) -> None:
@@ -280,7 +278,7 @@ def _compile(subject: Subject, path: Path, *, precise: bool) -> str:
         contexts.enter_context(attended_latents(subject.model))
         apart = contexts.enter_context(weights_apart(weights_beside(path)))
         if _rounds_rows(subject.model):
-            rows = QuantisedRows(quantised_file(subject.model), subject.dtype)
+            rows = QuantisedRows(stored_integers(subject.model), subject.dtype)
             if quantised := contexts.enter_context(quantised_weights(subject.model, rows)):
                 dequantised = dequantised_told(subject.model)
         cached = product_bytes(subject.model) <= last_cache()

@@ -22,7 +22,7 @@ import transformers
 from foredraft.atomic_file import store_file
 from foredraft.cache_folder import cache_path
 from foredraft.errors import ForedraftWarning, StoreError, told
-from foredraft.model.compiled.blocks import integers_file, stored_formats
+from foredraft.model.compiled.blocks import stored_formats, stored_integers
 from foredraft.model.compiled.library import CompiledLibrary, weights_beside
 from foredraft.model.fingerprint import architecture, code_of
 from foredraft.model.kv_cache import LayerShape
@@ -215,8 +215,8 @@ def weights_hash(model: Any) -> str:
     A file of integers and one of the same numbers in bfloat16 have packages of their own, as these round differently.
     """
     digest = hashlib.sha256()
-    if (file := integers_file(model)) is not None:
-        digest.update(repr(stored_formats(file)).encode())
+    if (tensors := stored_integers(model)) is not None:
+        digest.update(repr(stored_formats(tensors)).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)

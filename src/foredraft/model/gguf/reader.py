@@ -19,8 +19,7 @@ from foredraft.model.gguf.metadata import Keys, Metadata, read_header
 from foredraft.model.gguf.tensors import Tensors
 from foredraft.model.gguf.tokenizers import write_tokenizer
 from foredraft.model.gguf.weights import state_of
-from foredraft.model.machine import COMPILING, usable_memory
-from foredraft.model.mapped import MappedTensors
+from foredraft.model.mapped import keeper
 
 _ALL_F32, _MOSTLY_F16 = 0, 1
 """Values of GGUF's `general.file_type`."""
@@ -124,10 +123,8 @@ def load_gguf(folder: Path, parts: Sequence[Path], dtype: torch.dtype | str, **o
     if config.tie_word_embeddings:
         names.pop("lm_head.weight", None)
     size = chosen.itemsize * sum(like.numel() for like in names.values())
-    # in memory only where there is room left to compile the model
-    keep = MappedTensors().keep if COMPILING * size > usable_memory() else (lambda weight: weight)
     blocks = Keys(metadata).get("block_count")
-    state = state_of(metadata.architecture, tensors, names, config, chosen, keep, blocks)
+    state = state_of(metadata.architecture, tensors, names, config, chosen, keeper(size), blocks)
     model = type(wanted).from_pretrained(None, config=config, state_dict=state, dtype=chosen, **options)
     model.generation_config = GenerationConfig.from_pretrained(folder)
     model.name_or_path = model.config._name_or_path = str(folder)  # noqa: SLF001  # as `from_pretrained` of a folder sets it

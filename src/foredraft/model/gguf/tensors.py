@@ -61,6 +61,11 @@ class Tensors:
         """Return the names of the formats of the matrices, such as "Q4_K"."""
         return {each.kind.name for name, each in self._stored.items() if len(self.shapes[name]) > 1}
 
+    def format(self, name: str) -> str:
+        """Return the name of a tensor's format, such as "Q4_K"."""
+        kind: str = self._stored[name].kind.name
+        return kind
+
     def stored(self, name: str) -> tuple[npt.NDArray[np.uint8], Any]:
         """Return a tensor's bytes, uint8[rows, bytes of a row], mapped from the file, and its GGMLQuantizationType."""
         stored = self._stored[name]
