@@ -24,7 +24,8 @@ VLLM_SETTINGS := NUMBA_CACHE_DIR=$(CURDIR)/$(VLLM)/numba-cache VLLM_CPU_KVCACHE_
 export NUMBA_CACHE_DIR := $(CURDIR)/$(VENV)/numba-cache
 # The tests run in two processes, one thread each; more threads than that would only wait for each other. A file's tests
 # run in one of them, which makes once what they share; in the order of tests/conftest.py, lest long files come last.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder
 # Makes the targets that it reads, two at a time; most of them use one core.
 SIDE_BY_SIDE := xargs -P 2 -n 1 $(MAKE) --no-print-directory
 
@@ -37,12 +38,13 @@ demo: $(RUNTIME)  ## Install, prepare the model once, then write three texts by 
 
 check: $(DEV)  ## What is quick of `make test`, in a minute and a half: run it while working.
 	printf '%s\n' types docs-fresh imports lint | $(SIDE_BY_SIDE)
-	$(PYTEST) -m "not slow and not gpu and not vllm"
+	$(PYTEST) $(IN_TWO) -m "not slow and not gpu and not vllm"
 
 test: $(DEV)  ## Install with the dev extra, then every check; the tests come last.
-	printf '%s\n' types docs-check imports lint test-interpreted | $(SIDE_BY_SIDE)
-	$(PYTEST) -m "not gpu and not vllm"
+	printf '%s\n' test-interpreted types docs-check imports lint | $(SIDE_BY_SIDE)
+	$(PYTEST) $(IN_TWO) -m "not gpu and not vllm"
 
+# In one process: it takes as long as the checks beside it.
 test-interpreted: $(DEV)  ## The tests of the compiled kernels, with numba's compiler switched off.
 	NUMBA_DISABLE_JIT=1 $(PYTEST) -m "kernels and not gpu and not vllm" $$(grep -l "mark\.kernels" tests/test_*.py)
 

@@ -161,7 +161,7 @@ def test_the_layer_of_a_gguf_file_is_found_and_drafts_its_models_text(name, tmp_
     monkeypatch.setenv("FOREDRAFT_CACHE", str(tmp_path / "cache"))
     case = next(case for case in gguf_files.CASES if case.name == name)
     target = load(
-        str(gguf_files.write(case, tmp_path / "it.gguf")), dtype="float32", device="cpu", compile=False
+        str(gguf_files.write(case, tmp_path / "it.gguf")), dtype="float32", device="cpu", compile=False, method="none"
     ).target
     stored, block = gguf_files.tensors_of(case), f"blk.{target.model.config.num_hidden_layers}."
     layer, add = load_mtp(target.model).layers.layers[0], float("qwen" in name)

@@ -17,34 +17,30 @@ SHAPES = ((96, 640), (64, 30), (6016, 48))
 
 
 class Products(nn.Module):
-    """Products of the first numbers of each row by weights of several shapes."""
+    """Products of the first numbers of each row by weights of several shapes, in float32 and in bfloat16."""
 
-    def __init__(self, dtype):
+    def __init__(self):
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(*shape, bias=False, dtype=dtype) for shape in SHAPES)
+        dtypes = (torch.float32, torch.bfloat16)
+        self.layers = nn.ModuleList(nn.Linear(*shape, bias=False, dtype=each) for each in dtypes for shape in SHAPES)
 
     def forward(self, rows):
-        return tuple(layer(rows[:, : layer.in_features]) for layer in self.layers)
+        return tuple(layer(rows[:, : layer.in_features].to(layer.weight.dtype)) for layer in self.layers)
 
 
 @pytest.fixture
-def threads(request):
+def three_threads():
+    """Packages of whole models have one thread in these tests."""
     before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
+    torch.set_num_threads(3)
+    yield
     torch.set_num_threads(before)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("dtype", "threads"),
-    [(torch.float32, 1), (torch.bfloat16, 3)],
-    indirect=["threads"],
-    ids=["float32-1", "bfloat16-3"],
-)
-def test_products_are_right_however_they_are_divided(dtype, threads, tmp_path):
-    torch.manual_seed(threads)
-    model, rows = Products(dtype).eval(), torch.randn(256, max(depth for depth, _ in SHAPES)).to(dtype)
+def test_products_are_right_however_they_are_divided(three_threads, tmp_path):
+    torch.manual_seed(3)
+    model, rows = Products().eval(), torch.randn(256, max(depth for depth, _ in SHAPES))
     any_rows = torch.export.Dim("rows", min=2, max=256)
     path = tmp_path / "products.pt2"
     with torch.no_grad(), own_kernels(), weights_apart(weights_beside(path)) as apart:
@@ -55,7 +51,8 @@ def test_products_are_right_however_they_are_divided(dtype, threads, tmp_path):
     for count in (1, 2, 5, 8, 16, 17, 31, 33, 256):
         results = package.run([rows[:count]])
         for layer, result, among_all in zip(model.layers, results, whole, strict=True):
-            expected = rows[:count, : layer.in_features].double() @ layer.weight.double().T
+            given = rows[:count, : layer.in_features].to(layer.weight.dtype)
+            expected = given.double() @ layer.weight.double().T
             assert torch.allclose(result.double(), expected, atol=2e-2, rtol=2e-2)
             assert torch.equal(result, among_all[:count])
 

@@ -86,7 +86,8 @@ def traced(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt2", "gemma2", "gemma3_text", "falcon"])
 def test_rows_of_a_compiled_pass_score_as_the_model_does(family, traced):
-    assert_same_passes(tiny_model(configuration(family)), sizes=(1, 9))  # each number of rows is exported by itself
+    sizes = (1, 9) if family == "gpt2" else (9,)  # each number of rows is exported by itself
+    assert_same_passes(tiny_model(configuration(family)), sizes=sizes)
 
 
 @pytest.mark.slow

@@ -82,6 +82,7 @@ def drafts_alone(drafter, ids, lengths, vocabulary=VOCABULARY):
     drafting, chains, known, last = drafter.open(DraftContext(vocabulary)), [], 0, EMPTY_DRAFT
     for length in lengths:
         view = ids[:length].astype(np.int64)
+        view.flags.writeable = False  # as drafters are given it, for which their kernels are compiled
         if known:
             drafting.observe(Verdict(tuple(view[known:].tolist()), (), last, known - 1))
         depth = min(MOST, LONGEST - length - 1)

@@ -26,7 +26,7 @@ from support.filters import UNUSABLE, WITH_FILTERS
 
 pytestmark = pytest.mark.kernels
 
-DRAWS = 1_000 if numba.config.DISABLE_JIT else 20_000
+DRAWS = 250 if numba.config.DISABLE_JIT else 20_000
 LEAST_P = 1e-4
 """Seeds are fixed, so a test either always passes or always fails; a sound sampler had a chance of 1e-4 to fail."""
 

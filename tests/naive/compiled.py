@@ -1,6 +1,9 @@
-"""Attention and products of experts, as the operations of compiled forwards that have these names."""
+"""Attention and products of compiled forwards, as the operations that have these names."""
 
 import torch
+
+from foredraft.model.compiled.block_layers import rows_of
+from foredraft.model.compiled.blocks import STRIP
 
 
 def attend(query, key, value, mask, ranges, scaling, sinks=None, softcap=0.0):
@@ -26,3 +29,13 @@ def multiply_experts(rows, weights, experts):
     for expert in experts.unique().tolist():
         product[experts == expert] = rows[experts == expert] @ weights[expert].T
     return product
+
+
+def multiply_blocks(rows, blocks, precise):
+    product = rows.float() @ rows_of(blocks, torch.arange(len(blocks) * STRIP)).T
+    return product if precise else product.to(rows.dtype)
+
+
+def multiply_expert_blocks(rows, blocks, experts):
+    matrices = torch.stack([rows_of(each, torch.arange(len(each) * STRIP)) for each in blocks])
+    return multiply_experts(rows.float(), matrices, experts).to(rows.dtype)
