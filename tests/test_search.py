@@ -49,7 +49,7 @@ def knowledge(seed, *, static=True, learns=True, trust=BLENDED):
     learned = empty_learned()
     if learns:
         ids = np.concatenate(documents(seed + 1000, 2)).astype(np.int64)
-        learn_text(learned, ids, 0, 1.0, 0.93, 3.0) if not trust.paper else learn_paper(learned, ids)
+        learn_text(learned, ids, 0) if not trust.paper else learn_paper(learned, ids)
     return Knowledge(
         table, learned, naive.index_tables.static_tables(table), naive.index_tables.learned_memory(learned)
     )
@@ -57,7 +57,7 @@ def knowledge(seed, *, static=True, learns=True, trust=BLENDED):
 
 def learn_paper(learned, ids):
     for i in range(2, len(ids)):
-        learn(learned, ids[i - 2], ids[i - 1], ids[i], 0.04, 1.0, 3.0)
+        learn(learned, ids[i - 2], ids[i - 1], ids[i], 0.04, 3.0)
 
 
 def found_successors(known, trust, a, b, least=0.0):
@@ -111,8 +111,8 @@ def test_the_blend_by_hand():
     """Each source gets n / (n + constant) of what the more specific ones leave."""
     table = static_table([[1, 2, 3], [1, 2, 4], [5, 2, 4], [5, 2, 4]])
     learned = empty_learned(16)
-    learn(learned, 1, 2, 6, 3.0, 1.0, 9.0)
-    learn(learned, -1, 2, 6, 1.0, 1.0, 9.0)
+    learn(learned, 1, 2, 6, 3.0, 9.0)
+    learn(learned, -1, 2, 6, 1.0, 9.0)
     found = found_successors(Knowledge(table, learned, (), {}), BLENDED, 1, 2)
     after_pair = 1 - 3 / 5
     after_table = after_pair * (1 - 2 / 12)
@@ -153,7 +153,7 @@ def test_the_papers_rule_is_algorithm_2():
         algorithm_2(matrix, ids[:length].tolist(), 16, 0.04, 0.9)
         recent = ids[:length][-16:]
         for i in range(2, len(recent)):
-            learn(learned, recent[i - 2], recent[i - 1], recent[i], 0.04, 1.0, 0.9)
+            learn(learned, recent[i - 2], recent[i - 1], recent[i], 0.04, 0.9)
     known = Knowledge(table, learned, (), {})
     for a in range(VOCABULARY):
         for b in range(VOCABULARY):
@@ -233,7 +233,7 @@ def test_best_first_keeps_its_limits(nodes):
 
 def test_fewer_nodes_are_made_where_fewer_are_known():
     learned = empty_learned(16)
-    learn_text(learned, np.array([1, 2, 3]), 0, 1.0, 1.0, 9.0)
+    learn_text(learned, np.array([1, 2, 3]), 0)
     known = empty_table(VOCABULARY)
     found = paths(*best_first(TrigramModel(known, learned, BLENDED), 1, 2, 10, 10, VOCABULARY))
     assert found.keys() == {(3,)}

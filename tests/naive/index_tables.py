@@ -44,33 +44,31 @@ def learned_row(arrays, a, b):
     return next((slot for slot in range(len(arrays.keys)) if arrays.keys[slot] == key), -1)
 
 
-def learn(memory, a, b, token, weight, keep, cap):
+def learn(memory, a, b, token, weight, cap):
     row = memory.setdefault((a, b), {"weights": {}, "total": 0.0})
     weights = row["weights"]
-    for known in weights:
-        weights[known] *= keep
     if token not in weights and len(weights) == ROW_WIDTH:
         del weights[min(weights, key=weights.get)]
     weights[token] = min(weights.get(token, 0.0) + weight, cap)
-    row["total"] = row["total"] * keep + weight
+    row["total"] += weight
 
 
-def learn_text(memory, ids, start, weight, keep, cap):
+def learn_text(memory, ids, start):
     for i, token in enumerate(ids):
         if i >= max(start, 1):
-            learn(memory, -1, ids[i - 1], token, weight, keep, cap)
+            learn(memory, -1, ids[i - 1], token, 1.0, float("inf"))
         if i >= max(start, 2):
-            learn(memory, ids[i - 2], ids[i - 1], token, weight, keep, cap)
+            learn(memory, ids[i - 2], ids[i - 1], token, 1.0, float("inf"))
 
 
-def learn_distributions(memory, tokens, parents, ids, top, shares, weight, keep):
+def learn_distributions(memory, tokens, parents, ids, top, shares, weight):
     for row, (top_tokens, probabilities) in enumerate(zip(top, shares, strict=True)):
         path, node = [], row - 1
         while node != -1:
             path, node = [tokens[node], *path], parents[node]
         a, b = [-1, *ids, *path][-2:]
-        for j, (token, share) in enumerate(zip(top_tokens, probabilities, strict=True)):
-            learn(memory, a, b, token, weight * share, keep if j == 0 else 1.0, float("inf"))
+        for token, share in zip(top_tokens, probabilities, strict=True):
+            learn(memory, a, b, token, weight * share, float("inf"))
 
 
 def learned_memory(arrays):
