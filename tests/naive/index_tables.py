@@ -119,7 +119,7 @@ def static_arrays(documents, vocabulary, keep):
     }
 
 
-def successors(table, memory, trust, a, b, least):
+def successors(table, memory, trust, a, b):
     """[(token, score)] in order of discovery; `table` from `static_tables`, `memory` as `learn` fills it."""
     pairs, singles = table
     static = pairs.get((a, b), (0, []))
@@ -130,18 +130,17 @@ def successors(table, memory, trust, a, b, least):
             scores[token] = np.float32(float(scores.get(token, 0.0)) + probability)
         return [(token, min(score, np.float32(trust.cap))) for token, score in scores.items()]
     single = memory.get((-1, b), {"weights": {}, "total": 0.0})
-    sources = [  # observations, trust, what followed with which share, may small contributions be left out
-        (learned["total"], trust.learned_pair, shares_of(learned), False),
-        (static[0], trust.table_pair, static[1], True),
-        (single["total"], trust.learned_single, shares_of(single), False),
-        (singles.get(b, (0, []))[0], trust.table_single, singles.get(b, (0, []))[1][:12], True),
+    sources = [  # observations, trust, what followed with which share
+        (learned["total"], trust.learned_pair, shares_of(learned)),
+        (static[0], trust.table_pair, static[1]),
+        (single["total"], trust.learned_single, shares_of(single)),
+        (singles.get(b, (0, []))[0], trust.table_single, singles.get(b, (0, []))[1][:12]),
     ]
     left = 1.0
-    for observations, needed, followers, droppable in sources:
+    for observations, needed, followers in sources:
         share = observations / (observations + needed)
         for token, probability in followers:
-            if not droppable or left * share * probability >= least:
-                scores[token] = np.float32(float(scores.get(token, 0.0)) + left * share * probability)
+            scores[token] = np.float32(float(scores.get(token, 0.0)) + left * share * probability)
         left *= 1 - share
     return list(scores.items())
 
@@ -151,17 +150,14 @@ def shares_of(row):
 
 
 def best_first(table, memory, trust, a, b, nodes, depth, vocabulary):
-    """{path: score}. All candidates stay in one list, which is searched for the best every time.
-
-    As the kernel says, contributions below a quarter of the `nodes`-th best score so far are left out.
-    """
+    """{path: score}. All candidates stay in one list, which is searched for the best every time."""
     known, taken = {}, {}
     path, score = (), np.float32(1.0)
     while len(taken) < nodes:
         lowest = sorted([FLOOR] * nodes + list(known.values()))[-nodes]
         if len(path) < depth and score > lowest:
             before, last = (a, b, *path)[-2:]
-            for token, share in successors(table, memory, trust, before, last, 0.25 * lowest / score):
+            for token, share in successors(table, memory, trust, before, last):
                 if 0 <= token < vocabulary and score * min(share, np.float32(1.0)) > FLOOR:
                     known[(*path, token)] = score * min(share, np.float32(1.0))
         free = [candidate for candidate in known if candidate not in taken]
@@ -179,7 +175,7 @@ def best_paths(table, memory, trust, a, b, nodes, depth, vocabulary):
         longer = {}
         for path, score in fresh.items():
             before, last = (a, b, *path)[-2:]
-            for token, share in successors(table, memory, trust, before, last, 0.0):
+            for token, share in successors(table, memory, trust, before, last):
                 if 0 <= token < vocabulary and score * min(share, 1.0) >= FLOOR:
                     longer[(*path, token)] = score * min(share, 1.0)
         found.update(longer)
@@ -194,7 +190,7 @@ def mcts(table, memory, trust, a, b, settings, vocabulary, draws):
 
     def ranked(path):
         before, last = (a, b, *path)[-2:]
-        return sorted(successors(table, memory, trust, before, last, 0.0), key=lambda item: -item[1])
+        return sorted(successors(table, memory, trust, before, last), key=lambda item: -item[1])
 
     def puct(path, child):
         if visits[child] == 0:
@@ -231,7 +227,7 @@ def mcts(table, memory, trust, a, b, settings, vocabulary, draws):
 def rollout(table, memory, trust, ids, draws):
     reward = 0.0
     for draw in draws:
-        found = successors(table, memory, trust, ids[-2], ids[-1], 0.0)
+        found = successors(table, memory, trust, ids[-2], ids[-1])
         if not found:
             break
         left = draw * sum(float(score) for _, score in found)
