@@ -82,7 +82,7 @@ def test_every_token_is_learned_once_however_the_text_arrives():
         propose(drafting, TEXT[:length])
     assert memory(in_pieces) == memory(at_once)
     expected = {}
-    naive.index_tables.learn_text(expected, TEXT, 0, 1.0, 0.95, math.inf)
+    naive.index_tables.learn_text(expected, TEXT, 0)
     assert memory(at_once)[1, 2]["total"] == pytest.approx(expected[1, 2]["total"])
 
 

@@ -44,9 +44,9 @@ def test_random_learning_matches_the_dictionary(seed):
     for number in range(200):
         a, b, token = (int(n) for n in rng.integers(-1, 6, 3))
         b, token = max(b, 0), int(rng.integers(0, 30)) if number % 2 else max(token, 0)
-        weight, keep, cap = rng.random() + 0.1, rng.choice([1.0, 0.9]), rng.choice([NO_CAP, 1.5])
-        learn(arrays, a, b, token, weight, keep, cap)
-        naive.index_tables.learn(memory, a, b, token, weight, keep, cap)
+        weight, cap = rng.random() + 0.1, rng.choice([NO_CAP, 1.5])
+        learn(arrays, a, b, token, weight, cap)
+        naive.index_tables.learn(memory, a, b, token, weight, cap)
         if number % 20 == 0:
             check_learned(arrays)
     check_learned(arrays)
@@ -59,15 +59,15 @@ def test_texts_and_distributions_match_the_dictionary(seed):
     ids = rng.integers(0, 7, 60)
     arrays, memory = empty_learned(1024), {}
     for start in (0, 20, 45):
-        learn_text(arrays, ids[: start + 20], start, 1.0, 0.93, NO_CAP)
-        naive.index_tables.learn_text(memory, ids[: start + 20].tolist(), start, 1.0, 0.93, NO_CAP)
+        learn_text(arrays, ids[: start + 20], start)
+        naive.index_tables.learn_text(memory, ids[: start + 20].tolist(), start)
     tokens, parents = np.array([3, 3, 3, 4], np.int32), np.array([-1, 0, -1, 1], np.int32)
     for text in ([3], [3, 3]):
         top = np.array([rng.permutation(40)[:4] for _ in range(5)], np.int32)
         shares = rng.dirichlet(np.ones(4), 5).astype(np.float32)
-        learn_distributions(arrays, tokens, parents, np.array(text), top, shares, 2.0, 0.8)
+        learn_distributions(arrays, tokens, parents, np.array(text), top, shares, 2.0)
         draft = (tokens.tolist(), parents.tolist(), text)
-        naive.index_tables.learn_distributions(memory, *draft, top.tolist(), shares.tolist(), 2.0, 0.8)
+        naive.index_tables.learn_distributions(memory, *draft, top.tolist(), shares.tolist(), 2.0)
     check_learned(arrays)
     assert_same(arrays, memory)
 
@@ -75,15 +75,15 @@ def test_texts_and_distributions_match_the_dictionary(seed):
 def test_a_text_learned_in_pieces_is_the_text_learned_at_once():
     ids = np.random.default_rng(0).integers(0, 5, 40)
     at_once, in_pieces = empty_learned(), empty_learned()
-    learn_text(at_once, ids, 0, 1.0, 0.9, NO_CAP)
+    learn_text(at_once, ids, 0)
     for start in range(0, 40, 7):
-        learn_text(in_pieces, ids[: start + 7], start, 1.0, 0.9, NO_CAP)
+        learn_text(in_pieces, ids[: start + 7], start)
     assert naive.index_tables.learned_memory(at_once) == naive.index_tables.learned_memory(in_pieces)
 
 
 def test_nothing_is_found_where_nothing_was_learned():
     arrays = empty_learned(8)
-    learn(arrays, 1, 2, 3, 1.0, 1.0, NO_CAP)
+    learn(arrays, 1, 2, 3, 1.0, NO_CAP)
     for a, b in ((-1, 2), (2, 1), (1, 3), (1, -2), (-7, 2)):
         assert learned_row(arrays, a, b) == naive.index_tables.learned_row(arrays, a, b) == -1
     assert learned_row(arrays, 1, 2) == naive.index_tables.learned_row(arrays, 1, 2) >= 0
@@ -92,8 +92,8 @@ def test_nothing_is_found_where_nothing_was_learned():
 def test_a_new_successor_takes_the_place_of_the_weakest():
     arrays = empty_learned(8)
     for token in range(ROW_WIDTH):
-        learn(arrays, 1, 2, token, 1.0 + (token - 5) ** 2, 1.0, NO_CAP)
-    learn(arrays, 1, 2, 99, 0.5, 1.0, NO_CAP)
+        learn(arrays, 1, 2, token, 1.0 + (token - 5) ** 2, NO_CAP)
+    learn(arrays, 1, 2, 99, 0.5, NO_CAP)
     row = row_of(arrays, 1, 2)
     assert row.keys() == {*range(ROW_WIDTH), 99} - {5}
     assert row[99] == 0.5
@@ -104,16 +104,16 @@ def test_a_new_successor_takes_the_place_of_the_weakest():
 def test_a_weight_stops_at_the_cap():
     arrays = empty_learned(8)
     for _ in range(5):
-        learn(arrays, 1, 2, 3, 0.8, 1.0, 3.0)
+        learn(arrays, 1, 2, 3, 0.8, 3.0)
     assert row_of(arrays, 1, 2) == {3: 3.0}
 
 
 def test_token_0_is_a_successor_like_any_other():
     arrays = empty_learned(8)
-    learn(arrays, 0, 0, 0, 1.0, 1.0, NO_CAP)
-    learn(arrays, 0, 0, 7, 1.0, 1.0, NO_CAP)
-    learn(arrays, 0, 0, 0, 1.0, 0.5, NO_CAP)
-    assert row_of(arrays, 0, 0) == {0: 1.5, 7: 0.5}
+    learn(arrays, 0, 0, 0, 1.0, NO_CAP)
+    learn(arrays, 0, 0, 7, 1.0, NO_CAP)
+    learn(arrays, 0, 0, 0, 0.5, NO_CAP)
+    assert row_of(arrays, 0, 0) == {0: 1.5, 7: 1.0}
 
 
 # --- room
@@ -122,7 +122,7 @@ def test_token_0_is_a_successor_like_any_other():
 def test_the_contexts_learned_longest_ago_make_room():
     arrays = empty_learned(64)
     for b in range(1000):
-        learn(arrays, -1, b, b + 1, 1.0, 1.0, NO_CAP)
+        learn(arrays, -1, b, b + 1, 1.0, NO_CAP)
         assert row_of(arrays, -1, b) == {b + 1: 1.0}
     check_learned(arrays)
     kept = [b for _, b in naive.index_tables.learned_memory(arrays)]
@@ -135,6 +135,6 @@ def test_contexts_spread_over_the_table():
     slots = set()
     for a, b in itertools.product(range(-1, 19), range(20)):
         arrays = empty_learned(8 * 1024)
-        learn(arrays, a, b, 1, 1.0, 1.0, 1.0)
+        learn(arrays, a, b, 1, 1.0, 1.0)
         slots.add(learned_row(arrays, a, b))
     assert len(slots) > 0.7 * 400  # drawn at random, 83% would be distinct

@@ -125,17 +125,6 @@ def test_the_window_begins_as_stretches_of_the_prompt_at_places_that_the_seed_ch
     assert {(column[-1] - column[-2]) % 20 for column in columns(whole)} == {1}
 
 
-def test_scores_are_path_chances_and_sources_tell_guesses_from_the_window():
-    for _, draft in noted([7, 8, 9] * 5, {"level": 3}):
-        draft.check()
-        inner = draft.parents >= 0
-        assert (draft.score[inner] < draft.score[draft.parents[inner]]).all()
-        assert set(draft.source.tolist()) <= {0, 1}
-        guesses = draft.score[(draft.source == 0) & ~inner]
-        if len(guesses):
-            assert guesses.min() > draft.score[(draft.source == 1) & ~inner].max(initial=0)
-
-
 @pytest.mark.parametrize(
     "budget", [Budget(1, 9), Budget(2, 2), Budget(5, 9), Budget(9, 3), Budget(12, 64), Budget(64, 1)]
 )

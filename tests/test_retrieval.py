@@ -34,13 +34,12 @@ def row_tuples(tokens):
 # --- rows
 
 
-def asked(segments, recent, context, samples, depth, vocabulary, longest=4, shortest=1, **options):
+def asked(segments, own, context, samples, depth, vocabulary, longest=4, shortest=1, **options):
     """The rows found by the compiled function."""
     texts = [sort(documents, vocabulary) for documents in segments]
     ranges = np.array([ranges_after(text, context, longest) for text in texts]).reshape(len(texts), longest + 1, 2)
-    texts_of = [grown([ids]) for ids in recent]
     ids = np.array(context, np.int64)
-    return row_tuples(followers(texts, ranges, texts_of, ids, shortest, samples, depth, **options))
+    return row_tuples(followers(texts, ranges, grown([own]), ids, shortest, samples, depth, **options))
 
 
 @pytest.mark.parametrize("vocabulary", [3, 256, 70_000])
@@ -75,22 +74,20 @@ def test_rows_stop_at_the_documents_end_and_at_the_depth():
 
 
 @given(
-    own=st.lists(st.sampled_from([0, 1, END]), max_size=30),
-    shared=st.lists(st.sampled_from([0, 1, 2, END]), max_size=30),
+    own=st.lists(st.sampled_from([0, 1, 2, END]), max_size=30),
     context=st.lists(st.integers(0, 1), min_size=1, max_size=6),
     shortest=st.integers(1, 3),
     depth=st.integers(1, 4),
 )
 @settings(max_examples=200, deadline=None)
-def test_the_longest_context_that_occurs_anywhere_is_asked_alone(own, shared, context, shortest, depth):
+def test_the_longest_context_that_occurs_anywhere_is_asked_alone(own, context, shortest, depth):
     documents = [[0, 1, 1, 0, 1], [1, 1, 0]]
-    found = asked([documents], [own, shared], context, 999, depth, 3, shortest=shortest)
+    found = asked([documents], own, context, 999, depth, 3, shortest=shortest)
     expected = []
     for length in range(min(4, len(context)), shortest - 1, -1):
-        for text in (own, shared):
-            matches = [place for place, size in naive.index_text.occurrences(text, context, 4, 999) if size >= length]
-            followed = [text[place : place + depth] for place in matches]
-            expected += [tuple(row[: row.index(END)] if END in row else row) for row in followed]
+        matches = [place for place, size in naive.index_text.occurrences(own, context, 4, 999) if size >= length]
+        followed = [own[place : place + depth] for place in matches]
+        expected += [tuple(row[: row.index(END)] if END in row else row) for row in followed]
         expected += naive.index_text.followers(documents, context[-length:], depth, 3)
         if expected:
             break

@@ -23,8 +23,7 @@ def run(worth, clock, steps, answer, adds, *, first=None):
         if worth.begins():
             clock.now += first if first is not None and not taken else answer
             worth.answered()
-            if worth.compares:
-                worth.compare(scores(0.5 + adds, 0.0), scores(0.5, 0.0))
+            worth.compare(scores(0.5 + adds, 0.0), scores(0.5, 0.0))
             taken += 1
         clock.now += PASS
         worth.ends(tokens=2, nodes=2)

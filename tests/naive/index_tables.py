@@ -44,33 +44,31 @@ def learned_row(arrays, a, b):
     return next((slot for slot in range(len(arrays.keys)) if arrays.keys[slot] == key), -1)
 
 
-def learn(memory, a, b, token, weight, keep, cap):
+def learn(memory, a, b, token, weight, cap):
     row = memory.setdefault((a, b), {"weights": {}, "total": 0.0})
     weights = row["weights"]
-    for known in weights:
-        weights[known] *= keep
     if token not in weights and len(weights) == ROW_WIDTH:
         del weights[min(weights, key=weights.get)]
     weights[token] = min(weights.get(token, 0.0) + weight, cap)
-    row["total"] = row["total"] * keep + weight
+    row["total"] += weight
 
 
-def learn_text(memory, ids, start, weight, keep, cap):
+def learn_text(memory, ids, start):
     for i, token in enumerate(ids):
         if i >= max(start, 1):
-            learn(memory, -1, ids[i - 1], token, weight, keep, cap)
+            learn(memory, -1, ids[i - 1], token, 1.0, float("inf"))
         if i >= max(start, 2):
-            learn(memory, ids[i - 2], ids[i - 1], token, weight, keep, cap)
+            learn(memory, ids[i - 2], ids[i - 1], token, 1.0, float("inf"))
 
 
-def learn_distributions(memory, tokens, parents, ids, top, shares, weight, keep):
+def learn_distributions(memory, tokens, parents, ids, top, shares, weight):
     for row, (top_tokens, probabilities) in enumerate(zip(top, shares, strict=True)):
         path, node = [], row - 1
         while node != -1:
             path, node = [tokens[node], *path], parents[node]
         a, b = [-1, *ids, *path][-2:]
-        for j, (token, share) in enumerate(zip(top_tokens, probabilities, strict=True)):
-            learn(memory, a, b, token, weight * share, keep if j == 0 else 1.0, float("inf"))
+        for token, share in zip(top_tokens, probabilities, strict=True):
+            learn(memory, a, b, token, weight * share, float("inf"))
 
 
 def learned_memory(arrays):
@@ -121,7 +119,7 @@ def static_arrays(documents, vocabulary, keep):
     }
 
 
-def successors(table, memory, trust, a, b, least):
+def successors(table, memory, trust, a, b):
     """[(token, score)] in order of discovery; `table` from `static_tables`, `memory` as `learn` fills it."""
     pairs, singles = table
     static = pairs.get((a, b), (0, []))
@@ -132,18 +130,17 @@ def successors(table, memory, trust, a, b, least):
             scores[token] = np.float32(float(scores.get(token, 0.0)) + probability)
         return [(token, min(score, np.float32(trust.cap))) for token, score in scores.items()]
     single = memory.get((-1, b), {"weights": {}, "total": 0.0})
-    sources = [  # observations, trust, what followed with which share, may small contributions be left out
-        (learned["total"], trust.learned_pair, shares_of(learned), False),
-        (static[0], trust.table_pair, static[1], True),
-        (single["total"], trust.learned_single, shares_of(single), False),
-        (singles.get(b, (0, []))[0], trust.table_single, singles.get(b, (0, []))[1][:12], True),
+    sources = [  # observations, trust, what followed with which share
+        (learned["total"], trust.learned_pair, shares_of(learned)),
+        (static[0], trust.table_pair, static[1]),
+        (single["total"], trust.learned_single, shares_of(single)),
+        (singles.get(b, (0, []))[0], trust.table_single, singles.get(b, (0, []))[1][:12]),
     ]
     left = 1.0
-    for observations, needed, followers, droppable in sources:
+    for observations, needed, followers in sources:
         share = observations / (observations + needed)
         for token, probability in followers:
-            if not droppable or left * share * probability >= least:
-                scores[token] = np.float32(float(scores.get(token, 0.0)) + left * share * probability)
+            scores[token] = np.float32(float(scores.get(token, 0.0)) + left * share * probability)
         left *= 1 - share
     return list(scores.items())
 
@@ -153,17 +150,14 @@ def shares_of(row):
 
 
 def best_first(table, memory, trust, a, b, nodes, depth, vocabulary):
-    """{path: score}. All candidates stay in one list, which is searched for the best every time.
-
-    As the kernel says, contributions below a quarter of the `nodes`-th best score so far are left out.
-    """
+    """{path: score}. All candidates stay in one list, which is searched for the best every time."""
     known, taken = {}, {}
     path, score = (), np.float32(1.0)
     while len(taken) < nodes:
         lowest = sorted([FLOOR] * nodes + list(known.values()))[-nodes]
         if len(path) < depth and score > lowest:
             before, last = (a, b, *path)[-2:]
-            for token, share in successors(table, memory, trust, before, last, 0.25 * lowest / score):
+            for token, share in successors(table, memory, trust, before, last):
                 if 0 <= token < vocabulary and score * min(share, np.float32(1.0)) > FLOOR:
                     known[(*path, token)] = score * min(share, np.float32(1.0))
         free = [candidate for candidate in known if candidate not in taken]
@@ -181,7 +175,7 @@ def best_paths(table, memory, trust, a, b, nodes, depth, vocabulary):
         longer = {}
         for path, score in fresh.items():
             before, last = (a, b, *path)[-2:]
-            for token, share in successors(table, memory, trust, before, last, 0.0):
+            for token, share in successors(table, memory, trust, before, last):
                 if 0 <= token < vocabulary and score * min(share, 1.0) >= FLOOR:
                     longer[(*path, token)] = score * min(share, 1.0)
         found.update(longer)
@@ -196,7 +190,7 @@ def mcts(table, memory, trust, a, b, settings, vocabulary, draws):
 
     def ranked(path):
         before, last = (a, b, *path)[-2:]
-        return sorted(successors(table, memory, trust, before, last, 0.0), key=lambda item: -item[1])
+        return sorted(successors(table, memory, trust, before, last), key=lambda item: -item[1])
 
     def puct(path, child):
         if visits[child] == 0:
@@ -233,7 +227,7 @@ def mcts(table, memory, trust, a, b, settings, vocabulary, draws):
 def rollout(table, memory, trust, ids, draws):
     reward = 0.0
     for draw in draws:
-        found = successors(table, memory, trust, ids[-2], ids[-1], 0.0)
+        found = successors(table, memory, trust, ids[-2], ids[-1])
         if not found:
             break
         left = draw * sum(float(score) for _, score in found)

@@ -14,12 +14,11 @@ from time import perf_counter
 
 import numpy as np
 
-from foredraft.control.payoff import LONGEST_PAUSE, PATIENCE, Rests, best_number
+from foredraft.control.payoff import LONGEST_PAUSE, Rests, best_number
 from foredraft.graph.tree import FloatArray
 
 # chosen
 _SHARE = 0.3  # weight of the last step in smoothed values
-_COMPARE_EVERY = 2  # steps per comparison while the source pays; one takes 1 % of a pass of 7 ms
 _LAST = 7  # steps whose median seconds count, so that stalls and clock jumps have no effect
 
 
@@ -32,7 +31,7 @@ class Worth:
         self._took = 0.0  # seconds of the source in this step
         self._promised: tuple[FloatArray, FloatArray] | None = None  # scores with the source, and without it
         self._asks = False
-        self._asked = self._compared = 0  # steps
+        self._compared = 0  # steps
         self._gain, self._tokens = 0.0, 1.0  # smoothed tokens that the source adds, and tokens of a step
         self._answers, self._steps = (deque[float](maxlen=_LAST) for _ in range(2))  # seconds
 
@@ -43,16 +42,10 @@ class Worth:
         vars(again).update(lasts, _rests=replace(self._rests))
         return again
 
-    @property
-    def compares(self) -> bool:
-        """Whether to draft without the source too, to measure its gain."""
-        return self._asked <= PATIENCE or self._rests.unpaid > 0 or self._asked % _COMPARE_EVERY == 0
-
     def begins(self) -> bool:
         """Begin a step; return whether to use the source."""
         self._began = self._clock()
         self._took, self._promised, self._asks = 0.0, None, self._rests.left == 0
-        self._asked += self._asks
         return self._asks
 
     def answered(self) -> None:
@@ -82,5 +75,5 @@ class Worth:
             both = np.array([self._tokens, self._tokens + self._gain])
             paid = best_number(both, np.array([seconds, seconds + median_low(self._answers)])) > 0
             self._rests.tried(paid=paid)  # whether steps with the source write more tokens per second
-        elif self.compares:  # the source returned nothing to compare
+        else:  # the source returned nothing to compare
             self._rests.tried(paid=False)

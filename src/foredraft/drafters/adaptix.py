@@ -22,7 +22,6 @@ from foredraft.index.trigram_search import BLENDED, SearchSettings, TrigramModel
 from foredraft.options import check_range
 
 # chosen, except `_PAPERS`, which are ADED's (appendix F, and its code)
-_KEEP = 0.95  # factor on older weights of a context when it is learned again, by learn="tokens"
 _TOP = 6  # tokens that are learned of a distribution of the target
 _TAUGHT = 2.0  # observations that such a distribution counts as
 _PAPERS = SearchSettings()
@@ -37,8 +36,8 @@ class AdaptixOptions:
     table: str = "default"
     # "best_first" expands the most probable paths; "mcts" is the paper's search
     search: Literal["best_first", "mcts"] = "best_first"
-    # "tokens" learns each token of prompt and output once, with fading weights; "paper" raises the tri-grams of the
-    # last `window` tokens by `increment` in every step, up to `max_probability`; "off" learns nothing
+    # "tokens" learns each token of prompt and output once; "paper" raises the tri-grams of the last `window` tokens by
+    # `increment` in every step, up to `max_probability`; "off" learns nothing
     learn: Literal["tokens", "paper", "off"] = "tokens"
     # "topk" also learns the target's distributions at verified nodes, "off" does not; None means "topk" with
     # `learn="tokens"`, else "off"
@@ -109,7 +108,7 @@ class _Drafting:
         if ids is None or top is None or chances is None:
             return
         text = ids[: verdict.at + 1]
-        learned.learn_distributions(self._learned, draft.tokens, draft.parents, text, top, chances, _TAUGHT, _KEEP)
+        learned.learn_distributions(self._learned, draft.tokens, draft.parents, text, top, chances, _TAUGHT)
 
     def close(self) -> None:
         if self._options.share and self._ids is not None:
@@ -133,7 +132,7 @@ class _Drafting:
         if options.learn == "paper":
             recent = ids[-options.window :]
             for a, b, token in zip(recent, recent[1:], recent[2:], strict=False):
-                learned.learn(self._learned, a, b, token, options.increment, 1.0, options.max_probability)
+                learned.learn(self._learned, a, b, token, options.increment, options.max_probability)
         elif options.learn == "tokens":
-            learned.learn_text(self._learned, ids, self._read, 1.0, _KEEP, np.inf)
+            learned.learn_text(self._learned, ids, self._read)
         self._read = len(ids)

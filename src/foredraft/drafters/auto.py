@@ -249,7 +249,7 @@ class _Drafting:
         neural, proposed = self._neural, NO_NEURAL_DRAFT
         if neural is not None and self._worth.begins():
             proposed = self._guarded(lambda: self._proposed(neural, view, budget)) or NO_NEURAL_DRAFT
-        if not len(proposed.tokens) or not self._worth.compares:
+        if not len(proposed.tokens):
             return self._advance(rows, proposed, budget)
         otherwise = self._advance(rows, NO_NEURAL_DRAFT, budget)
         draft = self._advance(rows, proposed, budget)

@@ -21,7 +21,6 @@ from foredraft.options import check_range
 _STREAM = 0x100CA  # arbitrary: keeps its draws independent of a control's with the same seed
 _GUESS, _WINDOW = 0, 1  # sources
 _CUT = -2  # no row, and no node has it as parent
-_PRIOR_RATES, _PRIOR_NODES = np.array([0.5, 0.1]), 8.0  # prior acceptance rate by source, its weight in nodes; chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +65,7 @@ class _Drafting:
 
     The window starts as pieces of the prompt at random places. In every step its oldest level is dropped, and the
     target's most probable token after each column becomes the newest level; a column and that token are an n-gram of
-    the pool. So the window advances by one token per step, even if more were emitted, as in the paper's code. A node's
-    score is the product, along its path, of its source's acceptance rate given an accepted parent.
+    the pool. So the window advances by one token per step, even if more were emitted, as in the paper's code.
     """
 
     def __init__(self, options: LookaheadOptions, seed: int) -> None:
@@ -76,7 +74,6 @@ class _Drafting:
         self._pool: dict[int, dict[tuple[int, ...], None]] = {}  # by first token: the others, newest last
         self._window: TokenIds | None = None  # int64[level - 1, window]
         self._columns: list[list[int]] = []  # of the last draft: each column's tokens after the root
-        self._accepted, self._tried = _PRIOR_NODES * _PRIOR_RATES, np.full(2, _PRIOR_NODES)  # nodes by source
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
         """Return the pool's n-grams after the last token, up to half the nodes, and the window, as one tree."""
@@ -99,10 +96,10 @@ class _Drafting:
         for column in range(fitting):  # the first one begins at the root
             self._columns.append([*self._window[0, 1 : column + 1].tolist(), *self._window[1:, column].tolist()])
             _add(child_of, sources, self._columns[-1], _WINDOW)
-        return self._draft(child_of, sources)
+        parents, tokens = np.array(list(child_of), np.int32).reshape(-1, 2).T.copy()
+        return Draft(tokens, parents, source=np.array(sources, np.uint8))
 
     def observe(self, verdict: Verdict) -> None:
-        self._count(verdict)
         if self._window is None or verdict.top_tokens is None:
             return
         said = verdict.top_tokens[:, 0].tolist()
@@ -122,25 +119,6 @@ class _Drafting:
     def close(self) -> None:
         self._pool = {}
         self._window = None
-
-    def _draft(self, child_of: dict[tuple[int, int], int], sources: list[int]) -> Draft:
-        parents, tokens = np.array(list(child_of), np.int32).reshape(-1, 2).T.copy()
-        rates = (self._accepted / self._tried).tolist()
-        scores: list[float] = []
-        for parent, source in zip(parents.tolist(), sources, strict=True):
-            scores.append((scores[parent] if parent >= 0 else 1.0) * rates[source])
-        return Draft(tokens, parents, np.array(scores, np.float32), source=np.array(sources, np.uint8))
-
-    def _count(self, verdict: Verdict) -> None:
-        """Count, by source, the nodes with accepted parents and those accepted."""
-        draft, path = verdict.draft, list(verdict.path)
-        if draft.source is None:
-            return
-        ended = len(verdict.tokens) == len(path)  # with the last node, whose children were not tried
-        tried = np.isin(draft.parents, [-1, *(path[:-1] if ended else path)])
-        # more sources than two are of a prediction
-        self._tried += np.bincount(draft.source[tried], minlength=2)[:2]
-        self._accepted += np.bincount(draft.source[path], minlength=2)[:2]
 
     def _collect(self, ngram: list[int]) -> None:
         """Add an n-gram to the pool as the newest, and drop the oldest with its first token if there are too many."""

@@ -21,7 +21,6 @@ _LONGEST = 64  # tokens of a chain; in larger passes each row costs as much as a
 _COMPARED = 16  # tokens before a place that are compared with the end of the text
 # prior counts: tokens as expected, of tokens compared; with 19 of 20 a wrong text costs SmolLM2 6 % of the time, not 3
 _AGREED, _ASKED = 3.8, 4.0
-_FORGETTING = 64.0  # compared tokens after which both counts are halved
 _EDITED = 4  # tokens after an edit in which its end is guessed, as long as no two tokens locate it
 _AHEAD = 64  # expected tokens searched for a single token after an edit, and places of a pair around it compared
 _LEAST = 0.01  # a chain is halved until its last token scores as much; at a rate of 0.5 it has 4 tokens
@@ -48,7 +47,7 @@ class Prediction:
         for place in range(2, len(self._expected) + 1):
             pair = self._expected[place - 2], self._expected[place - 1]
             self._places.setdefault(pair, []).append(place)
-        self._place, self._matched = 0, _COMPARED  # of the next token, -1 if unknown, and matching tokens before it
+        self._place = 0  # of the next token, -1 if unknown
         self._edit, self._since = 0, _EDITED  # place of the last edit, and tokens since
         self._read = -1
         self._agreed, self._asked = _AGREED, _ASKED
@@ -61,7 +60,7 @@ class Prediction:
         self._read = len(ids)
         rate = self._agreed / self._asked
         if self._place >= 0:
-            return [self._chain(self._place, (1 - 0.5**self._matched) * rate, rate, _LONGEST)]
+            return [self._chain(self._place, rate, rate, _LONGEST)]
         if self._since >= _EDITED:
             return []
         last = int(ids[-1])
@@ -83,18 +82,15 @@ class Prediction:
         if self._place >= 0:
             came = self._place < len(self._expected) and self._expected[self._place] == token
             self._asked, self._agreed = self._asked + 1, self._agreed + came
-            if self._asked > _FORGETTING:
-                self._asked, self._agreed = self._asked / 2, self._agreed / 2
             if came:
-                self._place, self._matched = self._place + 1, min(self._matched + 1, _COMPARED)
+                self._place += 1
                 return
             self._edit, self._since = self._place, 0
         self._since += 1
         places = self._places.get((int(recent[-2]), token), []) if len(recent) > 1 else []
-        at = max(bisect(places, self._edit) - _AHEAD // 2, 0)
-        near = places[at : at + _AHEAD]
-        matches = [(self._agreement(place, recent), -abs(place - self._edit), place) for place in near]
-        self._matched, _, self._place = max(matches, default=(0, 0, -1))
+        first = max(bisect(places, self._edit) - _AHEAD // 2, 0)
+        near = places[first : first + _AHEAD]
+        self._place = max(near, key=lambda at: (self._agreement(at, recent), -abs(at - self._edit)), default=-1)
 
     def _agreement(self, place: int, recent: TokenIds) -> int:
         """Return how many tokens before a place match the end of the text."""

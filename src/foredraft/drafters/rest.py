@@ -75,7 +75,7 @@ class _Drafting:
         self._options = drafter.options
         self._segments = drafter.library.segments()
         self._ranges = np.zeros((len(self._segments), self._options.longest + 1, 2), np.int64)
-        self._own = empty_text()
+        self._own = empty_text() if self._options.learn == "request" else NO_TEXT
         self._read = 0
 
     def propose(self, view: SequenceView, budget: Budget) -> Draft:
@@ -89,9 +89,8 @@ class _Drafting:
             self._own = with_room(self._own, len(new))
             add(self._own, new)
         self._read = len(view.ids)
-        recent = [self._own] if options.learn == "request" else []
         depth = min(options.continuation, budget.depth)
-        rows = followers(self._segments, self._ranges, recent, context, options.shortest, options.samples, depth)
+        rows = followers(self._segments, self._ranges, self._own, context, options.shortest, options.samples, depth)
         return Draft(*best_nodes(rows, budget.nodes, options.doubt)) if len(rows) else EMPTY_DRAFT
 
     def observe(self, verdict: Verdict) -> None:

@@ -1,4 +1,4 @@
-"""Successors of pairs and of single tokens learned from a sequence, with fading weights, in a table of fixed size.
+"""Successors of pairs and of single tokens learned from a sequence, with weights, in a table of fixed size.
 
 Does not depend on the static table, nor on the search.
 """
@@ -42,20 +42,14 @@ def learned_row(arrays: LearnedArrays, a: int, b: int) -> int:
 
 
 @njit(cache=True)
-def _opened(arrays: LearnedArrays, a: int, b: int, keep: float) -> int:
-    """Return the slot of the context (a, b), added if new, after multiplying its weights by `keep`."""
-    kept = keep if learned_row(arrays, a, b) >= 0 else 0.0
+def learn(arrays: LearnedArrays, a: int, b: int, token: int, weight: float, cap: float) -> None:
+    """Add `weight` to that of `token` after the context (a, b), up to `cap`; a new one replaces the weakest."""
+    is_new, place = learned_row(arrays, a, b) < 0, 0
     slot = slot_for(arrays, context_key(NO_TOKEN, a, b))
-    for j in range(ROW_WIDTH):
-        arrays.weights[slot, j] *= kept
-    arrays.totals[slot] *= kept
-    return slot
-
-
-@njit(cache=True)
-def _add_weight(arrays: LearnedArrays, slot: int, token: int, weight: float, cap: float) -> None:
-    """Add `weight` to a successor in `slot`; a new one replaces the weakest."""
-    place = 0
+    if is_new:
+        for j in range(ROW_WIDTH):
+            arrays.weights[slot, j] = 0.0
+        arrays.totals[slot] = 0.0
     for j in range(ROW_WIDTH):
         if arrays.weights[slot, j] == 0 or arrays.tokens[slot, j] == token:
             place = j
@@ -70,32 +64,25 @@ def _add_weight(arrays: LearnedArrays, slot: int, token: int, weight: float, cap
 
 
 @njit(cache=True)
-def learn(arrays: LearnedArrays, a: int, b: int, token: int, weight: float, keep: float, cap: float) -> None:
-    """Multiply all weights after the context (a, b) by `keep`, and add `weight` to that of `token`, up to `cap`."""
-    _add_weight(arrays, _opened(arrays, a, b, keep), token, weight, cap)
-
-
-@njit(cache=True)
-def learn_text(arrays: LearnedArrays, ids: I64, start: int, weight: float, keep: float, cap: float) -> None:
+def learn_text(arrays: LearnedArrays, ids: I64, start: int) -> None:
     """Learn every token of `ids` from index `start` on, after the two tokens before it and after the last one alone."""
     for i in range(max(start, 1), len(ids)):
-        learn(arrays, NO_TOKEN, ids[i - 1], ids[i], weight, keep, cap)
+        learn(arrays, NO_TOKEN, ids[i - 1], ids[i], 1.0, np.inf)
         if i >= 2:
-            learn(arrays, ids[i - 2], ids[i - 1], ids[i], weight, keep, cap)
+            learn(arrays, ids[i - 2], ids[i - 1], ids[i], 1.0, np.inf)
 
 
 @njit(cache=True)
 def learn_distributions(
     arrays: LearnedArrays, tokens: IntArray, parents: IntArray, ids: I64, top: IntArray, chances: FloatArray,
-    weight: float, keep: float,
+    weight: float,
 ) -> None:  # fmt: skip
     """Learn the target's distributions after the rows of a draft, each with the weight of `weight` observations.
 
-    Draft, text and distributions are those of `learn_rows`. Weights in a context are multiplied by `keep` first.
+    Draft, text and distributions are those of `learn_rows`.
     """
     context = np.empty(2, np.int64)
     for row in range(len(top)):
         fill_context(context, tokens, parents, row - 1, ids)
-        slot = _opened(arrays, context[0], context[1], keep)
         for j in range(top.shape[1]):
-            _add_weight(arrays, slot, top[row, j], weight * chances[row, j], np.inf)
+            learn(arrays, context[0], context[1], top[row, j], weight * chances[row, j], np.inf)

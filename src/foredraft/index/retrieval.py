@@ -22,21 +22,19 @@ _ESCAPE = 1.5  # pseudo-count of a context's other continuations; chosen
 
 
 def followers(
-    segments: Sequence[SuffixArrays], ranges: I64, recent: Sequence[RecentText], context: I64, shortest: int,
-    samples: int, depth: int,
+    segments: Sequence[SuffixArrays], ranges: I64, own: RecentText, context: I64, shortest: int, samples: int,
+    depth: int,
 ) -> IntArray:  # fmt: skip
     """Return the continuations of the longest context that occurs anywhere: int32[R, depth], -1 after a text's end.
 
-    Searched are `segments`, whose `ranges`, int64[S, longest + 1, 2], come from `follow`, and the texts `recent`, for
-    at least two tokens. The context, int64[n], must match in `shortest` tokens at least. At most `samples` rows are
-    taken, evenly from all occurrences, the newest of recent texts first.
+    Searched are `segments`, whose `ranges`, int64[S, longest + 1, 2], come from `follow`, and the text `own`, for at
+    least two tokens. The context, int64[n], must match in `shortest` tokens at least. At most `samples` rows are taken,
+    evenly from all occurrences, the newest of the own text first.
     """
     longest = ranges.shape[1] - 1
-    found = [occurrences(text, context, longest, samples) for text in recent]
-    counts = np.zeros((len(recent) + len(segments), longest + 1), np.int64)
-    for row, (_, lengths) in enumerate(found):
-        counts[row] = np.bincount(lengths, minlength=longest + 1)[::-1].cumsum()[::-1]
-    counts[len(recent) :] = ranges[:, :, 1] - ranges[:, :, 0]
+    places, lengths = occurrences(own, context, longest, samples)
+    in_own = np.bincount(lengths, minlength=longest + 1)[::-1].cumsum()[::-1]
+    counts = np.vstack([in_own, ranges[:, :, 1] - ranges[:, :, 0]])
     matching = np.flatnonzero(counts[:, shortest:].any(axis=0))
     if not len(matching):
         return np.empty((0, depth), np.int32)
@@ -46,15 +44,14 @@ def followers(
     picked = (2 * np.arange(taken) + 1) * total // (2 * taken)
     rows, before = [], 0
     for number, count in enumerate(counts[:, length].tolist()):
-        own = picked[(picked >= before) & (picked < before + count)] - before
+        here = picked[(picked >= before) & (picked < before + count)] - before
         before += count
-        if number < len(recent):
-            text, (places, lengths) = recent[number], found[number]
-            starts = places[lengths >= length][own].astype(np.int64)
-            rows.append(_rows(text.symbols[: int(text.length[0])], starts, depth, np.iinfo(np.int32).max))
+        if number == 0:
+            starts = places[lengths >= length][here].astype(np.int64)
+            rows.append(_rows(own.symbols[: int(own.length[0])], starts, depth, np.iinfo(np.int32).max))
         else:
-            segment, low = segments[number - len(recent)], ranges[number - len(recent), length, 0]
-            starts = segment.suffixes[low + own].astype(np.int64) + length
+            segment, low = segments[number - 1], ranges[number - 1, length, 0]
+            starts = segment.suffixes[low + here].astype(np.int64) + length
             rows.append(_rows(segment.symbols, starts, depth, len(segment.first) - 1))
     return np.concatenate(rows)
 

@@ -83,27 +83,24 @@ def _add_learned(
 
 
 @njit(cache=True)
-def _add_row(stored: Any, row: int, most: int, weight: float, least: float, found: Found, count: int) -> int:
-    """Add at most `most` of a row's successors with `weight`, down to the first one below `least`.
+def _add_row(stored: Any, row: int, most: int, weight: float, found: Found, count: int) -> int:
+    """Add at most `most` of a row's successors with `weight`.
 
     `stored` are offsets, tokens and probabilities of a table, which may be damaged.
     """
     offsets, tokens, probabilities = stored
     start = int(np.int64(offsets[row]))
     for entry in range(start, min(int(np.int64(offsets[row + 1])), start + most, len(tokens))):
-        score = weight * probabilities[entry] / FULL_PROBABILITY
-        if score < least:  # they come in descending order
-            break
-        count = _add(found, count, tokens[entry], score)
+        count = _add(found, count, tokens[entry], weight * probabilities[entry] / FULL_PROBABILITY)
     return count
 
 
 @njit(cache=True)
-def successors(model: TrigramModel, a: int, b: int, least: float) -> tuple[IntArray, FloatArray]:
+def successors(model: TrigramModel, a: int, b: int) -> tuple[IntArray, FloatArray]:
     """Return the successors of (a, b), int32[S], S at most 64, and their scores, float32[S].
 
     Scores are probabilities, except under the paper's rule, which adds learned increments. `a` is -1 if nothing comes
-    before `b`. Contributions of the table below `least` are left out; a successor has at most two.
+    before `b`.
     """
     table, learned, trust = model
     found = np.empty(MOST_SUCCESSORS, np.int32), np.empty(MOST_SUCCESSORS, np.float32)
@@ -111,7 +108,7 @@ def successors(model: TrigramModel, a: int, b: int, least: float) -> tuple[IntAr
     singles = table.unigram_offsets, table.unigram_tokens, table.unigram_probabilities
     slot, row = learned_row(learned, a, b), bigram_row(table.first, table.second, a, b)
     if trust.paper:  # Adaptix, Algorithm 2: p(c|a,b) + increments, at most maxProb; no back-off
-        count = _add_row(pairs, row, len(table.tokens), 1.0, 0.0, found, 0) if row >= 0 else 0
+        count = _add_row(pairs, row, len(table.tokens), 1.0, found, 0) if row >= 0 else 0
         for j in range(ROW_WIDTH if slot >= 0 else 0):
             if learned.weights[slot, j] > 0:
                 count = _add(found, count, learned.tokens[slot, j], learned.weights[slot, j])
@@ -119,13 +116,13 @@ def successors(model: TrigramModel, a: int, b: int, least: float) -> tuple[IntAr
     count, left = _add_learned(learned, slot, trust.learned_pair, 1.0, found, 0)
     if row >= 0:
         share = table.totals[row] / (table.totals[row] + trust.table_pair)
-        count = _add_row(pairs, row, len(table.tokens), left * share, least, found, count)
+        count = _add_row(pairs, row, len(table.tokens), left * share, found, count)
         left *= 1.0 - share
     slot = learned_row(learned, NO_TOKEN, b)
     count, left = _add_learned(learned, slot, trust.learned_single, left, found, count)
     if 0 <= b < len(table.unigram_offsets) - 1:
         share = table.unigram_totals[b] / (table.unigram_totals[b] + trust.table_single)
-        count = _add_row(singles, b, _BACKED_OFF, left * share, least, found, count)
+        count = _add_row(singles, b, _BACKED_OFF, left * share, found, count)
     return found[0][:count], found[1][:count]
 
 
@@ -140,9 +137,6 @@ def best_first(
 
     A path's score is the product of its successors' scores, each limited to 1, so a child never outranks its parent and
     the result is prefix-closed. Tokens at or above `vocabulary`, and scores below 1e-4, are left out.
-
-    Contributions of the table below a quarter of the `nodes`-th best score so far are left out, so a score may be too
-    low by half of that, and of two candidates close to it the wrong one may be taken.
     """
     tokens, parents, level = np.empty(nodes, np.int32), np.empty(nodes, np.int32), np.empty(nodes, np.int32)
     scores, queue = np.empty(nodes, np.float32), [(np.float32(0), np.int64(0), 0) for _ in range(0)]
@@ -151,8 +145,7 @@ def best_first(
     while count < nodes:
         if node_level < depth and node_score > best[0]:
             before = a if node < 0 else (b if parents[node] < 0 else tokens[parents[node]])
-            least = 0.25 * float(best[0] / node_score)
-            found, shares = successors(model, before, b if node < 0 else tokens[node], least)
+            found, shares = successors(model, before, b if node < 0 else tokens[node])
             for i in range(len(found)):
                 score = node_score * min(shares[i], np.float32(1.0))
                 if score > best[0] and 0 <= found[i] < vocabulary:
@@ -216,7 +209,7 @@ def _best_child(tree: _Searched, node: int, settings: SearchSettings) -> int:
 @njit(cache=True)
 def _sorted_successors(model: TrigramModel, tree: _Searched, node: int, before: int) -> tuple[IntArray, FloatArray]:
     """Return the successors of a node, the most probable first; `before` is the token before the root."""
-    tokens, scores = successors(model, before if node == 0 else tree.token[tree.parent[node]], tree.token[node], 0.0)
+    tokens, scores = successors(model, before if node == 0 else tree.token[tree.parent[node]], tree.token[node])
     order = np.argsort(-scores, kind="mergesort")
     return tokens[order], scores[order]
 
@@ -226,7 +219,7 @@ def _rollout(model: TrigramModel, a: int, b: int, draws: FloatArray) -> float:
     """Draw a continuation of (a, b) by the successors' scores, a token per number; return the sum of its scores."""
     reward = np.float64(0.0)
     for draw in draws:
-        tokens, scores = successors(model, a, b, 0.0)
+        tokens, scores = successors(model, a, b)
         reached = np.cumsum(scores.astype(np.float64))
         if not len(scores) or reached[-1] <= 0:
             break
