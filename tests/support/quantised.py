@@ -111,7 +111,7 @@ def pack_checkpoint(folder, kind):
     file, (stored, said) = folder / "model.safetensors", ({}, {})
     for name, weight in load_file(file).items():
         if "_proj." in name or ".experts." in name:
-            parts, said[name] = packed(weight.shape, kind)
+            parts, said[name] = packed(weight.shape, kind, min(32, weight.shape[1]))
             stored |= {name.removesuffix("weight") + end: part.contiguous() for end, part in parts.items()}
         else:
             stored[name] = said[name] = weight

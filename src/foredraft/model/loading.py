@@ -215,6 +215,12 @@ def check_complete(location: str, found: Mapping[str, Any], model: Any) -> None:
             f"The checkpoint {location} has no weight {missing[0]}{others}, which transformers would fill with random "
             "numbers; copy or download it again, or give another."
         )
+    if wrong := sorted(found.get("mismatched_keys", ())):
+        name, stored, sizes = wrong[0]
+        raise UsageError(
+            f"The weight {name} of the checkpoint {location} is {tuple(stored)}, and by its config.json "
+            f"{tuple(sizes)}; copy or download it again, or give another."
+        )
     # the body alone has shorter names
     own = {each for name in model.state_dict() for each in (name, name.partition(".")[2])}
     quantised = getattr(model, "is_quantized", False)

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from foredraft.errors import ForedraftWarning, UsageError, told
 from foredraft.model.machine import usable_memory
 from foredraft.model.mapped import keeper
-from foredraft.model.packed import PackedTensors, packed_tensors
+from foredraft.model.packed import ROTATIONS, PackedTensors, packed_tensors
 from foredraft.model.rounding import dtype_name
 from foredraft.model.text_part import empty_model, load_text_model, text_config
 
@@ -41,7 +41,7 @@ def packed_weights(location: str, revision: str | None = None) -> PackedTensors 
         return None
     read = partial(cached_file, location, revision=revision, _raise_exceptions_for_missing_entries=False)
     files = [file for file in [read("model.safetensors")] if file]
-    if index := read("model.safetensors.index.json"):
+    if not files and (index := read("model.safetensors.index.json")):
         files = get_checkpoint_shard_files(location, index, revision=revision)[0]
     return packed_tensors([Path(file) for file in files], settings)
 
@@ -60,7 +60,8 @@ def load_packed(
         dtype = torch.float32 if text_config(config).dtype == torch.float32 else torch.bfloat16
     size = dtype.itemsize * sum(each.numel() for each in empty_model(config).parameters())
     state = tensors.state(dtype, keeper(size))
-    model, found = load_text_model(None, config, state_dict=state, dtype=dtype, **options)
+    given = {"state_dict": state, "dtype": dtype, "ignore_mismatched_sizes": True}  # `_read` refuses them by name
+    model, found = load_text_model(None, config, **given, **options)
     # AutoGPTQ wrote biases of zeros for all matrices
     found["unexpected_keys"] = {name for name in found["unexpected_keys"] if name not in state or state[name].any()}
     _tell(folder, settings, model)
@@ -124,8 +125,8 @@ def _unsupported(config: Any, *, grows: bool) -> str:
     known = {*AUTO_QUANTIZATION_CONFIG_MAPPING, "bitsandbytes"}
     if settings.get("quant_method") not in known and not settings.get("load_in_8bit"):
         return "it does not know this kind"
-    if settings.get("transform_config"):
-        return "it would leave transform_config out"
+    if rotated := [field for field in ROTATIONS if settings.get(field)]:
+        return f"it would leave {rotated[0]} out"
     size = 2 * sum(each.numel() for each in empty_model(config).parameters()) if grows else 0
     if size > memory:
         return f"dequantised, its weights take {size / 1e9:.1f} GB, and there are {memory / 1e9:.1f} GB of memory"
