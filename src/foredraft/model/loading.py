@@ -187,6 +187,8 @@ def _read(location: str, device: str = "cpu", **options: Any) -> Any:
         load = partial(read, location, config=config, output_loading_info=True, **options)
     else:
         load = partial(load_text_model, location, config, **options)
+    if has_other_parts(config) and (settings := vars(config.get_text_config()).pop("quantization_config", None)):
+        config.quantization_config = settings  # such as Kimi K2.5's
     revision, folder = options.get("revision"), ""
     settings = None if "quantization_config" in options else getattr(config, "quantization_config", None)
     if revision or settings:

@@ -33,17 +33,23 @@ def packed_weights(location: str, revision: str | None = None) -> PackedTensors 
 
     Raises UsageError as `PackedTensors` does.
     """
-    from transformers import PreTrainedConfig
     from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
-    settings = PreTrainedConfig.get_config_dict(location, revision=revision)[0].get("quantization_config")
-    if not settings:
+    if not (settings := _settings(location, revision)):
         return None
     read = partial(cached_file, location, revision=revision, _raise_exceptions_for_missing_entries=False)
     files = [file for file in [read("model.safetensors")] if file]
     if not files and (index := read("model.safetensors.index.json")):
         files = get_checkpoint_shard_files(location, index, revision=revision)[0]
     return packed_tensors([Path(file) for file in files], settings)
+
+
+def _settings(location: str, revision: str | None = None) -> Any:
+    """Return the `quantization_config` of a folder or hub id, or of its text model; None without."""
+    from transformers import PreTrainedConfig
+
+    config = PreTrainedConfig.get_config_dict(location, revision=revision)[0]
+    return config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
 
 
 def load_packed(
@@ -150,10 +156,9 @@ def _misread(folder: Path, block: tuple[int, ...]) -> str:
 
 def dequantiser(model: Any) -> Any:
     """Return transformers' quantiser by which a dequantised model's checkpoint is read; None for another model."""
-    from transformers import PreTrainedConfig
     from transformers.quantizers.auto import AutoHfQuantizer
 
-    settings = PreTrainedConfig.get_config_dict(model.config.name_or_path)[0].get("quantization_config")
+    settings = _settings(model.config.name_or_path)
     if not settings or getattr(model, "is_quantized", False) or packed_weights(model.config.name_or_path) is not None:
         return None
     quantiser = AutoHfQuantizer.from_config({**settings, "dequantize": True})
