@@ -159,8 +159,8 @@ def _of_words(module: _Module) -> _Matrix:
     groups = _parts(module, scales, width)
     if "weight_g_idx" in module and bool(((stored := module.get("weight_g_idx")) >= 0).all()):  # -1: none were made
         groups = stored
-    stored = (len(scales), -(-len(groups) * bits // 32))
-    return _Matrix(bits, stored, lambda: _unpacked(module.get("weight_packed"), bits)[:, :width], zeros, scales, groups)
+    words = (len(scales), -(-len(groups) * bits // 32))
+    return _Matrix(bits, words, lambda: _unpacked(module.get("weight_packed"), bits)[:, :width], zeros, scales, groups)
 
 
 def _of_bytes(module: _Module) -> _Matrix:
