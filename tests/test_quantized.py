@@ -1,5 +1,6 @@
 """Quantised checkpoints are dequantised, run by their library with the same text drafted or not, or refused."""
 
+import json
 from importlib.util import find_spec
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -19,6 +20,7 @@ from foredraft.model.packed import packed_tensors
 from foredraft.model.quantised import load_quantised
 from foredraft.model.support import warn_where_rows_depend
 from foredraft.model.target import TorchTarget
+from support import wrappers
 from support.families import configuration, tiny_model
 from support.quantised import PACKED, declare, in_words, pack_checkpoint, packed, quantise_checkpoint, same_weights
 from support.toys import TOY
@@ -102,6 +104,23 @@ def test_experts_in_packed_integers_are_put_together(tmp_path):
         state = load_model(folder, dtype="float32", device="cpu").state_dict()
     together = next(each for name, each in state.items() if name.endswith("0.mlp.experts.down_proj"))
     assert torch.equal(together[1], expected["model.layers.0.block_sparse_moe.experts.1.w2.weight"])
+
+
+def test_packed_integers_of_a_text_model_are_read_whoever_declares_them(tmp_path):
+    """Kimi K2.5's config.json has the `quantization_config` in its `text_config`."""
+    wrappers.saved(wrappers.wrapper_of("gemma3"), tmp_path)
+    path, states = tmp_path / "config.json", []
+    said = pack_checkpoint(tmp_path, "gptq")
+    for part in (None, "text_config"):
+        config = json.loads(path.read_text())
+        if part:
+            config[part]["quantization_config"] = config.pop("quantization_config")
+        path.write_text(json.dumps(config))
+        with pytest.warns(ForedraftWarning, match="are quantised"):
+            states.append(load_model(str(tmp_path), dtype="float32", device="cpu").state_dict())
+    name = "layers.0.self_attn.q_proj.weight"
+    expected = next(each for own, each in said.items() if own.endswith(name) and "vision" not in own)
+    assert all(torch.equal(state[f"model.{name}"], expected) for state in states)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from foredraft.model.machine import usable_memory
 from foredraft.model.mapped import keeper
 from foredraft.model.packed import ROTATIONS, PackedTensors, packed_tensors
 from foredraft.model.rounding import dtype_name
-from foredraft.model.text_part import empty_model, load_text_model, text_config
+from foredraft.model.text_part import empty_model, load_text_model, text_config, text_name
 
 _DECOMPRESSED = "compressed-tensors"  # transformers dequantises it in the first pass, if not before
 _DEQUANTISED = (_DECOMPRESSED, "fp8", "mxfp8", "mxfp4")  # on a CPU
@@ -69,7 +69,8 @@ def load_packed(
     given = {"state_dict": state, "dtype": dtype, "ignore_mismatched_sizes": True}  # `_read` refuses them by name
     model, found = load_text_model(None, config, **given, **options)
     # AutoGPTQ wrote biases of zeros for all matrices
-    found["unexpected_keys"] = {name for name in found["unexpected_keys"] if name not in state or state[name].any()}
+    zeros = {text_name(name) for name, each in state.items() if name.endswith(".bias") and not each.any()}
+    found["unexpected_keys"] = set(found["unexpected_keys"]) - zeros
     _tell(folder, settings, model)
     return model, found
 
