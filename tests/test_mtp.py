@@ -25,7 +25,7 @@ from support import exits
 from support.causal_types import tiny_configuration
 from support.families import LONG, NEW_TOKENS, VOCABULARY, each_of, prompt_of, tiny_model, written
 from support.mtp import LAYOUTS, save_checkpoint
-from support.quantised import quantise_checkpoint, same_weights
+from support.quantised import pack_checkpoint, quantise_checkpoint, same_weights
 from support.speculators import drafter_files, target_of, writes_the_plain_text
 
 SHAPES = {"chain": {"out_degree": 1, "least_probability": 0.0}, "tree": {"out_degree": 3, "least_probability": 0.0}}
@@ -111,10 +111,12 @@ def test_a_checkpoint_without_the_layer_or_with_a_part_of_it_is_refused(tmp_path
 
 
 @pytest.mark.skipif(transformers.__version__ < "5.23", reason="transformers older than 5.23 reads no quantised layer")
-def test_a_quantised_layer_is_dequantised_as_its_model_is(tmp_path):
-    pytest.importorskip("accelerate", reason="accelerate, which transformers needs for FP8, is not installed")
+@pytest.mark.parametrize("kind", ["fp8", "awq", "compressed-tensors"])
+def test_a_quantised_layer_is_dequantised_as_its_model_is(kind, tmp_path):
+    if kind == "fp8":
+        pytest.importorskip("accelerate", reason="accelerate, which transformers needs for FP8, is not installed")
     plain, _ = save_checkpoint(tmp_path, "glm4_moe")
-    expected = quantise_checkpoint(tmp_path)
+    expected = quantise_checkpoint(tmp_path) if kind == "fp8" else pack_checkpoint(tmp_path, kind)
     with pytest.warns(ForedraftWarning, match="are quantised"):
         model = load_model(str(tmp_path), dtype="float32", device="cpu")
     attention = load_mtp(model).layers.layers[0].mtp_block.self_attn.state_dict()

@@ -1,5 +1,6 @@
 """Quantised checkpoints are dequantised, run by their library with the same text drafted or not, or refused."""
 
+import json
 from importlib.util import find_spec
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -15,11 +16,13 @@ from foredraft.errors import ForedraftWarning, UsageError
 from foredraft.model.compiled.block_layers import quantised_weights
 from foredraft.model.compiled.blocks import QuantisedRows, stored_integers
 from foredraft.model.loading import load_model, load_tokenizer
+from foredraft.model.packed import packed_tensors
 from foredraft.model.quantised import load_quantised
 from foredraft.model.support import warn_where_rows_depend
 from foredraft.model.target import TorchTarget
+from support import wrappers
 from support.families import configuration, tiny_model
-from support.quantised import PACKED, declare, pack_checkpoint, quantise_checkpoint, same_weights
+from support.quantised import PACKED, declare, in_words, pack_checkpoint, packed, quantise_checkpoint, same_weights
 from support.toys import TOY
 
 FORMATS_OF = {
@@ -103,23 +106,79 @@ def test_experts_in_packed_integers_are_put_together(tmp_path):
     assert torch.equal(together[1], expected["model.layers.0.block_sparse_moe.experts.1.w2.weight"])
 
 
+def test_packed_integers_of_a_text_model_are_read_whoever_declares_them(tmp_path):
+    """Kimi K2.5's config.json has the `quantization_config` in its `text_config`."""
+    wrappers.saved(wrappers.wrapper_of("gemma3"), tmp_path)
+    path, states = tmp_path / "config.json", []
+    said = pack_checkpoint(tmp_path, "gptq")
+    for part in (None, "text_config"):
+        config = json.loads(path.read_text())
+        if part:
+            config[part]["quantization_config"] = config.pop("quantization_config")
+        path.write_text(json.dumps(config))
+        with pytest.warns(ForedraftWarning, match="are quantised"):
+            states.append(load_model(str(tmp_path), dtype="float32", device="cpu").state_dict())
+    name = "layers.0.self_attn.q_proj.weight"
+    expected = next(each for own, each in said.items() if own.endswith(name) and "vision" not in own)
+    assert all(torch.equal(state[f"model.{name}"], expected) for state in states)
+
+
 @pytest.mark.parametrize(
-    ("changed", "error"),
+    ("kind", "changed", "error"),
     [
-        ({"bias": torch.ones(32)}, "has a weight .*bias that a llama model"),
-        ({"scales": torch.ones(3, 32)}, r"q_proj.weight of this checkpoint cannot be unpacked .*scales \(32, 3\)"),
-        ({"g_idx": torch.full((32,), 7)}, r"q_proj.weight of this checkpoint cannot be unpacked"),
+        ("gptq", {"bias": torch.ones(32)}, "has a weight .*bias that a llama model"),
+        ("gptq", {"scales": torch.ones(3, 32)}, r"q_proj.weight .*cannot be unpacked .*scales \(32, 3\)"),
+        ("gptq", {"scales": torch.ones(1, 32).int()}, "q_proj.weight .*cannot be unpacked"),
+        ("gptq", {"scales": None}, "q_proj.weight .*cannot be unpacked"),
+        ("gptq", {"qzeros": torch.ones(1, 4)}, "q_proj.weight .*cannot be unpacked .*words are torch.float32"),
+        ("gptq", {"g_idx": torch.full((32,), 7)}, "q_proj.weight .*cannot be unpacked"),
+        ("gptq", {"g_idx": torch.zeros(64).int()}, "q_proj.weight .*cannot be unpacked"),
+        ("gptq", {"g_idx": torch.zeros(32).bool()}, "q_proj.weight .*cannot be unpacked"),
+        ("gptq", packed((64, 32), "gptq")[0], r"q_proj.weight of .* is \(64, 32\), and by its config.json \(32, 32\)"),
+        ("compressed-tensors in 8 bits", {"weight_scale": None}, "q_proj.weight .*cannot be unpacked"),
+        ("compressed-tensors in 8 bits", {"weight_scale": torch.ones(1, 32)}, "q_proj.weight .*cannot be unpacked"),
     ],
-    ids=["bias", "scales", "groups"],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_packed_matrices_that_do_not_fit_are_refused(changed, error, tmp_path):
+def test_packed_matrices_that_do_not_fit_are_refused(kind, changed, error, tmp_path):
     folder, file = saved(tmp_path, intermediate_size=64), tmp_path / "model.safetensors"
-    pack_checkpoint(tmp_path, "gptq")
+    pack_checkpoint(tmp_path, kind)
     wrong = {f"model.layers.0.self_attn.q_proj.{end}": each for end, each in changed.items()}
-    save_file(load_file(file) | wrong, file, {"format": "pt"})
+    state = {name: each.contiguous() for name, each in (load_file(file) | wrong).items() if each is not None}
+    save_file(state, file, {"format": "pt"})
     with pytest.raises(UsageError, match=error):
         load_model(folder, device="cpu")
+
+
+@pytest.mark.parametrize(("width", "size", "groups"), [(48, 32, [32, 16]), (48, 48, [48]), (64, 48, [48, 16])])
+def test_the_last_group_may_be_smaller_than_the_size_that_settings_name(width, size, groups, tmp_path):
+    """Without `g_idx`, as AutoRound writes them; two groups of equal sizes would be another model."""
+    codes, scales = (
+        torch.randint(16, (8, width)),
+        torch.rand(8, len(groups)) + 0.5,
+    )  # float32: products are rounded once
+    words = {"qweight": in_words(codes, 4).T, "qzeros": torch.full((len(groups), 1), 0x77777777), "scales": scales.T}
+    file = tmp_path / "model.safetensors"
+    save_file(
+        {f"a.{end}": each.int().contiguous() if "q" in end else each.contiguous() for end, each in words.items()}, file
+    )
+    read = packed_tensors([file], {"quant_method": "gptq", "group_size": size}).state(
+        torch.float32, lambda weight: weight
+    )
+    spread = scales.repeat_interleave(torch.tensor(groups), 1)
+    assert torch.equal(read["a.weight"], spread * (codes - 8))
+
+
+def test_scales_that_float16_has_no_room_for_are_not_put_into_blocks(tmp_path):
+    """In 4 bits with zero points, minima are up to 15 times a scale."""
+    parts, _ = packed((32, 32), "gptq_v2")
+    for scale, formats in ((4000.0, {"Q4_1"}), (5000.0, {""})):
+        state = {f"a.{end}": each.contiguous() for end, each in parts.items()} | {
+            "a.scales": torch.full((1, 32), scale)
+        }
+        save_file(state, tmp_path / "model.safetensors")
+        settings = {"quant_method": "gptq", "checkpoint_format": "gptq_v2"}
+        assert packed_tensors([tmp_path / "model.safetensors"], settings).formats() == formats
 
 
 def test_blocks_that_are_no_part_of_a_matrix_are_refused(tmp_path):
@@ -183,8 +242,9 @@ def test_a_library_that_cannot_run_its_first_pass_is_an_error_with_what_to_do(tm
         ({"bits": 4, "group_size": 64}, None, r"quant_method None\).*does not know this kind\. Take the model's GGUF"),
         ({"quant_method": "modelopt"}, None, "does not know this kind"),
         ({"quant_method": "compressed-tensors", "transform_config": {"R1": {}}}, None, "leave transform_config out"),
+        ({"quant_method": "gptq", "rotation": "hadamard"}, None, "leave rotation out"),
     ],
-    ids=["gptq", "awq", "compressed-tensors", "mlx", "modelopt", "rotations"],
+    ids=["gptq", "awq", "compressed-tensors", "mlx", "modelopt", "rotations", "rotations of gptqmodel"],
 )
 def test_what_transformers_cannot_run_says_what_to_do(settings, package, sentence, tmp_path):
     if package is not None and find_spec(package):

@@ -79,7 +79,7 @@ def packed(shape, kind, group=32):
     bits = settings.get("bits", 8 if "8 bits" in kind else 4)
     groups = torch.arange(width) // group
     groups = groups[torch.randperm(width)] if "desc_act" in settings else groups
-    codes, scales = torch.randint(2**bits, shape), torch.rand(rows, width // group).half() * 0.01 + 0.001
+    codes, scales = torch.randint(2**bits, shape), torch.rand(rows, -(-width // group)).half() * 0.01 + 0.001
     zeros = torch.full(scales.shape, 2 ** (bits - 1))
     if "zero" in kind + str(settings) or not settings.get("sym", True):
         zeros = torch.randint(2**bits, scales.shape)  # 0 too, from which GPTQ's first version borrows
@@ -110,7 +110,7 @@ def pack_checkpoint(folder, kind):
     """Give a saved model random matrices of a kind of `PACKED`, and return the weights that they say."""
     file, (stored, said) = folder / "model.safetensors", ({}, {})
     for name, weight in load_file(file).items():
-        if "_proj." in name or ".experts." in name:
+        if ("_proj." in name or ".experts." in name) and weight.ndim == 2:
             parts, said[name] = packed(weight.shape, kind)
             stored |= {name.removesuffix("weight") + end: part.contiguous() for end, part in parts.items()}
         else:

@@ -187,6 +187,8 @@ def _read(location: str, device: str = "cpu", **options: Any) -> Any:
         load = partial(read, location, config=config, output_loading_info=True, **options)
     else:
         load = partial(load_text_model, location, config, **options)
+    if has_other_parts(config) and (settings := vars(config.get_text_config()).pop("quantization_config", None)):
+        config.quantization_config = settings  # such as Kimi K2.5's
     revision, folder = options.get("revision"), ""
     settings = None if "quantization_config" in options else getattr(config, "quantization_config", None)
     if revision or settings:
@@ -214,6 +216,12 @@ def check_complete(location: str, found: Mapping[str, Any], model: Any) -> None:
         raise UsageError(
             f"The checkpoint {location} has no weight {missing[0]}{others}, which transformers would fill with random "
             "numbers; copy or download it again, or give another."
+        )
+    if wrong := sorted(found.get("mismatched_keys", ())):
+        name, stored, sizes = wrong[0]
+        raise UsageError(
+            f"The weight {name} of the checkpoint {location} is {tuple(stored)}, and by its config.json "
+            f"{tuple(sizes)}; copy or download it again, or give another."
         )
     # the body alone has shorter names
     own = {each for name in model.state_dict() for each in (name, name.partition(".")[2])}

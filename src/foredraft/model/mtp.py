@@ -15,16 +15,19 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import nn
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.utils import logging
 
+from foredraft.cache_folder import cache_folder
 from foredraft.errors import ForedraftError, ForedraftWarning, StoreError, UnsupportedModelError, UsageError, told
 from foredraft.model.gguf.architectures import ARCHITECTURES
 from foredraft.model.gguf.files import parts_of, quantised_file, weights_of
@@ -32,7 +35,7 @@ from foredraft.model.gguf.metadata import Keys
 from foredraft.model.gguf.reader import opened
 from foredraft.model.gguf.weights import weights_named
 from foredraft.model.layers import model_parts, shared_copy
-from foredraft.model.quantised import dequantiser
+from foredraft.model.quantised import dequantiser, packed_weights
 from foredraft.model.speculators import Ends
 from foredraft.model.state_heads import StateHead, StateLayers, load_state_head
 
@@ -147,7 +150,7 @@ def load_mtp(model: Any, file: Path | None = None) -> StateHead[MtpLayers]:
             if (quantised := dequantiser(model)) is not None:  # by these transformers reads the layer's scales
                 conversions = quantised.update_weight_conversions(get_model_conversion_mapping(named), named)
                 named._weight_conversions = conversions  # noqa: SLF001  # transformers' has no other way
-            loaded = MtpModel.from_pretrained(named, device_map={"": model.device}).eval()
+            loaded = _of_checkpoint(named, MtpModel).eval()
     except ForedraftError:
         raise
     except (ValueError, AttributeError, KeyError, TypeError) as error:
@@ -167,6 +170,18 @@ def load_mtp(model: Any, file: Path | None = None) -> StateHead[MtpLayers]:
     ends = Ends(model.get_input_embeddings().weight, model.get_output_embeddings(), None)
     parts = model_parts(model)
     return StateHead(MtpLayers(loaded, model.get_submodule(parts.norm)), ends, (parts.count,), loaded.config)
+
+
+def _of_checkpoint(model: Any, kind: type[Any]) -> Any:
+    """Return transformers' `MtpModel`, which is `kind`, of a folder or hub id; packed integers are dequantised."""
+    packed, prefixes = packed_weights(model.config.name_or_path), _prefixes(model.config)
+    if packed is None or not any(packed.is_packed(name) for name in packed if name.startswith(prefixes)):
+        return kind.from_pretrained(model, device_map={"": model.device})
+    with TemporaryDirectory(dir=cache_folder()) as folder:  # as transformers reads only files
+        state = packed.state(model.dtype, lambda weight: weight, prefixes)
+        save_file({name: each.contiguous() for name, each in state.items()}, Path(folder, _FILES[1]))
+        model.config.name_or_path = folder
+        return kind.from_pretrained(model, device_map={"": model.device})
 
 
 def _of_file(model: Any, kind: type[Any], files: Sequence[Path]) -> Any:

@@ -21,16 +21,20 @@ _BLOCK = 32  # numbers of a row in a block of GGUF
 _BITS = {2, 4, 8}  # of an integer: a byte holds a whole number of them
 _ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # where a word of AWQ's version "gemm" has each of 8 columns
 _ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}  # by bits: a word of ones
-_LEAST_SCALE = 2.0**-14  # below it, float16 has fewer digits
+_LEAST_SCALE, _MOST_SCALE = 2.0**-14, 2.0**12
+"""Below the first one, float16 has fewer digits; minima, 15 times as large as a scale, end at the second one."""
 _PARTS = ("qweight", "qzeros", "scales", "g_idx", "weight_packed", "weight_scale", "weight_shape", "weight_zero_point",
     "weight_g_idx", "input_scale", "input_zero_point")  # fmt: skip
 """How the names of a packed matrix's tensors end; the last two would quantise what it is multiplied by."""
+ROTATIONS = ("transform_config", "rotation")
+"""Settings by which a library also rotates what the matrices are multiplied by."""
 
 
 class _Matrix(NamedTuple):
     """Number k of row n is `scales[n, g] * (codes[n, k] - zeros[n, g])`, with g = `groups[k]`."""
 
     bits: int
+    stored: tuple[float, ...]  # shape that a tensor with all codes has
     codes: Callable[[], torch.Tensor]  # returns uint8[N, K], below 2**bits
     zeros: torch.Tensor  # int[N, G]
     scales: torch.Tensor  # float[N, G]
@@ -52,8 +56,8 @@ class _Matrix(NamedTuple):
     @property
     def form(self) -> str:
         """Return GGUF's format whose blocks hold the matrix, with scales and minima in float16; "" if there is none."""
-        small = ((self.scales != 0) & (self.scales.abs() < _LEAST_SCALE)).any()
-        if small or self.run < _BLOCK:
+        sizes = self.scales.abs()
+        if ((sizes != 0) & ((sizes < _LEAST_SCALE) | (sizes > _MOST_SCALE))).any() or self.run < _BLOCK:
             return ""
         least, most = -int(self.zeros.max()), (1 << self.bits) - 1 - int(self.zeros.min())
         if least >= -8 and most < 8:
@@ -68,12 +72,16 @@ class _Matrix(NamedTuple):
 
     def numbers(self, dtype: torch.dtype) -> torch.Tensor:
         """Return the matrix, [N, K]; in bfloat16 as it is in blocks, if a format has them."""
-        scales, minima = self.scaled(self.form if dtype == torch.bfloat16 else "")
+        form = self.form if dtype == torch.bfloat16 else ""
+        (scales, minima), zeros = self.scaled(form), self.zeros.float()
         runs, groups = self.codes().unflatten(1, (-1, self.run)), self.groups[:: self.run]
         numbers = torch.empty(runs.shape, dtype=dtype)
         step = max(1, NUMBERS_AT_ONCE // len(self.groups))
         for some in (slice(start, start + step) for start in range(0, len(runs), step)):
-            numbers[some] = scales[some, groups, None] * runs[some] + minima[some, groups, None]
+            if form == "Q4_1":
+                numbers[some] = scales[some, groups, None] * runs[some] + minima[some, groups, None]
+            else:  # one rounding
+                numbers[some] = scales[some, groups, None] * (runs[some] - zeros[some, groups, None])
         return numbers.flatten(1)
 
     def blocks(self) -> torch.Tensor:
@@ -90,10 +98,10 @@ class _Matrix(NamedTuple):
 
 
 class _Module:
-    """The tensors of one matrix, by how their names end."""
+    """The tensors of one matrix, by how their names end; `sizes` are those of groups that settings name."""
 
-    def __init__(self, files: Mapping[str, Any], path: str) -> None:
-        self._files, self._path = files, path
+    def __init__(self, files: Mapping[str, Any], path: str, sizes: Sequence[int]) -> None:
+        self._files, self._path, self.sizes = files, path, sizes
 
     def __contains__(self, end: str) -> bool:
         return self._path + end in self._files
@@ -109,8 +117,11 @@ class _Module:
 
 def _unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
     """Return the integers in words, the lowest bits first: uint8[..., W * 32 / bits] of int32[..., W]."""
+    if words.dtype != torch.int32:
+        raise ValueError(f"words are {words.dtype}")
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
-    return ((words.contiguous().view(torch.uint8)[..., None] >> shifts) & ((1 << bits) - 1)).flatten(-2)
+    stored = words.reshape(-1).view(torch.uint8).reshape(*words.shape[:-1], -1, 1)
+    return ((stored >> shifts) & ((1 << bits) - 1)).flatten(-2)
 
 
 def _of_gptq(module: _Module, *, less: int) -> _Matrix:
@@ -118,9 +129,10 @@ def _of_gptq(module: _Module, *, less: int) -> _Matrix:
     words, height = module.shape("qweight")
     scales, zeros = module.get("scales").T, module.get("qzeros")
     bits = 32 * zeros.shape[1] // height
-    groups = module.get("g_idx") if "g_idx" in module else _parts(scales, 32 * words // bits)
+    groups = module.get("g_idx") if "g_idx" in module else _parts(module, scales, 32 * words // bits)
     zeros = _unpacked(zeros + less * _ONES.get(bits, 0), bits)  # with carries, as gptqmodel adds
-    return _Matrix(bits, lambda: _unpacked(module.get("qweight").T, bits), zeros[:, :height].T, scales, groups)
+    stored, zeros = (len(groups) * bits / 32, len(scales)), zeros[:, :height].T
+    return _Matrix(bits, stored, lambda: _unpacked(module.get("qweight").T, bits), zeros, scales, groups)
 
 
 def _of_awq(module: _Module) -> _Matrix:
@@ -132,59 +144,74 @@ def _of_awq(module: _Module) -> _Matrix:
         columns: torch.Tensor = _unpacked(module.get(end), bits).unflatten(1, (-1, len(_ORDER)))[..., _ORDER]
         return columns.flatten(1).T
 
-    return _Matrix(bits, lambda: ordered("qweight"), ordered("qzeros"), scales, _parts(scales, width))
+    stored = (width, len(scales) * bits / 32)
+    return _Matrix(bits, stored, lambda: ordered("qweight"), ordered("qzeros"), scales, _parts(module, scales, width))
 
 
 def _of_words(module: _Module) -> _Matrix:
     """compressed-tensors' `pack-quantized`: words go along the rows, those of zero points down the columns."""
     (height, width), scales = module.get("weight_shape").tolist(), module.get("weight_scale")
     bits = 32 * module.shape("weight_packed")[1] // width
-    scales = scales.reshape(-1, scales.shape[-1]).expand(height, -1)
+    scales = scales.expand(height, 1) if scales.numel() == 1 else scales
     zeros = torch.tensor(1 << (bits - 1)).expand(scales.shape)
     if "weight_zero_point" in module:
         zeros = _unpacked(module.get("weight_zero_point").T, bits)[:, :height].T
-    groups = _parts(scales, width)
+    groups = _parts(module, scales, width)
     if "weight_g_idx" in module and bool(((stored := module.get("weight_g_idx")) >= 0).all()):  # -1: none were made
         groups = stored
-    return _Matrix(bits, lambda: _unpacked(module.get("weight_packed"), bits)[:, :width], zeros, scales, groups)
+    words = (len(scales), -(-len(groups) * bits // 32))
+    return _Matrix(bits, words, lambda: _unpacked(module.get("weight_packed"), bits)[:, :width], zeros, scales, groups)
 
 
 def _of_bytes(module: _Module) -> _Matrix:
     """compressed-tensors' `int-quantized`: integers as they are."""
     (height, width), scales = module.shape("weight"), module.get("weight_scale")
-    scales = scales.reshape(-1, scales.shape[-1]).expand(height, -1)
     zeros = torch.tensor(128, dtype=torch.int16).expand(scales.shape)
     if "weight_zero_point" in module:
-        zeros = zeros + module.get("weight_zero_point")
-    return _Matrix(8, lambda: module.get("weight").view(torch.uint8) ^ 128, zeros, scales, _parts(scales, width))
+        zeros = zeros + module.get("weight_zero_point").view(scales.shape)
+    if scales.numel() == 1:
+        scales, zeros = scales.expand(height, 1), zeros.expand(height, 1)
+    groups = _parts(module, scales, width)
+    return _Matrix(8, (len(scales), width), lambda: module.get("weight").view(torch.uint8) ^ 128, zeros, scales, groups)
 
 
-def _parts(scales: torch.Tensor, width: int) -> torch.Tensor:
-    """Return the groups, int[K], of as many equal parts of a row as there are scales."""
-    if width % scales.shape[1]:
+def _parts(module: _Module, scales: torch.Tensor, width: int) -> torch.Tensor:
+    """Return the groups, int[K]: of a size that settings name, the last one perhaps smaller, or of equal sizes."""
+    equal = width / scales.shape[1]
+    named = [size for size in module.sizes if -(-width // size) == scales.shape[1]]
+    size = equal if equal in named or not named else named[0]
+    if size % 1:
         raise ValueError(f"{width} integers of a row are not {scales.shape[1]} equal groups")
-    return torch.arange(width) // (width // scales.shape[1])
+    return torch.arange(width) // int(size)
+
+
+def _sizes(settings: Mapping[str, Any]) -> Iterator[int]:
+    """Yield the sizes of groups that settings name, for all matrices or some."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _sizes(value)
+        elif name == "group_size" and isinstance(value, int) and value > 0:
+            yield value
 
 
 class _Format(NamedTuple):
-    """How names of a matrix's integers and scales end, the type of the integers, and the function that reads it."""
+    """How the name of a matrix's integers ends, their type, and the function that reads it."""
 
     codes: str
-    scales: str
     dtype: str  # as safetensors name it
     read: Callable[[_Module], _Matrix]
 
 
 _FORMATS = {
-    "gptq": (_Format("qweight", "scales", "I32", partial(_of_gptq, less=1)),),
-    "gptq_v2": (_Format("qweight", "scales", "I32", partial(_of_gptq, less=0)),),
-    "gemm": (_Format("qweight", "scales", "I32", _of_awq),),
-    "auto_round": (_Format("qweight", "scales", "I32", partial(_of_gptq, less=0)),),
-    "auto_round:auto_gptq": (_Format("qweight", "scales", "I32", partial(_of_gptq, less=1)),),
-    "auto_round:auto_awq": (_Format("qweight", "scales", "I32", _of_awq),),
+    "gptq": (_Format("qweight", "I32", partial(_of_gptq, less=1)),),
+    "gptq_v2": (_Format("qweight", "I32", partial(_of_gptq, less=0)),),
+    "gemm": (_Format("qweight", "I32", _of_awq),),
+    "auto_round": (_Format("qweight", "I32", partial(_of_gptq, less=0)),),
+    "auto_round:auto_gptq": (_Format("qweight", "I32", partial(_of_gptq, less=1)),),
+    "auto_round:auto_awq": (_Format("qweight", "I32", _of_awq),),
     "compressed-tensors": (
-        _Format("weight_packed", "weight_scale", "I32", _of_words),
-        _Format("weight", "weight_scale", "I8", _of_bytes),
+        _Format("weight_packed", "I32", _of_words),
+        _Format("weight", "I8", _of_bytes),
     ),
 }
 """By what `_layout` returns."""
@@ -204,13 +231,12 @@ class PackedTensors:
     def __init__(self, files: Sequence[Path], settings: Mapping[str, Any]) -> None:
         opened: list[Any] = [safe_open(file, framework="pt") for file in files]
         self._files = {name: file for file in opened for name in file.keys()}  # noqa: SIM118  # no dict
-        self._packed, self._kept = dict[str, _Matrix](), MappedTensors()
+        self._packed, self._kept, sizes = dict[str, _Matrix](), MappedTensors(), list(_sizes(settings))
         for name, file in self._files.items():
             for each in _FORMATS[_layout(settings)]:
                 path = name.removesuffix(each.codes)
-                is_packed = path != name and path + each.scales in self._files
-                if is_packed and file.get_slice(name).get_dtype() == each.dtype:
-                    self._packed[path + "weight"] = _checked(path, each, _Module(self._files, path))
+                if path != name and file.get_slice(name).get_dtype() == each.dtype:
+                    self._packed[path + "weight"] = _checked(path, each, _Module(self._files, path, sizes))
         parts = {name.removesuffix("weight") + each for name in self._packed for each in _PARTS}
         others = [name for name in self._files if name not in parts and name not in self._packed]
         self.shapes = {name: tuple(self._files[name].get_slice(name).get_shape()) for name in others}
@@ -219,10 +245,17 @@ class PackedTensors:
     def __iter__(self) -> Iterator[str]:
         return iter(self.shapes)
 
-    def state(self, dtype: torch.dtype, keep: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return all weights, each packed matrix in `dtype` and as `keep` returns it."""
-        packed = {name: keep(matrix.numbers(dtype)) for name, matrix in self._packed.items()}
-        return packed | {name: self._files[name].get_tensor(name) for name in self if name not in packed}
+    def state(
+        self, dtype: torch.dtype, keep: Callable[[torch.Tensor], torch.Tensor], prefixes: tuple[str, ...] = ("",)
+    ) -> dict[str, torch.Tensor]:
+        """Return the weights whose names begin so, each packed matrix in `dtype` and as `keep` returns it."""
+        names = [name for name in self if name.startswith(prefixes)]
+        packed = {name: keep(self._packed[name].numbers(dtype)) for name in names if name in self._packed}
+        return packed | {name: self._files[name].get_tensor(name) for name in names if name not in packed}
+
+    def is_packed(self, name: str) -> bool:
+        """Return whether a tensor is a packed matrix."""
+        return name in self._packed
 
     def bits(self) -> set[int]:
         """Return the bits of the integers of packed matrices."""
@@ -251,7 +284,7 @@ def packed_tensors(files: Sequence[Path], settings: Mapping[str, Any]) -> Packed
 
     Raises UsageError as `PackedTensors` does.
     """
-    if _layout(settings) not in _FORMATS or settings.get("transform_config"):
+    if _layout(settings) not in _FORMATS or any(map(settings.get, ROTATIONS)):
         return None
     tensors = PackedTensors(files, settings)
     is_whole = tensors.bits() and tensors.bits() <= _BITS and not any(name.endswith(_PARTS) for name in tensors)
@@ -269,12 +302,13 @@ def _checked(path: str, each: _Format, module: _Module) -> _Matrix:
     """Return a matrix whose tensors fit together; UsageError for another."""
     try:
         matrix = each.read(module)
-        groups, sizes = matrix.groups, tuple(matrix.scales.shape)
-        fits = matrix.zeros.shape == sizes and int(groups.min()) >= 0 and int(groups.max()) < sizes[1]
-        if fits or matrix.bits not in _BITS:  # these are not read
+        groups, sizes, shape = matrix.groups, tuple(matrix.scales.shape), module.shape(each.codes)
+        fits = matrix.zeros.shape == sizes and matrix.stored == shape and matrix.scales.is_floating_point()
+        whole = groups.dtype in (torch.int32, torch.int64) and int(groups.min()) >= 0 and int(groups.max()) < sizes[1]
+        if (fits and whole) or matrix.bits not in _BITS:  # these are not read
             return matrix
-        why = f"scales {sizes}, zero points {tuple(matrix.zeros.shape)}"
-    except (KeyError, IndexError, RuntimeError, ValueError, ZeroDivisionError) as error:
+        why = f"integers {shape}, scales {sizes}, zero points {tuple(matrix.zeros.shape)}, groups {tuple(groups.shape)}"
+    except (KeyError, IndexError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
         why = told(error)
     raise UsageError(
         f"The matrix {path}weight of this checkpoint cannot be unpacked ({why}). Copy or download it again, or give "

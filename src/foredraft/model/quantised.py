@@ -15,9 +15,9 @@ from safetensors import safe_open
 from foredraft.errors import ForedraftWarning, UsageError, told
 from foredraft.model.machine import usable_memory
 from foredraft.model.mapped import keeper
-from foredraft.model.packed import PackedTensors, packed_tensors
+from foredraft.model.packed import ROTATIONS, PackedTensors, packed_tensors
 from foredraft.model.rounding import dtype_name
-from foredraft.model.text_part import empty_model, load_text_model, text_config
+from foredraft.model.text_part import empty_model, load_text_model, text_config, text_name
 
 _DECOMPRESSED = "compressed-tensors"  # transformers dequantises it in the first pass, if not before
 _DEQUANTISED = (_DECOMPRESSED, "fp8", "mxfp8", "mxfp4")  # on a CPU
@@ -33,17 +33,23 @@ def packed_weights(location: str, revision: str | None = None) -> PackedTensors 
 
     Raises UsageError as `PackedTensors` does.
     """
-    from transformers import PreTrainedConfig
     from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
-    settings = PreTrainedConfig.get_config_dict(location, revision=revision)[0].get("quantization_config")
-    if not settings:
+    if not (settings := _settings(location, revision)):
         return None
     read = partial(cached_file, location, revision=revision, _raise_exceptions_for_missing_entries=False)
     files = [file for file in [read("model.safetensors")] if file]
-    if index := read("model.safetensors.index.json"):
+    if not files and (index := read("model.safetensors.index.json")):
         files = get_checkpoint_shard_files(location, index, revision=revision)[0]
     return packed_tensors([Path(file) for file in files], settings)
+
+
+def _settings(location: str, revision: str | None = None) -> Any:
+    """Return the `quantization_config` of a folder or hub id, or of its text model; None without."""
+    from transformers import PreTrainedConfig
+
+    config = PreTrainedConfig.get_config_dict(location, revision=revision)[0]
+    return config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
 
 
 def load_packed(
@@ -60,9 +66,11 @@ def load_packed(
         dtype = torch.float32 if text_config(config).dtype == torch.float32 else torch.bfloat16
     size = dtype.itemsize * sum(each.numel() for each in empty_model(config).parameters())
     state = tensors.state(dtype, keeper(size))
-    model, found = load_text_model(None, config, state_dict=state, dtype=dtype, **options)
+    given = {"state_dict": state, "dtype": dtype, "ignore_mismatched_sizes": True}  # `_read` refuses them by name
+    model, found = load_text_model(None, config, **given, **options)
     # AutoGPTQ wrote biases of zeros for all matrices
-    found["unexpected_keys"] = {name for name in found["unexpected_keys"] if name not in state or state[name].any()}
+    zeros = {text_name(name) for name, each in state.items() if name.endswith(".bias") and not each.any()}
+    found["unexpected_keys"] = set(found["unexpected_keys"]) - zeros
     _tell(folder, settings, model)
     return model, found
 
@@ -124,8 +132,8 @@ def _unsupported(config: Any, *, grows: bool) -> str:
     known = {*AUTO_QUANTIZATION_CONFIG_MAPPING, "bitsandbytes"}
     if settings.get("quant_method") not in known and not settings.get("load_in_8bit"):
         return "it does not know this kind"
-    if settings.get("transform_config"):
-        return "it would leave transform_config out"
+    if rotated := [field for field in ROTATIONS if settings.get(field)]:
+        return f"it would leave {rotated[0]} out"
     size = 2 * sum(each.numel() for each in empty_model(config).parameters()) if grows else 0
     if size > memory:
         return f"dequantised, its weights take {size / 1e9:.1f} GB, and there are {memory / 1e9:.1f} GB of memory"
@@ -149,10 +157,9 @@ def _misread(folder: Path, block: tuple[int, ...]) -> str:
 
 def dequantiser(model: Any) -> Any:
     """Return transformers' quantiser by which a dequantised model's checkpoint is read; None for another model."""
-    from transformers import PreTrainedConfig
     from transformers.quantizers.auto import AutoHfQuantizer
 
-    settings = PreTrainedConfig.get_config_dict(model.config.name_or_path)[0].get("quantization_config")
+    settings = _settings(model.config.name_or_path)
     if not settings or getattr(model, "is_quantized", False) or packed_weights(model.config.name_or_path) is not None:
         return None
     quantiser = AutoHfQuantizer.from_config({**settings, "dequantize": True})

@@ -5,6 +5,7 @@ some embeddings. Without images or sounds, the first two are a causal language m
 """
 
 import copy
+import re
 from typing import Any
 
 import torch
@@ -87,6 +88,12 @@ def empty_model(config: Any) -> Any:
     kind, part = text_class(config), text_config(config)
     with torch.device("meta"):
         return kind.from_config(part) if kind is AutoModelForCausalLM else kind._from_config(part)  # noqa: SLF001  # what auto classes call
+
+
+def text_name(name: str) -> str:
+    """Return how a weight of a checkpoint is named in the text model alone."""
+    own = (re.sub(pattern, alone, name) for pattern, alone in _NAMES.items() if re.match(pattern, name))
+    return next(own, name)
 
 
 def load_text_model(location: str | None, config: Any, **options: Any) -> tuple[Any, dict[str, Any]]:
