@@ -215,11 +215,8 @@ _FORMATS = {
     ),
 }
 """By what `_layout` returns."""
-_USUAL = {
-    "gptq": "gptq",
-    "awq": "gemm",
-    "auto-round": "auto_round",
-}  # layouts, by the `quant_method` of those that name one
+_USUAL = {"gptq": "gptq", "awq": "gemm", "auto-round": "auto_round"}
+"""Layouts where none is named, by `quant_method`."""
 
 
 class PackedTensors:
