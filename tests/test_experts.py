@@ -10,12 +10,11 @@ from torch._inductor import aoti_compile_and_package
 import naive.compiled
 from foredraft.drafters.none import NoDrafter
 from foredraft.model.compiled.block_layers import quantised_weights
-from foredraft.model.compiled.blocks import QuantisedRows, packed_blocks, read_blocks
+from foredraft.model.compiled.blocks import QuantisedRows, packed_blocks, read_blocks, stored_integers
 from foredraft.model.compiled.build import OPTIONS, compile_forward
 from foredraft.model.compiled.experts import compiled_experts
 from foredraft.model.compiled.kernels import own_kernels
 from foredraft.model.compiled.library import CompiledLibrary, weights_apart, weights_beside
-from foredraft.model.gguf.files import quantised_file
 from foredraft.model.loading import load_model
 from support.causal_types import tiny_configuration
 from support.compilation import compiled_by
@@ -100,7 +99,7 @@ def test_a_rounded_mixture_multiplies_by_its_experts_integers(monkeypatch, tmp_p
     monkeypatch.setattr(torch.ops.foredraft, "multiply_expert_blocks", naive.compiled.multiply_expert_blocks)
     with torch.inference_mode():
         expected = model(ids).logits[0].float()
-        with quantised_weights(model, QuantisedRows(quantised_file(model), model.dtype)), compiled_experts(model):
+        with quantised_weights(model, QuantisedRows(stored_integers(model), model.dtype)), compiled_experts(model):
             assert not any("down_proj" in name and not name.endswith("bias") for name, _ in model.named_parameters())
             found = model(ids).logits[0]
     assert found.dtype == torch.float32
