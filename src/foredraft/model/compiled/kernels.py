@@ -49,7 +49,6 @@ _QUERIES = 4  # query rows whose values are summed together, so that each value 
 _FEW_UNITS = 16
 """Units of `_QUERIES` queries of a key head; of more, threads take units by turns. SmolLM2's passes of 64 rows (48
 units) take as long either way, a prompt of 1,024 tokens (192 in a pass) 0.985 of the time by turns (Zen 4)."""
-_PARTED = 256  # slots from which units that are left, when all threads have as many, are divided among them (chosen)
 _ALL_CACHES = 3  # locality of a prefetch, as GCC's __builtin_prefetch takes it; 0 is past the caches
 _BYTES_AHEAD = 9 * 1024  # that weights are prefetched; 2 KiB are too few where the cache is shared, 18 no better
 _UPDATED = 4  # vectors of a matrix's columns that are updated and summed at once: they fill the registers of AVX2
@@ -202,7 +201,6 @@ def _lowered_attention(
         size=int(size),
         queries=LANES if tiles else _QUERIES,
         few=_FEW_UNITS,
-        parted=_PARTED,
         summed=_QUERIES,
         tiles=tiles,
         at_once=at_once,
