@@ -107,7 +107,7 @@ def test_experts_in_packed_integers_are_put_together(tmp_path):
 
 
 def test_packed_integers_of_a_text_model_are_read_whoever_declares_them(tmp_path):
-    """Kimi K2.5's config.json has the `quantization_config` in its `text_config`."""
+    """A wrapper's config.json may have the `quantization_config` in its `text_config` alone."""
     wrappers.saved(wrappers.wrapper_of("gemma3"), tmp_path)
     path, states = tmp_path / "config.json", []
     said = pack_checkpoint(tmp_path, "gptq")

@@ -35,6 +35,7 @@ from foredraft.model.gguf.metadata import Keys
 from foredraft.model.gguf.reader import opened
 from foredraft.model.gguf.weights import weights_named
 from foredraft.model.layers import model_parts, shared_copy
+from foredraft.model.packed import PackedTensors
 from foredraft.model.quantised import dequantiser, packed_weights
 from foredraft.model.speculators import Ends
 from foredraft.model.state_heads import StateHead, StateLayers, load_state_head
@@ -147,10 +148,13 @@ def load_mtp(model: Any, file: Path | None = None) -> StateHead[MtpLayers]:
             loaded = _of_file(model, MtpModel, files).eval()
         else:
             named = _declared(model)
-            if (quantised := dequantiser(model)) is not None:  # by these transformers reads the layer's scales
+            packed = packed_weights(model.config.name_or_path)
+            if (
+                packed is None and (quantised := dequantiser(model)) is not None
+            ):  # by these transformers reads the layer's scales
                 conversions = quantised.update_weight_conversions(get_model_conversion_mapping(named), named)
                 named._weight_conversions = conversions  # noqa: SLF001  # transformers' has no other way
-            loaded = _of_checkpoint(named, MtpModel).eval()
+            loaded = _of_checkpoint(named, MtpModel, packed).eval()
     except ForedraftError:
         raise
     except (ValueError, AttributeError, KeyError, TypeError) as error:
@@ -172,9 +176,9 @@ def load_mtp(model: Any, file: Path | None = None) -> StateHead[MtpLayers]:
     return StateHead(MtpLayers(loaded, model.get_submodule(parts.norm)), ends, (parts.count,), loaded.config)
 
 
-def _of_checkpoint(model: Any, kind: type[Any]) -> Any:
+def _of_checkpoint(model: Any, kind: type[Any], packed: PackedTensors | None) -> Any:
     """Return transformers' `MtpModel`, which is `kind`, of a folder or hub id; packed integers are dequantised."""
-    packed, prefixes = packed_weights(model.config.name_or_path), _prefixes(model.config)
+    prefixes = _prefixes(model.config)
     if packed is None or not any(packed.is_packed(name) for name in packed if name.startswith(prefixes)):
         return kind.from_pretrained(model, device_map={"": model.device})
     with TemporaryDirectory(dir=cache_folder()) as folder:  # as transformers reads only files

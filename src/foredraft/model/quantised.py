@@ -156,11 +156,11 @@ def _misread(folder: Path, block: tuple[int, ...]) -> str:
 
 
 def dequantiser(model: Any) -> Any:
-    """Return transformers' quantiser by which a dequantised model's checkpoint is read; None for another model."""
+    """Return the quantiser by which transformers reads a checkpoint that it dequantised; None for another model."""
     from transformers.quantizers.auto import AutoHfQuantizer
 
     settings = _settings(model.config.name_or_path)
-    if not settings or getattr(model, "is_quantized", False) or packed_weights(model.config.name_or_path) is not None:
+    if not settings or getattr(model, "is_quantized", False):
         return None
     quantiser = AutoHfQuantizer.from_config({**settings, "dequantize": True})
     quantiser.validate_environment(device_map=None)  # completes it
